@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,20 @@ class BlockBytes:
     data: NDArray[np.uint8]  # [B, bytes], each row contiguous: `CacheSizes.moved_bytes`, or `moved_state_bytes`
 
 
+class LateTokens(NamedTuple):
+    """N sequences of a step that is submitted while the step before still computes guesses for them.
+
+    The arrays of the batch suppose that all guesses are right. For each that is not, and for those behind it, the
+    device takes one off the positions and lengths of the sequence, moves its slots, and takes its tokens from a row
+    before and its draws from a number before.
+    """
+
+    rows: Int32  # [N], of the step before: the first that draws a token for the sequence
+    tokens: Int32  # [N], of the step before: the token of that row
+    num_drafts: Int32  # [N], the tokens behind it that are guesses; 0: it had none
+    only_outputs: bool = False  # only the rows that are wanted move: the tokens are right and wrong ones
+
+
 @dataclass(slots=True)
 class Batch:
     """One step. T = scheduled tokens, N = requests (sequences).
@@ -146,8 +160,10 @@ class Batch:
     inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot
     token_types: Int32 | None = None  # [T], which of a pair's two texts each token belongs to; None: all 0
     # [T], the row of the step before whose token this is, -1: `token_ids` holds it. None: it holds all. That step may
-    # still run; only for executors with `max_in_flight` above 1.
+    # still run; only for executors with `max_in_flight` above 1. -2 - n: guess n of a draft model.
     token_sources: Int32 | None = None
+    late: LateTokens | None = None  # only for executors that settle drafts
+    guesses_at: int = -1  # of a draft model: the first of its tokens becomes this guess, and so on; -1: none does
     # Rows of further domains by their names; a domain that is missing has none. Those of `tokens` have only positions,
     # with which tokens rotate in place of `positions`, and indices. Without them all components are `positions`.
     domains: Mapping[str, DomainRows] = field(default_factory=dict)
@@ -176,6 +192,7 @@ class StepOutput:
     values: tuple[Float32, ...] = ()  # of a segment that makes no logits: its outputs, the inputs of the next one
     hidden_states: Float32 | None = None  # [H, hidden] if there are hidden_indices: the input of the output head
     taps: Float32 | None = None  # [H, cols], the same of `Graph.tap`, for a graph that has one
+    computed_ids: Int32 | None = None  # [T], the tokens that were computed, if some were guesses from the device
 
     @classmethod
     def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:

@@ -101,6 +101,7 @@ class FakeExecutor:
         self.is_deferred = False
         self.late: list[LateStep] = []
         self.max_in_flight = 1
+        self.settles_drafts = False
         self._tokens = np.zeros(0, np.int32)  # of the step before
         self.real: Executor | None = None
 

@@ -57,12 +57,20 @@ class LateExecutor:
         self._queue: list[LateStep] = []
         self._tokens = np.zeros(0, np.int32)
         self.num_ahead = 0  # steps that took tokens of the one before
+        self.num_late = 0  # of these, those that did so before it was known which guesses were right
+
+    def beside(self, executor: Executor) -> LateExecutor:
+        """Another executor of the same device, whose steps keep their order with those of this one."""
+        other = LateExecutor(executor, 1, takes_sources=self._takes_sources)
+        other._queue, other._random = self._queue, self._random
+        return other
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
     def submit(self, batch: Batch) -> PendingStep:
         self.num_ahead += batch.token_sources is not None
+        self.num_late += batch.late is not None
         step = LateStep(self._queue, lambda: self._compute(batch))
         if self._random.random() < 0.5:
             self._queue[self._random.randrange(len(self._queue))].run()

@@ -151,6 +151,7 @@ class Executor(Protocol):
     # Steps that run or are queued at once; one more `submit` blocks until there is room. Above 1, a step may take its
     # tokens from the one before: `Batch.token_sources`. May change with each step.
     max_in_flight: int
+    settles_drafts: bool  # takes `Batch.late`
     num_stages: int  # of a pipeline, which computes so many steps of different sequences at the same time
     cache_sizes: CacheSizes  # groups of layers with block tables of their own, and bytes of a token in them
     workspace_bytes: int  # activations and scratch at the limits
@@ -207,6 +208,17 @@ class BorrowingExecutor(Protocol):
         """Reads the cache that `other` has allocated, instead of `allocate_cache`. Steps of both never run together.
 
         Raises UsageError if the cache is not where this executor could read it.
+        """
+
+
+@runtime_checkable
+class GuessingExecutor(Protocol):
+    """An executor of a draft model that can leave its guesses on the device of the model that computes them."""
+
+    def share_tokens(self, other: Executor) -> bool:
+        """Leaves guesses where `other` takes its tokens from (`Batch.guesses_at`). Before `allocate_cache`.
+
+        False: it cannot, and its guesses are in `StepOutput` alone.
         """
 
 

@@ -193,6 +193,7 @@ class ReferenceExecutor:
     """Walks the graph with one numpy expression per node. Implements `octavo.backends.Executor`."""
 
     max_in_flight = 1
+    settles_drafts = False
     num_stages = 1
     mapped_bytes = 0
     paging = None

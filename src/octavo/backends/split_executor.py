@@ -27,6 +27,7 @@ class SplitExecutor:
     """
 
     max_in_flight = 1
+    settles_drafts = False
     num_stages = 1
 
     def __init__(self, sizes: SplitSizes, executors: Sequence[Executor]) -> None:

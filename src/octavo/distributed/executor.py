@@ -43,6 +43,7 @@ class GroupExecutor:
     """Implements `octavo.backends.Executor` over the executor of rank 0 and the other ranks."""
 
     max_in_flight = 1
+    settles_drafts = False
     paging: Paging | None = None
 
     def __init__(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from octavo.batch import SAMPLING_ROW, Batch, DomainRows, Float32, Int32, SamplingBatch, token_mask
 from octavo.engine.adapter_rows import add_adapters, following_domains
 from octavo.engine.consumers.row_consumer import RowKind
-from octavo.engine.overlap import UNKNOWN_TOKEN
+from octavo.engine.overlap import GUESS, UNKNOWN_TOKEN, DrawnRows, late_tokens
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 from octavo.engine.source_rows import RowsOfSource, add_source_rows, source_lengths
@@ -27,6 +27,7 @@ from octavo.speculative_config import MAX_DRAFTING
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
+    from octavo.engine.speculation.ahead_drafts import AheadDrafts
     from octavo.engine.texts.constrained import MaskRows
     from octavo.graph.cache import CacheLayout
 
@@ -148,10 +149,16 @@ class BatchBuilder:
         self._inputs = (np.zeros((0, width), np.float32),) if width else ()
         self._takes_spans = bool(limits.span_width)
 
-    def build(self, step: Schedule, sources: Mapping[Sequence, int] | None = None) -> Batch:
+    def build(
+        self,
+        step: Schedule,
+        drawn: Mapping[Sequence, DrawnRows] | None = None,
+        ahead: AheadDrafts | None = None,
+    ) -> Batch:
         """The arrays of the step; output rows are in the order of the sequences and their `rows`.
 
-        sources: of `overlap.as_if_done`, for a step that is submitted while the one before runs.
+        drawn: of `overlap.as_if_done`, for a step that is submitted while the one before runs. ahead: its guesses, if
+        they are made meanwhile.
         """
         scheduled = list(step.scheduled.values())
         for item in scheduled:
@@ -163,7 +170,7 @@ class BatchBuilder:
         np.cumsum(counts, out=query_start_loc[1:])
         if counts.max() == 1:
             # In a step prepared ahead they are not known yet.
-            known = not step.is_ahead or sources is not None
+            known = not step.is_ahead or drawn is not None
             tokens = [item.sequence.token_ids[item.start] if known else 0 for item in scheduled]
             token_ids = np.array(tokens, np.int32)
             positions, token_rows = starts, rows
@@ -194,6 +201,15 @@ class BatchBuilder:
             return_logits=any(each.request.params.sampling.processed_logprobs for each in wanted.sequences),
             inputs=self._inputs,
         )
+        self._add_domains(batch, scheduled, source_lens)
+        if scheduled[0].sequence.state_slot >= 0:
+            _add_states(batch, scheduled)
+        if drawn:
+            _add_sources(batch, scheduled, drawn, ahead)
+        return batch
+
+    def _add_domains(self, batch: Batch, scheduled: list[ScheduledSequence], source_lens: Int32 | None) -> None:
+        """Fills `Batch.domains` and `Batch.inputs`."""
         if source_lens is not None:
             add_source_rows(batch, scheduled, source_lens, self._block_size, self.rows_of_source)
         if self._takes_spans:
@@ -202,11 +218,6 @@ class BatchBuilder:
             add_rotary(batch, scheduled, self._components)
         if self._adapter_slots:
             add_adapters(batch, scheduled, self._adapter_slots)
-        if scheduled[0].sequence.state_slot >= 0:
-            _add_states(batch, scheduled)
-        if sources:
-            _add_sources(batch, scheduled, sources)
-        return batch
 
     def follow(self, batch: Batch, step: Schedule) -> Batch:
         """The arrays of a step that `Scheduler.schedule_ahead` made after that of `batch`, but for its tokens.
@@ -215,6 +226,8 @@ class BatchBuilder:
         """
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:
+            return self.build(step)
+        if batch.late is not None:  # its positions are not those of its tokens
             return self.build(step)
         if batch.state_slots is not None or len(batch.hidden_indices) or len(batch.logits_indices) != len(positions):
             return self.build(step)
@@ -397,13 +410,22 @@ def _state_saves(item: ScheduledSequence) -> list[tuple[int, int]]:
     return [(known + i, slot) for i, slot in enumerate(item.sequence.draft_slots)]
 
 
-def _add_sources(batch: Batch, scheduled: list[ScheduledSequence], sources: Mapping[Sequence, int]) -> None:
-    """Fills `Batch.token_sources`: it is the last token of a sequence that is not known."""
-    is_unknown = batch.token_ids == UNKNOWN_TOKEN
-    rows = [sources[item.sequence] for item in scheduled if item.sequence in sources]
-    batch.token_sources = np.full(len(batch.token_ids), -1, np.int32)
-    batch.token_sources[is_unknown] = rows
-    batch.token_ids[is_unknown] = 0
+def _add_sources(
+    batch: Batch,
+    scheduled: list[ScheduledSequence],
+    drawn: Mapping[Sequence, DrawnRows],
+    ahead: AheadDrafts | None,
+) -> None:
+    """Fills `Batch.token_sources` and `Batch.late`: a sequence's last token and guesses behind it are unknown."""
+    found = [drawn.get(item.sequence) for item in scheduled]
+    sources = np.full(len(batch.token_ids), -1, np.int32)
+    sources[batch.token_ids == UNKNOWN_TOKEN] = [each.row + each.num_drafts for each in found if each is not None]
+    if ahead is not None:
+        sources[batch.token_ids == GUESS] = [
+            ahead.place_of(item.sequence, number) for item in scheduled for number in range(item.num_drafts)
+        ]
+    batch.token_ids[batch.token_ids < 0] = 0
+    batch.token_sources, batch.late = sources, late_tokens(found)
 
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:

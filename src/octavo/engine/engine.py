@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from octavo.backends import BorrowingExecutor, Executor, PendingStep, SleepingExecutor
+from octavo.backends import BorrowingExecutor, Executor, GuessingExecutor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError, report_processed
 from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
@@ -26,12 +26,13 @@ from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
 from octavo.engine.publisher import Publisher
-from octavo.engine.request import FinishReason, Request, RequestStatus
+from octavo.engine.request import FinishReason, Request, RequestStatus, Sequence
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.row_failures import failure_of
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.slot_prompts import SlotPrompts
+from octavo.engine.speculation.ahead_drafts import AheadDrafts, guess_tokens
 from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
@@ -73,6 +74,7 @@ class _Step:
     pending: PendingStep
     started_at: float
     saved: SavedKeys | None  # None: there is no store
+    ahead: AheadDrafts | None = None  # its guesses, if the host does not know them yet
     result: StepOutput | SamplingError | None = None
     ended_at: float = 0.0
 
@@ -150,6 +152,16 @@ class Engine:
         return bool(self._requests or self._failures or self._in_flight or self._ended or self._kv_cache.moves)
 
     @property
+    def _settles_drafts(self) -> bool:
+        """True if a step may be submitted before it is known which guesses of the one before are right.
+
+        A device cannot choose states by itself, nor positions of several components, nor rows of a source.
+        """
+        limits = self.limits
+        is_plain = not limits.num_states and limits.images.position_components == 1 and not limits.sources.width
+        return is_plain and self.executor.settles_drafts
+
+    @property
     def adapters(self) -> AdapterRegistry | None:
         """The adapters that requests may name; None: they cannot."""
         return self.admission.adapters
@@ -195,9 +207,11 @@ class Engine:
             draft.borrow_cache(self.executor)
             speculation.drafter = AssistantDrafter(draft, self.scheduler.times, limits, most, group)
             return
+        shares = head is None and isinstance(draft, GuessingExecutor) and draft.share_tokens(self.executor)
         draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
         if head is None:
             speculation.drafter = ModelDrafter(draft, self.scheduler.times, limits, most, group)
+            speculation.drafter.is_on_device = shares
         elif head.taps:
             from octavo.engine.speculation.eagle_drafter import EagleDrafter
 
@@ -378,6 +392,9 @@ class Engine:
         if takes_two:
             self._take()
             if self.speculation is not None and self.speculation.may_draft_next(last.schedule.scheduled):
+                lengths = self._lengths_ahead(self.speculation, last.schedule)
+                if lengths is not None:
+                    self._submit_ahead(last.schedule, time.perf_counter(), lengths)
                 return
         started_at = time.perf_counter()
         schedule = self.scheduler.schedule_ahead(last.schedule)
@@ -389,14 +406,31 @@ class Engine:
                 self._submit(schedule, batch, started_at)
             else:
                 self._prepared = schedule, batch
-        elif takes_two and can_be_foreseen(last.schedule) and not self.admission.would_preempt:
-            self._submit_ahead(last.schedule, started_at)
+        elif takes_two and self._is_foreseen(last.schedule):
+            self._submit_ahead(last.schedule, started_at, {})
 
-    def _submit_ahead(self, last: Schedule, started_at: float) -> None:
-        with as_if_done(last) as sources:
-            schedule = self.scheduler.schedule(is_ahead=True)
-            if schedule.scheduled:
-                self._submit(schedule, self._batch_builder.build(schedule, sources), started_at)
+    def _is_foreseen(self, last: Schedule) -> bool:
+        """True if the step after one in flight can be scheduled before its tokens are known."""
+        can = can_be_foreseen(last, settles_drafts=self._settles_drafts)
+        return can and not self.admission.would_preempt
+
+    def _lengths_ahead(self, speculation: Speculation, last: Schedule) -> dict[Sequence, int] | None:
+        """The guesses that a draft model is to make while a step runs; None: the host has to know its tokens first."""
+        if not self._settles_drafts or not self._is_foreseen(last):
+            return None
+        return speculation.lengths_ahead(last, self.limits.max_num_outputs)
+
+    def _submit_ahead(self, last: Schedule, started_at: float, lengths: dict[Sequence, int]) -> None:
+        """Schedules and submits the step after one in flight. lengths: guesses for sequences of it."""
+        with as_if_done(last) as drawn:
+            for sequence in drawn:
+                sequence.draft_token_ids = guess_tokens(lengths.get(sequence, 0))
+            schedule, ahead = self.scheduler.schedule(is_ahead=True), None
+            if not schedule.scheduled:
+                return
+            if self.speculation is not None and lengths:
+                ahead = self.speculation.draft_ahead(schedule, drawn)
+            self._submit(schedule, self._batch_builder.build(schedule, drawn, ahead), started_at, ahead)
 
     def finish(self) -> float:
         """Waits for the oldest step in flight; `start` or `publish` take its tokens. Returns its seconds."""
@@ -433,11 +467,11 @@ class Engine:
                 outputs.append(output)
         return outputs
 
-    def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
+    def _submit(self, schedule: Schedule, batch: Batch, started_at: float, ahead: AheadDrafts | None = None) -> None:
         saved = self._kv_cache.begin_step(batch, schedule.scheduled.values())
         if self.speculation is not None:
             self.speculation.note_submitted(batch)
-        self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved))
+        self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved, ahead))
         self.admission.stages.begin(schedule)
         for item in schedule.chunks():
             request = item.sequence.request
@@ -474,8 +508,13 @@ class Engine:
             self.scheduler.mark_computed(step.schedule)
             if self.speculation is not None:
                 self.speculation.note_result(step.schedule, step.batch, step.result)
+                if step.ahead is not None:
+                    self.speculation.take_ahead(step.ahead, step.schedule, step.result)
             self._accepted, self._accepted_at = self._consume(step, step.result), step.ended_at
-            self.scheduler.observe(step.schedule, step.ended_at - step.started_at)
+            if self.speculation is not None and self._in_flight:
+                self.speculation.note_ahead(self._in_flight[0].ahead)
+            # The device has computed the guesses of a draft model in the same time.
+            self.scheduler.observe(step.schedule, step.ended_at - step.started_at, is_timed=step.ahead is None)
 
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
         """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
@@ -516,13 +555,25 @@ class Engine:
                     self.speculation.count(use.sequence, use.count - 1, tokens)
                 use.sequence.token_ids += tokens
                 if use.count > 1:
-                    self.scheduler.accept_drafts(use.sequence, len(tokens) - 1)
+                    num_claimed = self._move_back(use.sequence, use.count - len(tokens))
+                    self.scheduler.accept_drafts(use.sequence, len(tokens) - 1, num_claimed)
         if outcome.finish is not None:
             for member in group.members:
                 member.finish_reason = outcome.finish
             self.admission.finish(group)
         elif outcome.members is not None:
             self.admission.replace_members(group, outcome.members)
+
+    def _move_back(self, sequence: Sequence, num_wrong: int) -> int:
+        """Tells the step after the one that is taken, if it is in flight, of wrong guesses of a sequence.
+
+        Returns the tokens of the sequence that are in the cache after it; 0: it is in no such step.
+        """
+        item = self._in_flight[0].schedule.scheduled.get(sequence) if self._in_flight else None
+        if item is None:
+            return 0
+        item.move_back(num_wrong)
+        return item.start + item.num_tokens
 
     def _settle(self, request: Request) -> None:
         """Processes the last step's results for a request."""

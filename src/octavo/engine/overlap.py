@@ -2,67 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+import numpy as np
+
+from octavo.batch import LateTokens
 from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.request import RequestStatus, Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
 UNKNOWN_TOKEN = -1  # a token that the step in flight draws
+GUESS = -2  # a guess that a draft model makes while it runs
 
 
-def can_be_foreseen(step: Schedule) -> bool:
+class DrawnRows(NamedTuple):
+    """The rows of a step in flight that draw the next tokens of a sequence.
+
+    row: the first of them. token: the token of that row; the next ones are num_drafts guesses, each with a row.
+    """
+
+    row: int
+    token: int
+    num_drafts: int
+
+
+_NOTHING = DrawnRows(0, 0, 0)
+
+
+def can_be_foreseen(step: Schedule, *, settles_drafts: bool = False) -> bool:
     """True if all that a step in flight leaves open is which tokens it draws, and these decide no array of the next.
 
     So no sequence has to wait for its token because of a grammar, penalties, biases, drafts or beams.
+    settles_drafts: the device finds the drafts that were right by itself.
     """
     items = [item for item in step.scheduled.values() if item.sequence.status is RequestStatus.RUNNING]
+    if not settles_drafts and any(item.sequence.draft_token_ids for item in items):
+        return False
     return not step.is_starved and all(_can_be_foreseen(item) for item in items)
 
 
 def _can_be_foreseen(item: ScheduledSequence) -> bool:
     sequence = item.sequence
-    if sequence.draft_token_ids or len(sequence.group.members) > 1:
+    if len(sequence.group.members) > 1 or any(use.sequence is not sequence for use in item.rows):
         return False
-    if any(use.sequence is not sequence for use in item.rows):
-        return False
-    return not _draws(item) or _ends(sequence) or item.rows[-1].consumer.goes_on(sequence)
+    return not _draws(item) or _ends(item) or item.rows[-1].consumer.goes_on(sequence)
 
 
 def _draws(item: ScheduledSequence) -> bool:
     return bool(item.rows) and item.rows[-1].consumer.kind is RowKind.SAMPLE
 
 
-def _ends(sequence: Sequence) -> bool:
-    """True if the next token is the last, whatever it is."""
-    return len(sequence.token_ids) + 1 >= sequence.request.max_total_tokens
+def _ends(item: ScheduledSequence) -> bool:
+    """True if the next token is the last, whatever it is; or if it is should all guesses be right."""
+    return len(item.sequence.token_ids) + item.rows[-1].count >= item.sequence.request.max_total_tokens
+
+
+def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False) -> LateTokens | None:
+    """`Batch.late` of sequences, of which some may draw nothing; None: none of them had guesses."""
+    found = np.array([_NOTHING if each is None else each for each in drawn], np.int32).reshape(-1, 3)
+    rows, tokens, counts = np.ascontiguousarray(found.T)
+    return LateTokens(rows, tokens, counts, only_outputs) if counts.any() else None
 
 
 @contextmanager
-def as_if_done(step: Schedule) -> Iterator[dict[Sequence, int]]:
+def as_if_done(step: Schedule) -> Iterator[dict[Sequence, DrawnRows]]:
     """Lets the sequences of a step in flight look as after it, with UNKNOWN_TOKEN for tokens that it draws.
 
-    Yields the rows of the step's output that hold these tokens. Sequences that end with the step have nothing to do.
+    All of its guesses are taken for right ones. Yields the rows that draw the tokens of each sequence. Sequences that
+    end with the step have nothing to do.
     """
-    last_rows = {
-        use.sequence: row + use.count - 1 for use, row, _ in step.rows() if use.consumer.kind is RowKind.SAMPLE
+    rows = {
+        use.sequence: DrawnRows(row, token, use.count - 1)
+        for use, row, token in step.rows()
+        if use.consumer.kind is RowKind.SAMPLE
     }
-    sources: dict[Sequence, int] = {}
-    computed: list[tuple[Sequence, int]] = []
+    drawn: dict[Sequence, DrawnRows] = {}
+    before: list[tuple[Sequence, int, list[int]]] = []
     for item in step.scheduled.values():
         sequence = item.sequence
         if sequence.status is not RequestStatus.RUNNING:  # it has ended since it was scheduled
             continue
-        computed.append((sequence, sequence.num_computed_tokens))
+        before.append((sequence, sequence.num_computed_tokens, sequence.draft_token_ids))
+        if _draws(item) and not _ends(item):
+            drawn[sequence] = rows[sequence]
+            sequence.token_ids += [UNKNOWN_TOKEN] * (drawn[sequence].num_drafts + 1)
         sequence.num_computed_tokens += item.num_tokens
-        if _draws(item) and not _ends(sequence):
-            sequence.token_ids.append(UNKNOWN_TOKEN)
-            sources[sequence] = last_rows[sequence]
+        sequence.draft_token_ids = []
     try:
-        yield sources
+        yield drawn
     finally:
-        for sequence, num_tokens in computed:
-            sequence.num_computed_tokens = num_tokens
-        for sequence in sources:
-            sequence.token_ids.pop()
+        for sequence, num_tokens, drafts in before:
+            sequence.num_computed_tokens, sequence.draft_token_ids = num_tokens, drafts
+        for sequence, found in drawn.items():
+            del sequence.token_ids[-1 - found.num_drafts :]

@@ -49,6 +49,12 @@ class ScheduledSequence:
     def num_rows(self) -> int:
         return sum(use.count for use in self.rows)
 
+    def move_back(self, count: int) -> None:
+        """Notes that the step before had so many wrong guesses, which this one was scheduled without knowing."""
+        self.start -= count
+        for use in self.rows:
+            use.start -= count
+
 
 @dataclass(slots=True)
 class Schedule:

@@ -178,9 +178,12 @@ class Scheduler:
         for group in {sequence.group: None for sequence in running}:
             self.admission.preempt(group, step)
 
-    def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
-        """Accepts this many drafts of a step as tokens; the cache drops the others."""
-        self.kv_cache.accept_drafts(sequence, num_accepted)
+    def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
+        """Accepts this many drafts of a step as tokens; the cache drops the others.
+
+        num_claimed: tokens that the sequence will have in the cache after the step that follows in flight.
+        """
+        self.kv_cache.accept_drafts(sequence, num_accepted, num_claimed)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
         """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
@@ -360,14 +363,17 @@ class Scheduler:
 
     # --- metrics ---
 
-    def observe(self, step: Schedule, elapsed_s: float) -> None:
-        """Counts a step that has ended. elapsed_s: from the start of scheduling until its tokens were taken."""
+    def observe(self, step: Schedule, elapsed_s: float, *, is_timed: bool = True) -> None:
+        """Counts a step that has ended. elapsed_s: from the start of scheduling until its tokens were taken.
+
+        is_timed: False: the time is not that of the step alone.
+        """
         metrics, budget = self.metrics, self.step_budget
         num_tokens, start = self._max_num_tokens - step.num_tokens_left, step.chunk_start
         num_rows = step.num_decode_rows
-        if budget is not None:
+        if budget is not None and is_timed:
             budget.observe(num_rows, num_tokens - num_rows, start, elapsed_s, skips_decodes=step.skips_decodes)
-        else:
+        elif is_timed:
             self.times.observe(num_rows, num_tokens - num_rows, start, elapsed_s)
         if any(not sequence.group.is_text for sequence in step.scheduled):
             metrics.num_steps_total += 1

@@ -129,7 +129,7 @@ def test_tokens_of_the_step_before_are_taken_where_they_lie(subject: TorchExecut
     for pending, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(pending.wait().token_ids, wanted.token_ids)
         np.testing.assert_allclose(pending.wait().logits, wanted.logits, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="token_sources are 33 to 33; they must be in 0 to 32"):
+    with pytest.raises(ValueError, match="token_sources are 32 to 32; they must be in -241 to 31"):
         subject.submit(replace(beside, token_sources=np.full(10, 32, np.int32)))
 
 

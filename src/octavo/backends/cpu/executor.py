@@ -78,6 +78,7 @@ class CpuExecutor:
     # 2 while steps are short: then the next one starts without Python. Beside a long one, what the engine does between
     # steps takes no time that counts, and a request that comes meanwhile would have to wait for both.
     max_in_flight = 1
+    settles_drafts = False
     num_stages = 1
 
     def __init__(

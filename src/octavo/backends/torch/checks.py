@@ -7,6 +7,7 @@ import numpy as np
 from octavo.backends import ExecutorLimits, check_token_types
 from octavo.backends.torch.cache import PagedCache
 from octavo.backends.torch.step_arrays import seen_blocks
+from octavo.backends.torch.token_board import NUM_GUESSES
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
 from octavo.graph.domains import check_domains, check_range, check_sequences, domain_needs
@@ -30,6 +31,7 @@ class BatchChecks:
         self._groups = [(number, group) for number, group in groups if group.domain is TOKENS]
         tables = (n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all)
         self._vocab = min(tables, default=0)
+        self.num_source_rows = limits.max_num_outputs  # of the step that tokens come from
 
     def check(self, batch: Batch, cache: PagedCache) -> None:
         """Raises UsageError or ValueError naming the first number of the batch that cannot be."""
@@ -43,7 +45,7 @@ class BatchChecks:
         if self._vocab:
             check_range("token_ids", batch.token_ids, self._vocab)
         if batch.token_sources is not None:
-            check_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
+            check_range("token_sources", batch.token_sources, self.num_source_rows, first=-1 - NUM_GUESSES)
         check_range("positions", batch.positions, limits.max_model_len)
         check_range("block_copies", batch.block_copies, cache.num_blocks)
         cache.moved_sizes.check(batch)

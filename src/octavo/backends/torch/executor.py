@@ -31,6 +31,7 @@ from octavo.backends.torch.rank_sampling import offers_of, sample_together
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step import NO_FURTHER_ROWS, FurtherRows
 from octavo.backends.torch.step_arrays import HostArrays, SeenBlocks, host_arrays, seen_blocks, sent
+from octavo.backends.torch.token_board import LateNumbers, TokenBoard
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.backends.torch.workspace import Workspace, value_types
 from octavo.batch import Batch, StepOutput
@@ -73,13 +74,21 @@ class Results:
     """The results of a step, copied to the host while later work runs."""
 
     def __init__(
-        self, num_rows: int, samples: Samples | None, values: Mapping[str, Sequence[Tensor]], *, reports: bool = True
+        self,
+        num_rows: int,
+        samples: Samples | None,
+        values: Mapping[str, Sequence[Tensor]],
+        *,
+        reports: bool = True,
+        computed: Tensor | None = None,
     ) -> None:
         """values: tensors for fields of `StepOutput` by its name, which the next step may overwrite.
 
         reports: False: nobody wants log-probabilities, ranks or the most likely tokens, and they are not copied.
+        computed: `StepOutput.computed_ids`.
         """
         self._num_rows = num_rows
+        self._computed = None if computed is None else _to_host(computed)
         names = Samples.__slots__ if reports else ("token_ids", "errors")
         self._samples = {} if samples is None else {name: _to_host(getattr(samples, name)) for name in names}
         self._values = {name: [_to_host(x.float()) for x in tensors] for name, tensors in values.items()}
@@ -110,6 +119,8 @@ class Results:
         for name, tensors in self._values.items():
             arrays = tuple(x.numpy() for x in tensors)
             setattr(output, name, arrays if name == "values" else arrays[0])
+        if self._computed is not None:
+            output.computed_ids = self._computed.numpy().astype(np.int32, copy=False)
         return output
 
 
@@ -153,6 +164,7 @@ class TorchExecutor:
         device = mode.device
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
+        self.settles_drafts = mode.group is None
         self.num_stages = 1
         self.cache_sizes, self.workspace_bytes = sizes
         self.weight_bytes = weights.nbytes
@@ -179,8 +191,7 @@ class TorchExecutor:
         self._lender: TorchExecutor | None = None  # that has the cache
         # Blocks, their size and slots of the cache before a sleep.
         self._slept_sizes: tuple[int, int, int] | None = None
-        # The tokens that the step before has drawn, by row: the next one may take them from here.
-        self._drawn = torch.zeros(max(limits.max_num_outputs, 1), dtype=torch.int64, device=device)
+        self._board, self._is_guessing = TokenBoard(*_board_sizes(graph, limits), device), False
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._feeds = fed_products(graph)
@@ -236,6 +247,14 @@ class TorchExecutor:
             )
         self._lender = other
 
+    def share_tokens(self, other: Executor) -> bool:
+        """See `octavo.backends.GuessingExecutor`."""
+        if not isinstance(other, TorchExecutor) or other.device != self.device or not other.settles_drafts:
+            return False
+        self._board, self._is_guessing = other._board, True
+        self._checks.num_source_rows = other._limits.max_num_outputs
+        return True
+
     def _captured_pieces(self, capture: Capture, spare: SpareRows) -> PromptPieces | None:
         """The pieces of steps with parts of prompts; None: their capture failed."""
         sizes, begin = token_sizes(self._prompt_tokens), partial(self._step, avoids_host=True)
@@ -280,12 +299,20 @@ class TorchExecutor:
 
     def _run(self, batch: Batch) -> Results:
         self._cache.copy(batch)
+        late = None if batch.late is None else LateNumbers(self._board, batch, self._cache.block_size)
+        draws, given = None if late is None else late.draws(), batch
+        batch = self._board.placed(given)
         if self._graphs is not None and (bucket := self._graphs.bucket_of(batch)) is not None:
-            logits = self._graphs.logits(batch, bucket)
-            return self._results([self._sampled(logits, batch, slice(0, len(logits)))], batch)
+            logits = self._graphs.logits(batch, bucket, late)
+            return self._results([self._sampled(logits, batch, slice(0, len(logits)), draws)], batch)
         host = self._host_arrays(batch)
-        inputs = [sent(x, self.device) for x in batch.inputs]
-        step, graph = self._step(host, host.sent(self.device), inputs, self._further(batch)), self._graph
+        flat, inputs = host.sent(self.device), [sent(x, self.device) for x in batch.inputs]
+        if late is not None:
+            late.move(host, flat)
+        step, graph = self._step(host, flat, inputs, self._further(batch)), self._graph
+        step.draws = draws
+        if not self._is_guessing:
+            self._board.keep_computed(step.rows.token_ids)
         if self._pieces is not None and (size := self._pieces.size_of(batch)) is not None:
             self._pieces.evaluate(step, batch, size)
         else:
@@ -339,7 +366,7 @@ class TorchExecutor:
         arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
         # A row without an outcome has drawn -1, and the step that takes it is forgotten.
-        drawn = self._drawn[sources.clamp(min=0)].clamp(min=0)
+        drawn = self._board.tokens[sources.clamp(min=0)].clamp(min=0)
         token_ids = torch.where(sources >= 0, drawn, rows.token_ids)
         assert self._workspace is not None, "a step after `close`, or asleep"
         return PagedStep(
@@ -386,7 +413,7 @@ class TorchExecutor:
             rows = slice(begin, min(begin + at_once, count))
             step.take_outputs(whole, rows)
             parts.append(self._of_head(step, batch, rows, offers))
-        return self._results(parts, batch, hidden)
+        return self._results(parts, batch, hidden, step.rows.token_ids if self._board.has_guesses(batch) else None)
 
     def _offers(self, batch: Batch) -> int | None:
         """The tokens that each rank offers for a row, if they sample together; None: all logits are needed, or none."""
@@ -401,7 +428,8 @@ class TorchExecutor:
         """The output head for some rows, and what `_sampled` gives."""
         if offers is None:
             self._evaluate(step, self._head)
-            return self._sampled(step.values[self._graph.output].float(), batch, rows)
+            draws = None if step.draws is None else step.draws[rows]
+            return self._sampled(step.values[self._graph.output].float(), batch, rows, draws)
         gather, group = self._head[-1].op, self._group
         assert isinstance(gather, AllGather)
         assert group is not None
@@ -412,15 +440,20 @@ class TorchExecutor:
         # A row without an outcome is the first rank's to report: it alone knows of requests, and the others go on.
         return samples if group.rank == 0 else None, None
 
-    def _sampled(self, logits: Tensor, batch: Batch, rows: slice) -> tuple[Samples | None, Tensor | None]:
-        """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them."""
+    def _sampled(
+        self, logits: Tensor, batch: Batch, rows: slice, draws: Tensor | None = None
+    ) -> tuple[Samples | None, Tensor | None]:
+        """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them.
+
+        draws: of these rows; None: those of their options.
+        """
         # Gathered logits are sampled from by the first rank.
         options = batch.sampling if self._group is None or self._group.rank == 0 else None
         num_top = 0 if options is None else max(int(options.rows["num_logprobs"].max(initial=0)), 0)
         draw = sample if self.calls is None else self.calls.sampled
         if options is not None and rows != slice(0, len(options.rows)):
             options = rows_of(options, rows)
-        samples = None if options is None else draw(logits, options, num_top)
+        samples = None if options is None else draw(logits, options, num_top, draws)
         return samples, logits.clone() if batch.return_logits else None
 
     def _results(
@@ -428,15 +461,18 @@ class TorchExecutor:
         parts: Sequence[tuple[Samples | None, Tensor | None]],
         batch: Batch,
         hidden: Mapping[str, Sequence[Tensor]] = _NO_VALUES,
+        computed: Tensor | None = None,
     ) -> Results:
         samples = [part for part, _ in parts if part is not None]
         logits = [part for _, part in parts if part is not None]
         values = {**hidden, "logits": [torch.cat(logits)]} if logits else hidden
         drawn = joined(samples) if samples else None
-        if drawn is not None:
-            self._drawn[: len(drawn.token_ids)].copy_(drawn.token_ids)
+        if drawn is not None and not self._is_guessing:
+            self._board.keep_drawn(drawn.token_ids)
+        elif drawn is not None and batch.guesses_at >= 0:
+            self._board.keep_guesses(drawn.token_ids, batch.guesses_at)
         reports = batch.sampling is not None and bool((batch.sampling.rows["num_logprobs"] >= 0).any())
-        return Results(len(batch.logits_indices), drawn, values, reports=reports)
+        return Results(len(batch.logits_indices), drawn, values, reports=reports, computed=computed)
 
     def sleep(self) -> None:
         """See `octavo.backends.SleepingExecutor`."""
@@ -472,6 +508,12 @@ class TorchExecutor:
         self._angles.clear()
         self._workspace = None
         self._cache = self._new_cache(0, 1, 0)
+
+
+def _board_sizes(graph: Graph, limits: ExecutorLimits) -> tuple[int, int, int]:
+    """Rows and tokens of the largest step, and columns of the logits."""
+    columns = graph.output.cols if graph.makes_logits else 1
+    return limits.max_num_outputs, limits.max_num_batched_tokens, columns
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:

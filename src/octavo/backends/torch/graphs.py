@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.torch.step_arrays import DecodeArrays, HostArrays, SeenBlocks
+from octavo.backends.torch.token_board import LateNumbers
 from octavo.batch import Batch, Int32
 
 
@@ -133,15 +134,17 @@ class DecodeInput:
 
     def __init__(self, host: HostArrays, device: torch.device) -> None:
         """host: of a step of rows that pad."""
-        self._sent = SentNumbers(host.flat, device)
+        self._host, self._sent = host, SentNumbers(host.flat, device)
         self._arrays = DecodeArrays(host, self._sent.numbers)
         self.tensor = self._sent.tensor
 
-    def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
-        """Sends the numbers of a step to the device."""
+    def write(self, batch: Batch, seen: Sequence[SeenBlocks], late: LateNumbers | None) -> None:
+        """Sends the numbers of a step to the device. late: moves some of them there."""
         self._sent.settle()
         self._arrays.write(batch, seen)
         self._sent.send()
+        if late is not None:
+            late.move(self._host, self.tensor)
 
 
 class DecodeGraphs:
@@ -187,9 +190,9 @@ class DecodeGraphs:
             return None
         return self._sizes[bisect_left(self._sizes, count)]
 
-    def logits(self, batch: Batch, size: int) -> Tensor:
-        """The logits of a step [sequences, vocab]; the next step overwrites them."""
-        self._inputs[size].write(batch, self._seen_of(batch))
+    def logits(self, batch: Batch, size: int, late: LateNumbers | None = None) -> Tensor:
+        """The logits of a step [sequences, vocab]; the next step overwrites them. late: moves some of its numbers."""
+        self._inputs[size].write(batch, self._seen_of(batch), late)
         self._replays[size]()
         return self._replays[size].output[: len(batch.seq_lens)]
 

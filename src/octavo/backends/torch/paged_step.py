@@ -126,7 +126,7 @@ class StepKernels(Protocol):
         out: Tensor | None,
     ) -> Tensor: ...
 
-    def sampled(self, logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples: ...
+    def sampled(self, logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | None = None) -> Samples: ...
 
 
 @dataclass(slots=True)
@@ -150,6 +150,7 @@ class PagedStep(TorchStep):
     feeds: Mapping[Op, tuple[Parameter, ...]] = field(default_factory=dict)
     workspace: Workspace = field(kw_only=True)
     num_outputs: int = 0  # rows of values that are not of tokens: of those that are wanted, as many as are computed
+    draws: Tensor | None = None  # of its rows of logits, where they follow from the step before
 
     adapters: AdapterTable | None = None  # None: the graph takes none
 

@@ -168,6 +168,9 @@ class PromptPieces:
         sources[count:] = -1
         positions[:count], positions[count:] = batch.positions, 0
         sent.send()
+        if batch.late is not None:
+            moved = sent.tensor[: 3 * size].view(3, size)[:, :count]
+            moved[0], moved[1], moved[2] = step.rows.token_ids, -1, step.rows.positions
         for stretch, piece in zip(self._stretches, self._pieces[size], strict=True):
             if piece is None:
                 for node in stretch.nodes:

@@ -55,15 +55,18 @@ def joined(parts: list[Samples]) -> Samples:
     return parts[0] if len(parts) == 1 else Samples(*(torch.cat([getattr(part, n) for part in parts]) for n in names))
 
 
-def sample(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
-    """Chooses a token for each row of `logits` [R, vocab], float32. num_top: most likely tokens to report, at most."""
+def sample(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | None = None) -> Samples:
+    """Chooses a token for each row of `logits` [R, vocab], float32. num_top: most likely tokens to report, at most.
+
+    draws: [R], float64, in place of those that the options give.
+    """
     rows = _Rows(logits, batch)
     raw = logits.clamp(max=_LARGEST)
     errors = rows.errors(raw)
     processed = rows.processed(raw)
     forbidden = (processed.amax(dim=1) == -torch.inf) & ~rows.is_target & (errors == 0)
     errors = torch.where(forbidden, ROW_NOTHING_ALLOWED, errors)
-    tokens = torch.where(rows.is_target, rows.targets, rows.chosen(processed))
+    tokens = torch.where(rows.is_target, rows.targets, rows.chosen(processed, draws))
     is_sound = errors == 0
     tokens = torch.where(is_sound, tokens, -1)
     logprobs, ranks, top_ids, top_logprobs = rows.reported(raw, tokens.clamp(min=0), is_sound, num_top)
@@ -134,7 +137,7 @@ class _Rows:
         kept = (ids >= 0) & (ids < self._vocab)
         return self._tensor(rows[kept]), self._tensor(ids[kept].astype(np.int64)), kept
 
-    def chosen(self, logits: Tensor) -> Tensor:
+    def chosen(self, logits: Tensor, draws: Tensor | None = None) -> Tensor:
         """Stages 3 to 5 [R]."""
         greedy = logits.argmax(dim=1)
         options = self._host
@@ -156,7 +159,8 @@ class _Rows:
         if (options["top_p"] < 1).any():
             alive = self._filtered(x, alive, "top_p", _by_likelihood(logits, alive))
         cumulative = _mass(x, alive).cumsum(dim=1)
-        draws = self._tensor(uniform(options["seed"], options["counter"]))
+        if draws is None:
+            draws = self._tensor(uniform(options["seed"], options["counter"]))
         passed = (cumulative <= (draws * cumulative[:, -1])[:, None]).sum(dim=1)
         ids = torch.arange(self._vocab, device=self._device)
         last = torch.where(alive, ids, 0).amax(dim=1)

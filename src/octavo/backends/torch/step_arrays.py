@@ -277,6 +277,9 @@ def _first_blocks(batch: Batch, group: CacheGroup, chosen: NDArray[np.intp] | sl
     """The first block that a token of these sequences sees."""
     has_tokens = np.diff(batch.query_start_loc)[chosen] > 0
     begins = np.where(has_tokens, batch.query_start_loc[:-1][chosen], 0)
-    earliest = np.where(has_tokens, batch.positions[begins], batch.seq_lens[chosen]).tolist()
+    positions = np.where(has_tokens, batch.positions[begins], batch.seq_lens[chosen])
+    if batch.late is not None:  # whose guesses may all be wrong
+        positions = np.maximum(positions - batch.late.num_drafts[chosen], 0)
+    earliest = positions.tolist()
     visible = [first_visible(position, group.window, chunked=group.chunked) for position in earliest]
     return np.array(visible, np.int32) // block_size

@@ -113,7 +113,7 @@ def advanced(
     return selective_scan(args[:2], state, args[2:], op.heads, rows, out)
 
 
-def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
+def sampled(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | None = None) -> Samples:
     """The tokens of logits [R, vocab], as `octavo.backends.torch.sampler.sample`."""
     rows, device = batch.rows, logits.device
     foreign = foreign_rows(batch, logits.shape[1])
@@ -129,17 +129,21 @@ def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
         put(*(rows[name] for name in names)) if len(batch.history_ids) else None,
         None if batch.allowed_mask is None else sent(batch.allowed_mask.view(np.int32), device),
     )
-    options, is_filtered = _options(rows, device)
+    options, is_filtered = _options(rows, device, draws)
     return Samples(*sample_rows(logits, options, entries, num_top, is_filtered=is_filtered))
 
 
-def _options(rows: SamplingRows, device: torch.device) -> tuple[RowOptions, bool]:
-    """The options of rows, and `has_filters`. A step that goes on with another's sequences sends only the draws."""
+def _options(rows: SamplingRows, device: torch.device, draws: Tensor | None) -> tuple[RowOptions, bool]:
+    """The options of rows, and `has_filters`. A step that goes on with another's sequences sends only the draws.
+
+    draws: None: those of the options.
+    """
     constant_rows = rows.copy()
     constant_rows["counter"] = 0
     options, is_filtered = _constant_options(constant_rows.tobytes(), device)
     if rows["temperature"].any():  # else nothing is drawn
-        options = options._replace(draws=sent(uniform(rows["seed"], rows["counter"]), device))
+        found = sent(uniform(rows["seed"], rows["counter"]), device) if draws is None else draws
+        options = options._replace(draws=found)
     return options, is_filtered
 
 

@@ -468,16 +468,19 @@ class KVCacheManager:
             return MAX_DRAFTS
         return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)
 
-    def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
-        """Notes that so many drafts of the last step are tokens, and drops what the others have left."""
+    def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
+        """Notes that so many drafts of the last step are tokens, and drops what the others have left.
+
+        num_claimed: tokens that a step in flight has blocks for.
+        """
         if self.states is not None:
             self.states.accept_drafts(sequence, num_accepted)
         self.mark_computed(sequence, sequence.num_computed_tokens + num_accepted)
-        self.truncate(sequence)
+        self.truncate(sequence, num_claimed)
 
-    def truncate(self, sequence: Sequence) -> None:
-        """Frees the blocks after the computed tokens, when a step's tokens were not all accepted."""
-        num_blocks = self.num_blocks_for(sequence.num_computed_tokens)
+    def truncate(self, sequence: Sequence, num_claimed: int = 0) -> None:
+        """Frees the blocks after the computed tokens and those claimed, when a step's tokens were not all accepted."""
+        num_blocks = self.num_blocks_for(max(sequence.num_computed_tokens, num_claimed))
         for index in self.token_groups if sequence.block_tables else ():
             table = sequence.block_tables[index]
             for block_id in reversed(table.block_ids[num_blocks:]):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from octavo.engine.speculation.draft_source import Draft
+from octavo.engine.speculation.draft_source import Draft, DraftOrigin
 
+_USUAL = 7  # the level of a guess that is not known yet
 _WEIGHT = 4.0  # tries that what is known beforehand counts for
 _FORGETTING = 0.97  # of a count with each further try: about the last thirty decide
 
@@ -33,6 +34,15 @@ class Acceptance:
                         share = (right + _WEIGHT * share) / (tried + _WEIGHT)
             odds.append(share)
         return odds
+
+    def share(self, source: DraftOrigin) -> float:
+        """The probability that a guess of a source is right, whatever its level, as far as this and all others know."""
+        share = source.prior(_USUAL)
+        general = None if self._everybody is None else self._everybody._counts.get(source.name)
+        for counts in (general, self._counts.get(source.name)):
+            tried, right = (sum(column) for column in zip(*(counts or {0: (0.0, 0.0)}).values(), strict=True))
+            share = (right + _WEIGHT * share) / (tried + _WEIGHT)
+        return share
 
     def observe(self, draft: Draft, token_ids: list[int]) -> None:
         """Compares a draft with the tokens that came. Behind the first wrong guess nothing is learned."""

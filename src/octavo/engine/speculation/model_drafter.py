@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo.backends import Executor
 from octavo.backends.sampling import SamplingError
 from octavo.engine.request import Sequence
+from octavo.engine.speculation.ahead_drafts import AheadChain
 from octavo.engine.speculation.draft_source import DRAFT_MODEL, Draft
 from octavo.engine.speculation.twin_blocks import DraftReading, TokenRun, TwinBlocks
 from octavo.engine.step_times import StepTimes
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from octavo.batch import Batch, Float32, StepOutput
     from octavo.engine.limits import EngineLimits
-    from octavo.engine.schedule import Schedule
+    from octavo.engine.overlap import DrawnRows
+    from octavo.engine.schedule import Schedule, ScheduledSequence
     from octavo.engine.speculation.speculation import Guesses
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class ModelDrafter:
 
     name = DRAFT_MODEL
     reads_hidden = False  # of all tokens of the target's steps
+    is_on_device = False  # its guesses can go to the next step of the target before the host knows them
 
     def __init__(
         self,
@@ -145,15 +148,52 @@ class ModelDrafter:
         limit = self._most(sequence, guesses)
         return Chain(sequence, guesses, reading, limit, [], []) if limit > 0 else None
 
-    def _most(self, sequence: Sequence, guesses: Guesses) -> int:
-        """The drafts that a sequence may have now."""
-        most, count = guesses.options.num_speculative_tokens, len(sequence.token_ids)
+    def _most(self, sequence: Sequence, guesses: Guesses, num_unknown: int = 0) -> int:
+        """The drafts that a sequence may have after so many tokens more."""
+        most, count = guesses.options.num_speculative_tokens, len(sequence.token_ids) + num_unknown
         limit = min(
             self.max_drafts if most is None else min(self.max_drafts, most),
             sequence.request.max_total_tokens - count - 1,
             self._limits.max_model_len - count,
         )
         return 0 if guesses.barred_at == count else limit
+
+    def odds_ahead(self, sequence: Sequence, guesses: Guesses, num_unknown: int, num_rows: int) -> list[float] | None:
+        """The odds of the guesses that are worth their time after the step in flight, which draws at most num_unknown.
+
+        None: it has to read tokens first, or to know them.
+        """
+        reading, tokens = guesses.reading, sequence.token_ids
+        cost = self._cost(num_rows, num_rows)
+        if reading is None or cost is None or guesses.options.speculative_p_min:
+            return None
+        self._twins.find(reading, tokens, self._blocks(sequence), sequence.request.num_preemptions)
+        if reading.num_read + 1 < len(tokens):
+            return None
+        share, value = guesses.acceptance.share(self), 1.0
+        odds: list[float] = []
+        most = self._most(sequence, guesses, num_unknown)
+        while len(odds) < most and value * share > cost:
+            odds.append(share)
+            value *= share
+        return odds
+
+    def chain_ahead(self, item: ScheduledSequence, drawn: DrawnRows) -> AheadChain:
+        """The guesses of a part of a step that is submitted ahead. Its sequence looks as after the step before."""
+        sequence = item.sequence
+        start = len(sequence.token_ids) - drawn.num_drafts - 2
+        spare = self._limits.num_blocks + sequence.row
+        return AheadChain(sequence, drawn, start, item.num_drafts, self._blocks(sequence), spare)
+
+    def batch(self, runs: list[TokenRun]) -> Batch:
+        """A step of the draft model."""
+        return self._twins.batch(runs)
+
+    def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
+        """Notes that guesses for the step in flight came after all tokens of a sequence had been read."""
+        if guesses.reading is not None:
+            tokens = sequence.token_ids
+            self._twins.note(guesses.reading, tokens, self._blocks(sequence), len(tokens))
 
     def _is_worth_reading(self, chain: Chain) -> bool:
         """True if the drafts of the rest of the answer will save more time than the reading takes."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.engine.request import RequestStatus, Sequence
 from octavo.engine.speculation.acceptance import Acceptance
+from octavo.engine.speculation.ahead_drafts import AheadDrafts, guess_tokens
 from octavo.engine.speculation.draft_source import Draft, DraftSource, Guesser
 from octavo.engine.speculation.model_drafter import FAILURES, ModelDrafter
 from octavo.engine.speculation.policy import DraftPolicy
@@ -18,6 +20,7 @@ from octavo.speculative_config import MAX_DRAFTING, MAX_DRAFTS
 if TYPE_CHECKING:
     from octavo.batch import Batch, StepOutput
     from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.overlap import DrawnRows
     from octavo.engine.schedule import Schedule
     from octavo.engine.speculation.twin_blocks import DraftReading
     from octavo.engine.step_times import StepTimes
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENOUGH = 2.0  # expected tokens of a draft from which the draft model is not asked
+_MEASURED = 64  # steps, of which the last waits for its tokens
 _LIKELY = 0.5  # odds of the next token from which the step after it waits for it
 
 
@@ -66,6 +70,7 @@ class Speculation:
         self._metrics = metrics
         self._acceptance = Acceptance()
         self.drafter: ModelDrafter | None = None
+        self._num_ahead = 0  # steps whose guesses were made while the one before ran
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -172,19 +177,91 @@ class Speculation:
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
         """True if the step after the one in flight is likely to have drafts, once the tokens of that are known.
 
-        Then it must not be submitted before.
+        Then it must not be submitted before, unless they come from `lengths_ahead`.
         """
-        chains, num_rows, waiting = [], 0, list(sequences)
+        waiting = list(sequences)
         if len(waiting) > MAX_DRAFTING:
             return False
-        for sequence in waiting:
-            num_rows += 1
+        return (self.drafter is not None and self.drafter.pays(len(waiting))) or self._may_match_next(waiting)
+
+    def _may_match_next(self, sequences: list[Sequence]) -> bool:
+        """The same of the sources that read tokens on the host."""
+        chains = []
+        for sequence in sequences:
             guess = self._guess(sequence, ()) if _may_draft(sequence, 1) else None
-            if guess is not None and guess[1][0] >= _LIKELY:
+            num_drafts = len(sequence.draft_token_ids)
+            if guess is None or guess[0].source is self.drafter:
+                continue
+            if num_drafts and math.prod(guess[1][: num_drafts + 1]) >= _LIKELY:
+                return True  # the text is likely to go on as it did
+            if not num_drafts and guess[1][0] >= _LIKELY:
                 chains.append(guess[1][1:])
-        if self.drafter is not None and self.drafter.pays(num_rows):
-            return True
-        return any(self._policy.lengths(chains, num_rows, MAX_DRAFTS))
+        return any(self._policy.lengths(chains, len(sequences), MAX_DRAFTS))
+
+    def lengths_ahead(self, step: Schedule, max_rows: int) -> dict[Sequence, int] | None:
+        """The guesses of the draft model for the step after `step`, which runs. max_rows: of a step.
+
+        None: they need the tokens of `step`: n-grams are likely to know more, or the model has not read all before. Now
+        and then, too, because the times of steps and of guesses are measured only then.
+        """
+        drafter, is_running = self.drafter, RequestStatus.RUNNING
+        running = [item for item in step.scheduled.values() if item.rows and item.sequence.status is is_running]
+        if drafter is None or not drafter.is_on_device or self._may_match_next([item.sequence for item in running]):
+            return None
+        self._num_ahead += 1
+        if self._num_ahead % _MEASURED == 0:
+            return None
+        chains: dict[Sequence, list[float]] = {}
+        for item in running:
+            sequence, guesses = item.sequence, item.sequence.guesses
+            if guesses is None or not _may_draft(sequence):
+                return None
+            odds = drafter.odds_ahead(sequence, guesses, item.rows[-1].count, len(running))
+            if odds is None:
+                return None
+            chains[sequence] = odds
+        lengths = self._policy.lengths(
+            list(chains.values()), len(chains), max_rows - len(chains), may_explore=not step.has_chunks
+        )
+        pairs = zip(chains, lengths, strict=True)
+        return {each: length for each, length in pairs if length >= max(each.request.options.min_speculative_tokens, 1)}
+
+    def draft_ahead(self, schedule: Schedule, drawn: Mapping[Sequence, DrawnRows]) -> AheadDrafts | None:
+        """Has the draft model make the guesses of a step while the one before runs; None: it has none."""
+        items = [item for item in schedule.scheduled.values() if item.num_drafts and item.sequence in drawn]
+        if self.drafter is None or not items:
+            return None
+        ahead = AheadDrafts(self.drafter, [self.drafter.chain_ahead(item, drawn[item.sequence]) for item in items])
+        try:
+            ahead.submit()
+        except FAILURES as error:  # what is on the device in place of guesses is as harmless as wrong ones
+            self._lose_drafter(error)
+        return ahead
+
+    def take_ahead(self, ahead: AheadDrafts, schedule: Schedule, output: StepOutput) -> None:
+        """Gives sequences the guesses that a step has computed for them, before its tokens are compared with these."""
+        computed = ahead.computed(schedule, output)
+        try:
+            drafts = ahead.drafts(computed)
+        except FAILURES as error:
+            self._lose_drafter(error)
+            drafts = {}
+        for sequence, token_ids in computed.items():
+            sequence.draft_token_ids, guesses = token_ids, sequence.guesses
+            draft = drafts.get(sequence) or Draft(ahead.drafter, token_ids, [0] * len(token_ids))
+            if guesses is None or sequence.status is not RequestStatus.RUNNING:
+                continue
+            if guesses.draft is not None and len(sequence.token_ids) > guesses.position:
+                guesses.acceptance.observe(guesses.draft, sequence.token_ids[guesses.position :])
+            guesses.draft, guesses.odds = draft, guesses.acceptance.odds(draft)
+            guesses.position = len(sequence.token_ids)
+
+    def note_ahead(self, ahead: AheadDrafts | None) -> None:
+        """Notes the tokens that the guesses of the step in flight follow, which are known now."""
+        for sequence, length in () if ahead is None else ahead.sequences.items():
+            if sequence.status is RequestStatus.RUNNING and sequence.guesses is not None and ahead is not None:
+                sequence.draft_token_ids = guess_tokens(length)
+                ahead.drafter.note_ahead(sequence, sequence.guesses)
 
     def bar(self, sequence: Sequence) -> None:
         """Lets a sequence repeat its last step without drafts."""

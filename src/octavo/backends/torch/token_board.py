@@ -1,0 +1,144 @@
+"""The tokens that steps leave on the device, and the guesses among them that were right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.backends.sampling import uniform
+from octavo.backends.torch.step_arrays import HostArrays, sent
+from octavo.batch import Batch, Int32, LateTokens
+from octavo.speculative_config import MAX_DRAFTING, MAX_DRAFTS
+
+NUM_GUESSES = MAX_DRAFTS * MAX_DRAFTING  # of a draft model for one step
+
+_SOURCES, _POSITIONS, _WANTED, _SLOTS = 1, 2, 4, 7  # places in `HostArrays.shapes`
+
+
+class TokenBoard:
+    """The tokens of the step before, int64, for one that is submitted while it runs.
+
+    A draft model has its target's board, and leaves its guesses there.
+    """
+
+    def __init__(self, num_rows: int, num_tokens: int, vocab_size: int, device: torch.device) -> None:
+        """num_rows, num_tokens: of the largest step, rows of logits and tokens. vocab_size: columns of the logits."""
+        self._num_rows, self._vocab_size = max(num_rows, 1), vocab_size
+        self.tokens = torch.zeros(self._num_rows + NUM_GUESSES, dtype=torch.int64, device=device)
+        self._computed = torch.zeros(max(num_tokens, 1), dtype=torch.int64, device=device)
+
+    def keep_drawn(self, token_ids: Tensor) -> None:
+        """Keeps the tokens of rows [R]; -1: the row has no outcome."""
+        self.tokens[: len(token_ids)].copy_(token_ids)
+
+    def keep_guesses(self, token_ids: Tensor, first: int) -> None:
+        """Keeps guesses from place `first` on. One that is no token of the target becomes one, and is wrong."""
+        begin = self._num_rows + first
+        self.tokens[begin : begin + len(token_ids)].copy_(token_ids.clamp(0, self._vocab_size - 1))
+
+    def keep_computed(self, token_ids: Tensor) -> None:
+        """Keeps the tokens [T] of a step that may hold guesses."""
+        self._computed[: len(token_ids)].copy_(token_ids)
+
+    def placed(self, batch: Batch) -> Batch:
+        """The batch with `token_sources` that are places on the board."""
+        sources = batch.token_sources
+        if sources is None or sources.min(initial=0) >= -1:
+            return batch
+        places = np.where(sources < -1, self._num_rows - 2 - sources, sources).astype(np.int32)
+        return replace(batch, token_sources=places)
+
+    def has_guesses(self, batch: Batch) -> bool:
+        """True if some tokens of a placed batch are guesses from the board."""
+        sources = batch.token_sources
+        return sources is not None and bool(sources.max(initial=-1) >= self._num_rows)
+
+    def rejected(self, late: LateTokens) -> Tensor:
+        """The guesses of the step before that were wrong, or behind a wrong one, of each sequence [N]."""
+        device = self.tokens.device
+        rows, tokens, counts = (x[:, None] for x in sent(np.stack(late[:3]), device).long())
+        number = torch.arange(max(int(late.num_drafts.max(initial=0)), 1), device=device)
+        drawn = self.tokens[(rows + number).clamp(max=self._num_rows - 1)]
+        guesses = self._computed[(tokens + 1 + number).clamp(max=len(self._computed) - 1)]
+        is_right = (drawn == guesses) & (number < counts)
+        rejected: Tensor = counts[:, 0] - is_right.long().cumprod(dim=1).sum(dim=1)
+        return rejected
+
+
+class LateNumbers:
+    """The numbers of a step that depend on the guesses of the step before. To be made before either is overwritten."""
+
+    def __init__(self, board: TokenBoard, batch: Batch, block_size: int) -> None:
+        assert batch.late is not None
+        self._late, self._batch, self._block_size = batch.late, batch, block_size
+        self._rejected = board.rejected(batch.late)
+        counts = np.diff(batch.query_start_loc)
+        self._owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._most = int(batch.late.num_drafts.max(initial=0))
+
+    def move(self, host: HostArrays, flat: Tensor) -> None:
+        """Takes the wrong guesses off the numbers of the step, int32 [length], in their place.
+
+        host: the shapes of the numbers; a captured step has more rows than the batch.
+        """
+        where, of = self._falling(host)
+        if self._late.only_outputs:
+            places, sequences = sent(np.stack([where, of]), flat.device).long()
+            flat[places] -= self._rejected[sequences].int()
+            return
+        slots_at, owners, choices = self._slots(host)
+        sizes = [len(where), len(where), *[len(owners)] * (2 + len(choices))]
+        packed = sent(np.concatenate([where, of, slots_at, owners, *choices]), flat.device).long()
+        parts = torch.split(packed, sizes)
+        flat[parts[0]] -= self._rejected[parts[1]].int()
+        flat[parts[2]] = torch.stack(parts[4:]).gather(0, self._rejected[parts[3]][None])[0].int()
+
+    def draws(self) -> Tensor | None:
+        """The draws of the rows [R], float64, which follow from their places in the answer; None: nothing is drawn."""
+        sampling = self._batch.sampling
+        if self._late.only_outputs or sampling is None or not sampling.rows["temperature"].any():
+            return None
+        seeds, counters = sampling.rows["seed"], sampling.rows["counter"]
+        choices = np.stack([uniform(seeds, counters - np.uint64(count)) for count in range(self._most + 1)])
+        owners = sent(self._owners[self._batch.logits_indices], self._rejected.device).long()
+        return sent(choices, self._rejected.device).gather(0, self._rejected[owners][None])[0]
+
+    def _falling(self, host: HostArrays) -> tuple[Int32, Int32]:
+        """The places of numbers that fall by one for a wrong guess, and their sequences."""
+        batch, owners, offsets = self._batch, self._owners, _offsets(host)
+        found: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        if self._late.only_outputs:
+            found.append((np.arange(len(batch.output_indices)) + offsets[_WANTED], owners[batch.output_indices]))
+        else:
+            assert batch.token_sources is not None
+            drawn, counts = np.flatnonzero(batch.token_sources >= 0), np.diff(batch.query_start_loc)
+            found.append((drawn + offsets[_SOURCES], owners[drawn]))
+            found.append((np.arange(len(owners)) + offsets[_POSITIONS], owners))
+            for equal, count in zip(host.equal, np.unique(counts[counts > 0]).tolist(), strict=True):
+                chosen = np.flatnonzero(counts == count)
+                found.append((np.arange(count * len(chosen)) + offsets[equal[1]], np.repeat(chosen, count)))
+                found += [(np.arange(len(chosen)) + offsets[end_at], chosen) for _, _, end_at in equal[3]]
+        places, sequences = (np.concatenate(arrays).astype(np.int32) for arrays in zip(*found, strict=True))
+        return places, sequences
+
+    def _slots(self, host: HostArrays) -> tuple[Int32, Int32, list[Int32]]:
+        """The places of slots, their sequences, and the slots for 0, 1 ... wrong guesses."""
+        batch, owners, size = self._batch, self._owners, self._block_size
+        num_groups, width = host.shapes[_SLOTS]
+        places = _offsets(host)[_SLOTS] + width * np.arange(num_groups)[:, None] + np.arange(len(owners))
+        choices = []
+        for count in range(self._most + 1):
+            block, offset = np.divmod(np.maximum(batch.positions - count, 0), size)
+            slots = batch.block_tables[:num_groups, owners, block] * size + offset
+            choices.append(slots.reshape(-1).astype(np.int32))
+        return places.reshape(-1).astype(np.int32), np.tile(owners, num_groups), choices
+
+
+def _offsets(host: HostArrays) -> NDArray[np.intp]:
+    return np.cumsum([0, *(math.prod(shape) for shape in host.shapes)])

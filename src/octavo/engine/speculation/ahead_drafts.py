@@ -1,0 +1,120 @@
+"""Guesses that a draft model computes on a device while the step before them still runs there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.backends import PendingStep
+from octavo.batch import Batch
+from octavo.engine.overlap import GUESS, DrawnRows, late_tokens
+from octavo.engine.request import Sequence
+from octavo.engine.speculation.draft_source import Draft
+from octavo.engine.speculation.twin_blocks import TokenRun
+from octavo.speculative_config import MAX_DRAFTING
+
+if TYPE_CHECKING:
+    from octavo.batch import StepOutput
+    from octavo.engine.schedule import Schedule
+    from octavo.engine.speculation.model_drafter import ModelDrafter
+
+
+@dataclass(slots=True)
+class AheadChain:
+    """A sequence in a step that is submitted ahead, with room for `length` guesses.
+
+    drawn: the rows of the step in flight. start: position of its last token that is known there.
+    """
+
+    sequence: Sequence
+    drawn: DrawnRows
+    start: int
+    length: int
+    blocks: list[int]
+    spare: int  # see `TokenRun`
+
+
+class AheadDrafts:
+    """The guesses of one step. The longest chains come first, so that a step of the draft model has the first ones."""
+
+    def __init__(self, drafter: ModelDrafter, chains: list[AheadChain]) -> None:
+        self.drafter = drafter
+        self._chains = sorted(chains, key=lambda chain: -chain.length)
+        self._pending: list[PendingStep] = []
+
+    @property
+    def sequences(self) -> dict[Sequence, int]:
+        """The sequences, each with its number of guesses."""
+        return {chain.sequence: chain.length for chain in self._chains}
+
+    def place_of(self, sequence: Sequence, number: int) -> int:
+        """The `Batch.token_sources` of a guess of a sequence, counted from 0."""
+        place = next(place for place, chain in enumerate(self._chains) if chain.sequence is sequence)
+        return -2 - number * MAX_DRAFTING - place
+
+    def submit(self) -> None:
+        """Hands all steps of the draft model to its executor. Raises what that raises."""
+        executor = self.drafter.executor
+        for number in range(self._chains[0].length):
+            chains = [chain for chain in self._chains if chain.length > number]
+            batch = self._first(chains) if number == 0 else self._further(chains, number)
+            batch.guesses_at = number * MAX_DRAFTING
+            self._pending.append(executor.submit(batch))
+
+    def _first(self, chains: list[AheadChain]) -> Batch:
+        """Reads the last known token and all that were drawn. Nobody will see those behind a wrong guess."""
+        runs, sources = [], []
+        for chain in chains:
+            count, row = chain.drawn.num_drafts + 1, chain.drawn.row
+            known = chain.sequence.token_ids[chain.start]
+            runs.append(TokenRun([known] + [0] * count, chain.start, chain.blocks, chain.spare))
+            sources += [-1, *range(row, row + count)]
+        batch = self.drafter.batch(runs)
+        batch.token_sources = np.array(sources, np.int32)
+        batch.late = late_tokens([chain.drawn for chain in chains], only_outputs=True)
+        return batch
+
+    def _further(self, chains: list[AheadChain], number: int) -> Batch:
+        """Reads the guess before, at the position behind the last token that was right."""
+        runs = []
+        for chain in chains:
+            start = chain.start + 1 + chain.drawn.num_drafts + number
+            runs.append(TokenRun([0], start, chain.blocks, chain.spare))
+        batch = self.drafter.batch(runs)
+        before = (number - 1) * MAX_DRAFTING
+        batch.token_sources = np.array([-2 - before - place for place in range(len(chains))], np.int32)
+        batch.late = late_tokens([chain.drawn for chain in chains])
+        return batch
+
+    def computed(self, schedule: Schedule, output: StepOutput) -> dict[Sequence, list[int]]:
+        """The tokens that their step has computed as guesses, which the host learns from it."""
+        assert output.computed_ids is not None
+        lengths, found, end = self.sequences, {}, 0
+        for sequence, item in schedule.scheduled.items():
+            end += item.num_tokens
+            if sequence in lengths:
+                found[sequence] = output.computed_ids[end - lengths[sequence] : end].tolist()
+        return found
+
+    def drafts(self, computed: dict[Sequence, list[int]]) -> dict[Sequence, Draft]:
+        """The guesses, once their step has ended. computed: what it computed as such. Raises what a step raises."""
+        probabilities = [np.exp(step.wait().logprobs).tolist() for step in self._pending]
+        found = {}
+        for place, chain in enumerate(self._chains):
+            token_ids = computed[chain.sequence]
+            levels = [min(int(10 * _sound(each[place])), 9) for each in probabilities[: len(token_ids)]]
+            levels += [0] * (len(token_ids) - len(levels))
+            found[chain.sequence] = Draft(self.drafter, token_ids, levels)
+        return found
+
+
+def guess_tokens(length: int) -> list[int]:
+    """Stand-ins for so many guesses."""
+    return [GUESS] * length
+
+
+def _sound(probability: float) -> float:
+    return probability if math.isfinite(probability) else 0.0
