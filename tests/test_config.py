@@ -28,7 +28,11 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
     ("options", "message"),
     [
         ({"max_num_seq": 4}, "there is no option 'max_num_seq'; did you mean max_num_seqs"),
-        ({"gpu_memory_utilization": 0.9}, "there is no option 'gpu_memory_utilization'; gpu_memory takes the same"),
+        (
+            {"gpu_memory_utilization": 0.9, "gpu_memory": 0.5},
+            "gpu_memory_utilization and gpu_memory are the same option",
+        ),
+        ({"swap_space": 4}, "there is no option 'swap_space'; host_cache_memory keeps"),
         ({"n_ctx": 4096}, "there is no option 'n_ctx'; use max_model_len"),
         ({"max_new_tokens": 8}, "there is no option 'max_new_tokens'; use max_tokens of SamplingParams"),
         ({"zebra": 4}, "there is no option 'zebra'; the options are model, revision"),
@@ -69,3 +73,10 @@ def test_every_field_says_what_it_is_for() -> None:
     for field in dataclasses.fields(EngineConfig):
         assert len(field.metadata["help"]) > 10, field.name
         assert field.default is not dataclasses.MISSING, field.name
+
+
+def test_vllms_arguments_with_a_plain_counterpart_are_taken() -> None:
+    options = {"gpu_memory_utilization": 0.9, "kv_cache_dtype": "fp8_e4m3"}
+    config = EngineConfig.resolve("m", options)
+    assert (config.gpu_memory, config.kv_dtype) == (0.9, "fp8")
+    assert EngineConfig.resolve("m", {"kv_cache_dtype": "auto"}).kv_dtype == "float16"

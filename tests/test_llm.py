@@ -83,6 +83,42 @@ def test_without_parameters_sixteen_tokens_come(llm: LLM) -> None:
     assert 1 <= len(output.outputs[0].token_ids) <= 16
 
 
+def test_columns_of_data_frames_are_lists(llm: LLM) -> None:
+    class Column:
+        """A column as pandas gives it."""
+
+        def __init__(self, values: list[Any]) -> None:
+            self.tolist = lambda: values
+
+    expected = [output.outputs for output in llm.generate(["abc", "ab"], PARAMS)]
+    for texts in (Column(["abc", "ab"]), np.array(["abc", "ab"]), np.array(["abc", "ab"], object)):
+        assert [output.outputs for output in llm.generate(texts, PARAMS)] == expected  # type: ignore[arg-type]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    asked = llm.chat(Column(["abc", "ab"]), PARAMS, chat_template=template)  # type: ignore[arg-type]
+    assert [output.outputs for output in asked] == expected
+    assert llm.generate(np.array([5, 6]), PARAMS)[0].prompt_token_ids == [5, 6]  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="prompt 1 of 2: a prompt must be a text or a list of token ids, not nan"):
+        llm.generate(Column(["abc", math.nan]), PARAMS)  # type: ignore[arg-type]
+
+
+def test_a_conversation_has_no_limit_unless_one_is_given(llm: LLM) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    endless = SamplingParams(ignore_eos=True, temperature=0)
+    [answer] = llm.chat("abc", endless, chat_template=template)
+    assert len(answer.outputs[0].token_ids) == 64 - len(answer.prompt_token_ids)
+    [answer] = llm.chat("abc", SamplingParams(ignore_eos=True, max_tokens=16), chat_template=template)
+    assert len(answer.outputs[0].token_ids) == 16
+    assert len(llm.generate("abc", endless)[0].outputs[0].token_ids) == 16
+    assert repr(llm) == "LLM('fake', max_model_len=64)"
+
+
+def test_a_role_that_nobody_knows_is_refused(llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"message 0: the role is 'users'.*did you mean 'user'?"):
+        llm.chat([{"role": "users", "content": "a"}], PARAMS, chat_template="{{ messages[0].content }}")
+    known = "{% if messages[0].role == 'critic' %}abc{% endif %}"
+    assert llm.chat([{"role": "critic", "content": "a"}], PARAMS, chat_template=known)
+
+
 def test_a_single_wrong_prompt_is_its_own_error(llm: LLM) -> None:
     with pytest.raises(UsageError, match="the prompt has 100 tokens; with a context of 64 tokens"):
         llm.generate([5] * 100, PARAMS)

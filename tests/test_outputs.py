@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from octavo import CompletionOutput, RejectedPromptsError, RequestOutput, SamplingParams, UsageError
-from octavo.outputs import Logprob, OutputBuilder, OutputDelta, RequestMetrics
+from octavo.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    OutputBuilder,
+    OutputDelta,
+    RequestMetrics,
+)
 from octavo.prompt import Prompt
 from octavo.sampling_params import RequestOutputKind
 
@@ -68,3 +75,14 @@ def test_cumulative_outputs_hold_all_choices_with_all_so_far() -> None:
 def test_other_outputs_hold_what_is_new() -> None:
     for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
         assert [output.outputs for output in built(kind)] == [delta.outputs for delta in deltas()]
+
+
+def test_outputs_are_short_in_a_notebook() -> None:
+    choice = CompletionOutput(0, "word " * 200, list(range(300)), finish_reason="stop")
+    text = repr(RequestOutput("r", "b" * 500, [5] * 400, [choice], finished=True))
+    assert len(text) < 320
+    assert "<300 tokens>, finish_reason='stop')]" in text
+    assert repr(SamplingParams(temperature=0, stop="x")) == "SamplingParams(temperature=0.0, stop=('x',))"
+    assert repr(EmbeddingRequestOutput("r", EmbeddingOutput([0.5] * 900), [1])) == (
+        "EmbeddingRequestOutput(<1 token>, outputs=EmbeddingOutput(hidden_size=900))"
+    )

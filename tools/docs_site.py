@@ -90,7 +90,12 @@ def _cell(text: str) -> str:
 
 def python_interface() -> str:
     """The public names of the package, documented by mkdocstrings."""
-    parts = ["# Python interface"]
+    parts = [
+        "# Python interface",
+        "The names on this page are stable, with their arguments and fields: a patch release (0.1.1) changes none of "
+        "them. Before 1.0 a minor release (0.2) may; what it removes or renames keeps working for one more minor "
+        "release, with a warning that names its replacement. Everything else in the package is internal.",
+    ]
     for name in octavo.__all__:
         value = getattr(octavo, name)
         if inspect.isclass(value):

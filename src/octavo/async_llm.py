@@ -11,7 +11,8 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.local_client import LocalClient
 from octavo.engine.session import Session
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
-from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, take_options
+from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, in_conversation, take_options
+from octavo.loader.named_models import expanded
 from octavo.outputs import (
     BeamSearchOutput,
     EmbeddingRequestOutput,
@@ -38,6 +39,7 @@ class AsyncLLM(LoadedLLM):
         **options: Any,
     ) -> None:
         """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
+        model, options = expanded(model, options)
         super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
         self._client = LocalClient(self._session)
 
@@ -103,7 +105,8 @@ class AsyncLLM(LoadedLLM):
         """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
         options = take_options(template_arguments)
         prompt = await asyncio.to_thread(self._session.chat_prompt, messages, chat_template, **template_arguments)
-        async with aclosing(self.generate(prompt, sampling_params, request_id, **options)) as outputs:
+        params = in_conversation(self.get_default_sampling_params() if sampling_params is None else sampling_params)
+        async with aclosing(self.generate(prompt, params, request_id, **options)) as outputs:
             async for output in outputs:
                 yield output
 

@@ -6,14 +6,16 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from octavo.errors import UsageError
 from octavo.speculative_config import SpeculationMode, SpeculativeConfig
-from octavo.unknown_options import advice_on
+from octavo.unknown_options import advice_on, in_our_words
 
 KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
@@ -25,6 +27,8 @@ Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
 # Called with (phase, bytes done, bytes in all) while a model is loaded. The phases are in words for people: `packing`.
 LoadProgress: TypeAlias = Callable[[str, int, int], None]
 
+SamplingValue: TypeAlias = "int | float | tuple[str, ...]"
+
 # The sampling that `override_generation_config` may fix, with the names of `SamplingParams`.
 SAMPLING_DEFAULTS: tuple[str, ...] = (
     "temperature",
@@ -35,7 +39,7 @@ SAMPLING_DEFAULTS: tuple[str, ...] = (
     "repetition_penalty",
     "presence_penalty",
 )
-SAMPLING_DEFAULTS += ("frequency_penalty", "seed")
+SAMPLING_DEFAULTS += ("frequency_penalty", "seed", "max_tokens", "stop")
 
 _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -127,6 +131,7 @@ class EngineConfig:
         "adapters to load at startup, as NAME=PATH, separated by spaces: PEFT folders or GGUF "
         "files; PATH:SCALE multiplies the effect",
     )
+    default_lora: str | None = option(None, "adapter of lora_modules for requests that name none")
     max_loras: int = option(8, "maximum number of different adapters in one step")
     max_lora_rank: int = option(64, "highest rank of an adapter")
     max_cpu_loras: int = option(
@@ -134,8 +139,8 @@ class EngineConfig:
     )
     pack_cache: bool | None = option(
         None,
-        "keep packed weights on disk; later starts map them and share their memory; default: only of models larger "
-        "than memory, which run from there",
+        "keep packed weights on disk; later starts map them and share their memory; default: written in the background "
+        "after the first answer, in at most a tenth of the free disk space",
     )
     pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
     prompt_cache_dir: str | None = option(
@@ -186,6 +191,10 @@ class EngineConfig:
         "sampling values where a request sets none: auto (what the model's makers recommend), none (neutral "
         "values), or the path of a generation_config.json",
     )
+    system_prompt: str | None = option(None, "system message of conversations that have none")
+    chat_template: str | None = option(
+        None, "Jinja template, or a file with one, to use instead of the model's own chat template"
+    )
     override_generation_config: str | None = option(
         None, f"values that override generation_config, as a JSON object with any of {', '.join(SAMPLING_DEFAULTS)}"
     )
@@ -231,7 +240,7 @@ class EngineConfig:
         check_integer("max_loras", self.max_loras, 1, 1024)
         check_integer("max_lora_rank", self.max_lora_rank, 1, 4096)
         check_integer("max_cpu_loras", self.max_cpu_loras, 1, 65536)
-        self.adapters  # noqa: B018 - raises
+        _check_conversation(self)
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
@@ -266,6 +275,17 @@ class EngineConfig:
         return {name: scaled_path(path) for name, path in given.items()}
 
     @property
+    def template_text(self) -> str | None:
+        """The text of `chat_template`. Raises UsageError for a file that cannot be read."""
+        given = self.chat_template
+        if given is None or "{{" in given or "{%" in given:
+            return given
+        try:
+            return Path(os.path.expanduser(given)).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"chat_template is {given!r:.80}, neither a Jinja template nor a file: {error}") from error
+
+    @property
     def num_ranks(self) -> int:
         """The processes of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
@@ -282,7 +302,7 @@ class EngineConfig:
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
 
     @property
-    def sampling_overrides(self) -> dict[str, int | float]:
+    def sampling_overrides(self) -> dict[str, SamplingValue]:
         """`override_generation_config` by field of `SamplingParams`, checked."""
         return {} if self.override_generation_config is None else _read_sampling(self.override_generation_config)
 
@@ -314,6 +334,7 @@ class EngineConfig:
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:
         """A configuration from keyword arguments. Raises UsageError for an unknown one and suggests the nearest."""
+        options = in_our_words(options)
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -351,7 +372,7 @@ def parse_bytes(name: str, value: int | str) -> int:
     return check_integer(name, value, 1, 2**63 - 1)
 
 
-def _read_sampling(text: str) -> dict[str, int | float]:
+def _read_sampling(text: str) -> dict[str, SamplingValue]:
     from octavo.sampling_params import SamplingParams  # here, because most configurations fix nothing
 
     where = "override_generation_config"
@@ -369,6 +390,18 @@ def _read_sampling(text: str) -> dict[str, int | float]:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     return {name: getattr(params, name) for name in values}
+
+
+def _check_conversation(config: EngineConfig) -> None:
+    """The options about what is put before the messages of a conversation, and its adapter."""
+    adapters = config.adapters  # raises
+    if config.default_lora is not None and config.default_lora not in adapters:
+        known = ", ".join(adapters) or "none"
+        raise UsageError(f"default_lora is {config.default_lora!r:.80}; it must be one of lora_modules: {known}")
+    for name in ("chat_template", "system_prompt"):
+        if not isinstance(value := getattr(config, name), str | None):
+            raise UsageError(f"{name} must be a text, not {value!r:.80}")
+    config.template_text  # noqa: B018 - raises
 
 
 def _check_device(config: EngineConfig) -> None:

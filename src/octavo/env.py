@@ -9,6 +9,7 @@
 | `OCTAVO_NUM_THREADS` | compute threads; default: one for each core that this process may use                    |
 | `OCTAVO_CLUSTER_TOKEN` | the secret that the machines of `--nnodes` share; with it, `octavo serve` reads what     |
 |                      | launchers set: `LWS_*`, `RANK` and `WORLD_SIZE`, `SLURM_*`, `MASTER_ADDR`, `MASTER_PORT` |
+| `NO_COLOR`           | set: no colours at the terminal                                                          |
 | `OPENAI_API_KEY`     | key for the servers that `octavo compare --engine NAME=URL` asks                         |
 """
 
@@ -66,6 +67,11 @@ def shell() -> str:
 def pack_cache_dir() -> Path:
     """Folder of packed weights; this call does not create it."""
     return cache_dir() / "packed"
+
+
+def wants_colour() -> bool:
+    """False if `NO_COLOR` is set (https://no-color.org), or the terminal knows no styles."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def is_offline() -> bool:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
+from octavo.unknown_options import advises
 
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CACHE_KEY_CHARS = 1024
@@ -47,6 +48,7 @@ PromptInput: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt | Prom
 Pooling: TypeAlias = Literal["mean", "last", "cls"]
 
 
+@advises
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """Parameters for one vector of the whole prompt instead of an answer.
@@ -78,6 +80,7 @@ class PoolingParams:
 Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"
 
 
+@advises
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """The options of a request, beside its prompt and its parameters.

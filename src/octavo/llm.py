@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import queue
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from octavo.engine.texts.placing import ItemSeries
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
+from octavo.loader.named_models import expanded
 from octavo.lora_request import LoRARequest
 from octavo.outputs import (
     BeamSearchOutput,
@@ -40,6 +42,8 @@ from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_REFRESH_S = 0.5  # of the bar
 
 _Item: TypeAlias = OutputDelta | PoolingOutput | OctavoError
 
@@ -106,6 +110,9 @@ class LoadedLLM:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._session.config.model!r}, max_model_len={self.max_model_len})"
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -203,6 +210,13 @@ class LoadedLLM:
         """The names of the known adapters."""
         return set(self._session.adapters.sources)
 
+    def wait_until_kept(self) -> None:
+        """Waits until the packed weights are on disk for the next start, once an answer has been given.
+
+        They are written in the background (`pack_cache`); `close` gives that three seconds.
+        """
+        self._session.wait_until_kept()
+
     def close(self) -> None:
         """Ends running requests with an error and gives the memory back. May be called twice."""
         self._session.close()
@@ -226,6 +240,7 @@ class LLM(LoadedLLM):
         second longer.
         Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
         """
+        model, options = expanded(model, options)
         super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
 
     def generate(
@@ -237,9 +252,11 @@ class LLM(LoadedLLM):
     ) -> list[RequestOutput]:
         """Answers prompts (texts, token ids or `Prompt`s, one or many), all at once, in their order.
 
+        A column of a data frame or a numpy array is a list of prompts.
+
         sampling_params: one for all, or one a prompt; None: `get_default_sampling_params`.
         options: fields of `RequestOptions`, such as priority, likewise; and lora_request, a `LoRARequest`.
-        use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
+        use_tqdm: vLLM's name; False: no progress bar. There is one on a terminal and in a notebook, after a second.
         Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
         others, if some of many are wrong.
         """
@@ -257,7 +274,8 @@ class LLM(LoadedLLM):
     ) -> list[RequestOutput]:
         """Answers conversations, one or many, each a text or a list of messages with `role` and `content`.
 
-        A list of texts is a list of conversations of one message each. A content is a text or a list of parts:
+        A list of texts is a list of conversations of one message each, and so is a column of a data frame. An answer
+        ends with its text, or at `max_tokens` if that is given. A content is a text or a list of parts:
         `{"type": "text", "text": ...}` and, for models that see, `{"type": "image", "image": ...}` with a Pillow image,
         a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL. A
         `document` is a PDF file, a `video` a file or its frames.
@@ -267,10 +285,12 @@ class LLM(LoadedLLM):
         stand beside them. As `generate`.
         """
         options = take_options(template_arguments)
+        messages = as_list(messages)
         is_many = isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple, str))
         conversations: list[Any] = list(messages) if is_many else [messages]
         prompts = [self.chat_prompt(one, chat_template, **template_arguments) for one in conversations]
-        return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=not is_many))
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        return _answers(self._run(prompts, in_conversation(params), options, use_tqdm, single=not is_many))
 
     def beam_search(
         self,
@@ -373,11 +393,14 @@ class LLM(LoadedLLM):
                     logger.warning("prompt %d is refused: %s", i, request)
                     errors[i] = request
             with ProgressBar(enabled=show_progress) as bar:
-                bar.update("requests", 0, len(prompts))
+                rate = _Rate(self._session.metrics)
                 while pending:
-                    i, item = results.get()
+                    bar.update("requests", len(prompts) - len(pending), len(prompts), rate.text)
+                    try:
+                        i, item = results.get(timeout=_REFRESH_S)
+                    except queue.Empty:
+                        continue
                     request = pending.pop(i)
-                    bar.update("requests", len(prompts) - len(pending), len(prompts))
                     if isinstance(item, OutputDelta):
                         outputs[i] = OutputBuilder(request.params, request.given_prompt, request.text).add(item)
                     elif isinstance(item, PoolingOutput):
@@ -386,6 +409,7 @@ class LLM(LoadedLLM):
                         raise item
                     else:
                         errors[i] = item
+                bar.update("requests", len(prompts), len(prompts), rate.text)
         finally:
             for request in pending.values():
                 self._session.abort(request.request_id)
@@ -399,6 +423,20 @@ class LLM(LoadedLLM):
             return self._session.create_request(prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, options=known)
         except UsageError as error:
             return error
+
+
+class _Rate:
+    """The speed of a call: the tokens that the engine has generated since."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics, self._before = metrics, metrics.num_generated_tokens_total
+        self._began = time.monotonic()
+
+    @property
+    def text(self) -> str:
+        """`412 tokens/s`; empty before the first token."""
+        count = self._metrics.num_generated_tokens_total - self._before
+        return f"{count / (time.monotonic() - self._began):,.0f} tokens/s" if count > 0 else ""
 
 
 def check_beams(params: object) -> BeamSearchParams:
@@ -425,6 +463,13 @@ def beams_of(output: RequestOutput) -> BeamSearchOutput:
     )
 
 
+def in_conversation(params: Any) -> Any:
+    """Parameters, one or a list, with which an answer in a conversation has no limit of 16 tokens."""
+    if isinstance(params, (list, tuple)):
+        return [in_conversation(each) for each in params]
+    return params.in_conversation() if hasattr(params, "in_conversation") else params
+
+
 def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `RequestOptions` among keyword arguments, which are removed from them."""
     names = [*(field.name for field in dataclasses.fields(RequestOptions)), "lora_request"]
@@ -449,10 +494,18 @@ def _listed(prompts: object) -> tuple[list[Any], bool]:
     """The prompts, and whether there is only one: a text, a list of token ids, a mapping or a `Prompt`."""
     if isinstance(prompts, (str, Mapping, Prompt)):
         return [prompts], True
+    prompts = as_list(prompts)
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
         raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r:.80}")
-    is_single = bool(prompts) and not isinstance(prompts[0], (str, Sequence, Mapping, Prompt))
-    return [prompts] if is_single else list(prompts), is_single
+    if prompts and isinstance(prompts[0], int):
+        return [list(prompts)], True
+    return [as_list(prompt) for prompt in prompts], False
+
+
+def as_list(values: object) -> Any:
+    """A column of a data frame or a numpy array as a list; anything else as it is."""
+    to_list = getattr(values, "tolist", None) or getattr(values, "to_list", None)
+    return to_list() if callable(to_list) else values
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

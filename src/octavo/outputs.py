@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from octavo.generation_request import Params
     from octavo.prompt import Prompt
 
+_SHOWN_CHARS = 72
+
+
+def _short(text: str) -> str:
+    """A text as `repr` shows it, without its middle if it is long."""
+    half = _SHOWN_CHARS // 2
+    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:half]} ... {text[-half:]}")
+
+
+def _tokens(token_ids: Sequence[int]) -> str:
+    return f"<{len(token_ids)} token{'s' * (len(token_ids) != 1)}>"
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -36,6 +48,10 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None  # one entry a token of token_ids
     finish_reason: str | None = None  # None while the choice runs; then stop, length or abort
     stop_reason: int | str | None = None  # the stop token id or stop string; None for the model's own end of text
+
+    def __repr__(self) -> str:
+        reason = f", finish_reason={self.finish_reason!r}" if self.finish_reason else ""
+        return f"CompletionOutput(index={self.index}, text={_short(self.text)}, {_tokens(self.token_ids)}{reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,10 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # the first position has none
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    def __repr__(self) -> str:
+        prompt = _tokens(self.prompt_token_ids) if self.prompt is None else _short(self.prompt)
+        return f"RequestOutput(prompt={prompt}, outputs={self.outputs!r}, finished={self.finished})"
 
     @property
     def num_cached_tokens(self) -> int:
@@ -183,6 +203,9 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
     @property
     def hidden_size(self) -> int:
         return len(self.embedding)
@@ -196,6 +219,9 @@ class EmbeddingRequestOutput:
     outputs: EmbeddingOutput
     prompt_token_ids: list[int]
     finished: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return f"EmbeddingRequestOutput({_tokens(self.prompt_token_ids)}, outputs={self.outputs!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +249,9 @@ class BeamSearchSequence:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def __repr__(self) -> str:
+        return f"BeamSearchSequence(text={_short(self.text)}, cum_logprob={self.cum_logprob:.4g})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,13 @@ GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
 
+
+class DefaultLength(int):
+    """The length of an answer to a prompt whose request names none; a conversation has no such limit."""
+
+
+_DEFAULT_LENGTH = DefaultLength(16)
+
 _Checked = TypeVar("_Checked")
 
 
@@ -82,6 +89,13 @@ def changed(params: _Checked, **values: Any) -> _Checked:
     if values:
         raise TypeError(f"{type(params).__name__} has no fields {sorted(values)}")
     return copy
+
+
+def shown_fields(params: Any) -> str:
+    """The fields of a dataclass that differ from their defaults, as a call would give them."""
+    given = ((item.name, getattr(params, item.name)) for item in fields(params) if item.repr)
+    defaults = {item.name: item.default for item in fields(params)}
+    return ", ".join(f"{name}={value!r}" for name, value in given if value != defaults[name])
 
 
 class RequestOutputKind(enum.Enum):
@@ -141,8 +155,8 @@ class SamplingParams:
     stop: strings that end the text. They are removed from it, unless include_stop_str_in_output.
     stop_token_ids: ids that end the sequence, in addition to the model's own unless ignore_eos.
     min_tokens: number of tokens before which neither end-of-text nor a stop token is chosen.
-    max_tokens: None is the end of the context. If the context ends first, the answer ends there with finish_reason
-        "length"; that is not an error.
+    max_tokens: None is the end of the context, as it is in `LLM.chat` by default. If the context ends first, the
+        answer ends there with finish_reason "length"; that is not an error.
     logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
     processed_logprobs: `logprobs` are those of the distribution that the token was drawn from, after bias, penalties,
         temperature and the filters, instead of the model's own. A token that could not be drawn has none.
@@ -167,7 +181,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = limited(0, ge=0, le=_INT32_MAX)
-    max_tokens: int | None = limited(16, ge=1, le=_INT32_MAX)
+    max_tokens: int | None = limited(_DEFAULT_LENGTH, ge=1, le=_INT32_MAX)
     logprobs: int | None = limited(None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = limited(None, ge=0, le=MAX_LOGPROBS)
     processed_logprobs: bool = False
@@ -195,6 +209,9 @@ class SamplingParams:
             if not isinstance(value, kind) and (value is not None or name == "output_kind"):
                 raise _refusal(name, f"must be a {kind.__name__}, not {value!r:.80}", "invalid_type")
 
+    def __repr__(self) -> str:
+        return f"SamplingParams({shown_fields(self)})"
+
     @property
     def num_choices(self) -> int:
         return self.n
@@ -205,6 +222,10 @@ class SamplingParams:
 
     def with_output_kind(self, kind: RequestOutputKind) -> SamplingParams:
         return self if kind is self.output_kind else changed(self, output_kind=kind)
+
+    def in_conversation(self) -> SamplingParams:
+        """The parameters of an answer in a conversation: without `max_tokens` it goes on to the end of the context."""
+        return changed(self, max_tokens=None) if isinstance(self.max_tokens, DefaultLength) else self
 
     def with_defaults(self, values: Mapping[str, Any]) -> SamplingParams:
         """values: those of `SamplingDefaults`, which were checked when the model was loaded."""
@@ -327,7 +348,7 @@ def _refusal(name: str, problem: str, code: str) -> UsageError:
 def _integral(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
-    return int(value)
+    return value if isinstance(value, DefaultLength) else int(value)
 
 
 def _integer(name: str, value: object, *, ge: int, le: int | None = None) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
+
+from octavo.errors import UsageError
 
 # Arguments of vLLM's, llama-cpp-python's and transformers' classes, and those of ours that take their place.
 _RENAMED = {
     "LLM": {
-        "kv_cache_dtype": "kv_dtype",
         "n_ctx": "max_model_len",
         "n_batch": "max_num_batched_tokens",
         "n_threads": "num_threads",
@@ -24,8 +25,12 @@ _RENAMED = {
         "max_new_tokens": "max_tokens",
     },
 }
+# Arguments of vLLM that are accepted: ours, and the values with another name here; None: left out.
+_SAME: dict[str, tuple[str, dict[Any, Any]]] = {
+    "gpu_memory_utilization": ("gpu_memory", {}),
+    "kv_cache_dtype": ("kv_dtype", {"auto": None, "fp8_e4m3": "fp8"}),
+}
 _ADVICE = {
-    "gpu_memory_utilization": "gpu_memory takes the same fraction, or a size such as '20GiB'",
     "swap_space": "host_cache_memory keeps evicted blocks in main memory",
     "cpu_offload_gb": "gpu_layers sets how many layers the GPU computes",
     "trust_remote_code": "leave it out, Octavo runs no code from models",
@@ -53,6 +58,19 @@ def advice_on(name: str, known: Sequence[str]) -> str:
         return _ADVICE[name]
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+
+
+def in_our_words(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with our names in place of vLLM's. Raises UsageError if both are given."""
+    ours = {name: value for name, value in options.items() if name not in _SAME}
+    for name in _SAME.keys() & options.keys():
+        own, values = _SAME[name]
+        if own in ours:
+            raise UsageError(f"{name} and {own} are the same option; give one of them")
+        value = options[name]
+        if (value := values.get(value, value)) is not None:
+            ours[own] = value
+    return ours
 
 
 def advises(cls: _Class) -> _Class:

@@ -41,6 +41,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None
         terminal.type("Tell a very long story.\r")
         terminal.wait_for("The story")
         terminal.type("\x03")
+        terminal.wait_for("(stopped)")
         terminal.wait_for(">>>")
         terminal.type("\x03")
         terminal.wait_for("(Ctrl-D or /exit to exit)")
@@ -184,3 +185,28 @@ def test_a_model_without_template_says_so_at_once(tiny: Path) -> None:
     result = octavo_here("chat", tiny)
     assert result.returncode == 2
     assert "no chat template" in result.stderr
+
+
+def test_another_answer_another_model_and_what_is_in_use(tiny_chat: Path, tmp_path: Path) -> None:
+    other, talk = tmp_path / "other.gguf", tmp_path / "talk.json"
+    other.write_bytes(tiny_chat.read_bytes())
+    lines = f"/regenerate\n/model\nab\n/show\n/regenerate\n/save {talk}\n/model {tmp_path}/none.gguf\n"
+    lines += f"/model {other}\n/model\ncd\n/show\n/set top_k 3\n/clear\n/show\n"
+    result = octavo_here("chat", tiny_chat, "--max-tokens", "4", "--seed", "1", "--ignore-eos", stdin=lines)
+    assert (result.returncode, result.stderr) == (0, "")
+    said = result.stdout.splitlines()
+    assert said[:2] == ["There is no message to answer yet.", str(tiny_chat)]
+    assert [m["role"] for m in json.loads(talk.read_text())["messages"]] == ["user", "assistant"]
+    assert f"{tmp_path}/none.gguf: no such file or directory" in result.stdout
+    assert said.count(str(other)) == 1
+    assert f"{other} answers from now on." in said
+    uses = re.findall(r"context +64 tokens, (\d+) of them in use", result.stdout)
+    assert 0 == int(uses[2]) < int(uses[0]) < int(uses[1])  # the conversation went on with the other model
+    assert re.search(r"sampling .*top_k 3, .*max_tokens 4", result.stdout)
+
+
+def test_a_model_that_cannot_chat_does_not_replace_one_that_can(tiny_chat: Path, tiny: Path) -> None:
+    result = octavo_here("chat", tiny_chat, *GREEDY, stdin=f"ab\n/model {tiny}\n/model\ncd\n")
+    assert result.returncode == 0
+    assert "no chat template" in result.stdout
+    assert f"\n{tiny_chat}\n" in result.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from octavo.compress.source import open_source
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf
 from tests.compress.models import write_model
+from tests.support.processes import octavo_here
 
 # What `llama_model_quantize` of llama.cpp (0.5.0) wrote for models of `write_model` with 16 layers: every tensor whose
 # type is not that of most tensors. Three shapes of models, with and without an importance matrix.
@@ -129,7 +131,14 @@ def test_quantizing_again_is_done_with_a_warning(source: Path, tmp_path: Path) -
     assert run(source, first, "--type", "q8_0")[0] == 0
     code, _, error = run(first, second, "--type", "q4_0")
     assert code == 0
+    assert "quantizing the float model gives a better result" in error
     assert "tensors are quantized already" in error
+    code, _, error = run(second, tmp_path / "c.gguf", "--type", "q8_0")
+    assert code == 0
+    assert re.search(r"the result is larger than SRC, [\d.]+ .iB instead of [\d.]+ .iB: take a type with fewer", error)
+    result = octavo_here("convert", first, tmp_path / "d.gguf", "--dtype", "f16")
+    assert "their floats are as exact as those codes" in result.stderr
+    assert "larger" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from octavo.engine.load import load_engine
 from octavo.engine.loading.cache_plan import plan_cache
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.graph.cache import CacheSizes, cache_layout
-from tests.support.processes import octavo
+from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
 GIB = 2**30
@@ -162,18 +163,29 @@ def test_a_model_that_changed_just_now_is_packed_and_not_kept(
     assert not (tmp_path / "packed").exists()
 
 
-def test_the_command_keeps_packed_weights_if_asked(smollm2_path: Path, tmp_path: Path) -> None:
+def test_the_command_keeps_packed_weights_after_the_answer(smollm2_path: Path, tmp_path: Path) -> None:
     arguments = ("run", smollm2_path, "Hello", "--temperature", "0", "--max-tokens", "5", "--kv-cache-memory", "64MiB")
     environment = {"OCTAVO_CACHE": str(tmp_path)}
-    plain = octavo(*arguments, env=environment)
+    plain = octavo(*arguments, "--no-pack-cache", env=environment)
     assert not (tmp_path / "packed").exists()
-    kept = [octavo(*arguments, "--pack-cache", env=environment) for _ in range(2)]
-    assert [run.returncode for run in (plain, *kept)] == [0, 0, 0]
-    assert {run.stdout for run in kept} == {plain.stdout}
+    kept = [octavo(*arguments, *option, env=environment) for option in ((), (), ("--pack-cache",))]
+    assert plain.returncode == 0
+    assert {(run.returncode, run.stdout, run.stderr) for run in kept} == {(0, plain.stdout, plain.stderr)}
     assert len([*(tmp_path / "packed").iterdir()]) == 1
     doctor = octavo("doctor", env=environment).stdout
     assert "packed weights" in doctor
     assert "97.0 MB" in doctor or "92.5 MiB" in doctor
+
+
+def test_a_disk_with_little_room_keeps_nothing_unasked(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is a tenth of what is free; the oldest files give way, and the answer has no warning."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr("octavo.backends.kept_files.shutil.disk_usage", lambda _: SimpleNamespace(free=900_000_000))
+    result = octavo_here("run", smollm2_path, "Hello", "--max-tokens", "2", "--kv-cache-memory", "200MiB")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not [*(tmp_path / "packed").glob("*.packed")]
 
 
 def test_text_alone_imports_nothing_of_images_adapters_and_states(smollm2_path: Path) -> None:

@@ -59,6 +59,7 @@ class AdapterRegistry:
         self._slots: list[HeldAdapter | None] = [None] * limits.slots
         self._last_use: list[int] = [0] * limits.slots
         self._num_uses = 0
+        self.default = ""  # that of requests that name none; empty: the base model
 
     # --- names, from any thread ---
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 from octavo.errors import UsageError
 from octavo.graph.ops.low_rank import ADAPTERS, AdapterLimits, LowRank
@@ -58,17 +58,23 @@ class ExecutorLimits:
         return {TOKENS: tokens, OUTPUTS: outputs, LOGITS: logits, **adapters, **self.further_rows}
 
 
+KeepJob: TypeAlias = Callable[[Callable[[], bool]], None]
+"""Writes packed weights for the next start. It asks its argument whether to give up."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackCacheOptions:
     """Options for keeping packed weights on disk for the next start.
 
     identity: identifies the content of the model's files. limit_bytes: limit of all models together. resident_bytes:
-    of a model larger than memory, the bytes that may stay in memory; None: all of them may.
+    of a model larger than memory, the bytes that may stay in memory; None: all of them may. later: gets the job of
+    writing what was packed, if it is not there yet; None: it is written before the model starts, which maps it.
     """
 
     identity: str
     limit_bytes: int
     resident_bytes: int | None = None
+    later: list[KeepJob] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,9 +35,14 @@ class WrongFileError(Exception):
 class KeptFile:
     """The file of one content."""
 
-    def __init__(self, digest: bytes, limit_bytes: int) -> None:
-        """digest: of everything that its content depends on. limit_bytes: of all files together."""
+    def __init__(self, digest: bytes, limit_bytes: int, *, in_background: bool = False) -> None:
+        """digest: of everything that its content depends on. limit_bytes: of all files together.
+
+        in_background: a file that cannot be written is no warning, and its bytes need not have reached the disk.
+        """
         self._limit_bytes = limit_bytes
+        self._in_background = in_background
+        self._level = logging.INFO if in_background else logging.WARNING
         self._stem = digest.hex()[:32]
         self._name = self._stem + _SUFFIX
         self.path = env.pack_cache_dir() / self._name
@@ -84,12 +90,13 @@ class KeptFile:
             with _open_folder(self.path.parent) as folder:
                 return self._write(folder, size, write, waits=waits)
         except OSError as error:
-            logger.warning("%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
+            logger.log(self._level, "%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
             return False
 
     def _write(self, folder: int, size: int, write: Callable[[int], int], *, waits: bool) -> bool:
         if not self.fits(size):
-            logger.warning(
+            logger.log(
+                self._level,
                 "%s: the packed weights take %d MB, more than pack_cache_size allows (%d MB): not kept",
                 self.path, size // 10**6, self._limit_bytes // 10**6,
             )  # fmt: skip
@@ -110,15 +117,25 @@ class KeptFile:
                 os.ftruncate(file, size)
                 if size > self._limit_bytes:
                     raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than pack_cache_size allows")
-                os.fsync(file)
+                if not self._in_background:
+                    os.fsync(file)
                 os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
-                os.fsync(folder)
+                if not self._in_background:
+                    os.fsync(folder)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(draft, dir_fd=folder)
                 raise
         logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
         return True
+
+
+def tenth_of_disk() -> int:
+    """A tenth of the bytes that would be free on the disk without these files."""
+    folder = env.pack_cache_dir()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    files = folder.glob(f"*{_SUFFIX}") if existing == folder else ()
+    return (shutil.disk_usage(existing).free + sum(file.stat().st_size for file in files)) // 10
 
 
 def padded(nbytes: int) -> int:

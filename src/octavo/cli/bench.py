@@ -11,7 +11,15 @@ import click
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options
-from octavo.cli.terminal import find_model, show_help_without_command, write, write_facts, write_json
+from octavo.cli.terminal import (
+    find_model,
+    show_help_without_command,
+    write,
+    write_facts,
+    write_json,
+    write_note,
+    write_table,
+)
 from octavo.engine.loading.progress_bar import size
 
 if TYPE_CHECKING:
@@ -137,21 +145,28 @@ def _write_speculation(report: SpeculationReport) -> None:
             "load": f"{users}, temperature {report.temperature:g}, {report.turns} turns",
         }
     )
-    names = "".join(f"{name:>9}" for name in ("tokens", "right", "a step", "off", "on", "gain", "first"))
-    write(f"\n{'kind of text':<18}{names}\n")
-    for each in report.kinds:
-        right = "-" if each.accepted_share is None else f"{each.accepted_share:.0%}"
-        write(
-            f"{each.kind:<18}{each.num_tokens:>9}{right:>9}{each.tokens_per_step:>9.2f}{each.plain_tokens_per_s:>9.1f}"
-            f"{each.tokens_per_s:>9.1f}{each.gain:>9.2f}{each.first_token_ratio:>9.2f}\n"
-        )
+    rows = [
+        {
+            "kind of text": each.kind,
+            "tokens": f"{each.num_tokens}",
+            "right": "-" if each.accepted_share is None else f"{each.accepted_share:.0%}",
+            "a step": f"{each.tokens_per_step:.2f}",
+            "off": f"{each.plain_tokens_per_s:.1f}",
+            "on": f"{each.tokens_per_s:.1f}",
+            "gain": f"{each.gain:.2f}",
+            "first": f"{each.first_token_ratio:.2f}",
+        }
+        for each in report.kinds
+    ]
+    write("\n")
+    write_table(rows, right=("tokens", "right", "a step", "off", "on", "gain", "first"))
     bits = "the same bits" if report.are_equal else "NOT the same"
     edits = "" if report.edit_gain is None else f"edits {report.edit_gain:.2f}, "
-    write(
+    write_note(
         f"\n{edits}all {report.gain:.2f} (geometric means), worst {report.worst_gain:.2f}\n"
         f"answers with drafts are {bits}\n\n"
-        "right: share of the drafts that were right. a step: tokens of a step. off, on: tokens/s after the first,\n"
-        "without drafts and with. gain: median of the turns. first: time to the first token with drafts over without.\n"
+        "right: share of the drafts that were right. a step: tokens of a step. off, on: tokens/s after the first, "
+        "without drafts and with. gain: median of the turns. first: time to the first token with drafts over without."
     )
 
 
@@ -172,36 +187,42 @@ def _write_profile(report: ProfileReport) -> None:
         }
     )
     for step in report.steps:
-        write("\n" + "\n".join(_step_lines(step)) + "\n")
-    write(
-        "\nms: time in one step, mean of the fastest quarter of the steps. ceiling: the least possible time for the\n"
-        "bytes and FLOPs by the measured ceilings, divided by the time. lost: time beyond the least possible.\n"
-        "wait: share of the threads' time spent waiting for the slowest thread.\n"
+        _write_step(step)
+    write_note(
+        "\nms: time in one step, mean of the fastest quarter of the steps. ceiling: the least possible time for the "
+        "bytes and FLOPs by the measured ceilings, divided by the time. lost: time beyond the least possible. "
+        "wait: share of the threads' time spent waiting for the slowest thread."
     )
 
 
-def _step_lines(step: StepProfile) -> list[str]:
+def _write_step(step: StepProfile) -> None:
     """The table of one step, sorted by the time lost."""
     ceilings = step.ceilings
     limits = [text.format(ceilings.value(name) / 1e9) for name, text in _BANDWIDTHS.items()]
     products = (ceilings.product_rate, "float multiply-adds")
     limits += [f"{ceilings.value(name) / 1e9:.0f} G {name}/s" for name in products]
-    lines = [
-        f"{step.name}, context {step.context}; at most " + ", ".join(limits),
-        f"{'operation':<36}{'count':>6}{'ms':>9}{'MB':>9}{'MFLOP':>10}{'ceiling':>9}{'lost ms':>9}{'wait':>6}",
-    ]
+    write_note(f"\n{step.name}, context {step.context}; at most " + ", ".join(limits))
+    rows = []
     for operation in step.by_kind():
         seconds = operation.seconds
         wait = operation.waiting_seconds / (ceilings.threads * seconds) if seconds else 0.0
-        lines.append(
-            f"{operation.label:<36}{operation.count:>6}{1e3 * seconds:>9.3f}{operation.bytes_moved / 1e6:>9.2f}"
-            f"{operation.flops / 1e6:>10.1f}{operation.fraction_of_ceiling:>9.0%}"
-            f"{1e3 * (seconds - operation.least_seconds):>9.3f}{wait:>6.0%}"
+        rows.append(
+            {
+                "operation": operation.label,
+                "count": f"{operation.count}",
+                "ms": f"{1e3 * seconds:.3f}",
+                "MB": f"{operation.bytes_moved / 1e6:.2f}",
+                "MFLOP": f"{operation.flops / 1e6:.1f}",
+                "ceiling": f"{operation.fraction_of_ceiling:.0%}",
+                "lost ms": f"{1e3 * (seconds - operation.least_seconds):.3f}",
+                "wait": f"{wait:.0%}",
+            }
         )
     total, wall = step.operation_seconds, step.seconds
-    lines.append(f"{'all operations':<42}{1e3 * total:>9.3f}")
-    lines.append(f"{'wall time of the step':<42}{1e3 * wall:>9.3f}   operations are {total / wall:.1%} of it")
-    return lines
+    rows.append(dict.fromkeys(rows[0], "") | {"operation": "all operations", "ms": f"{1e3 * total:.3f}"})
+    rows.append(dict.fromkeys(rows[0], "") | {"operation": "wall time of the step", "ms": f"{1e3 * wall:.3f}"})
+    write_table(rows, right=[name for name in rows[0] if name != "operation"])
+    write(f"operations are {total / wall:.1%} of it\n")
 
 
 def _write(report: LatencyReport | ThroughputReport, as_json: bool) -> None:
@@ -223,10 +244,12 @@ def _write(report: LatencyReport | ThroughputReport, as_json: bool) -> None:
             + (f", {threads} threads" if threads else ""),
         }
     )
-    write("\n" + f"{'figure':<25}{'median':>12}{'low':>12}{'high':>12}\n")
+    rows = []
     for name, value in figures.items():
-        if isinstance(value, dict):
-            write(f"{name:<25}{value['median']:>12.4g}{value['low']:>12.4g}{value['high']:>12.4g}\n")
-        elif value is not None:
-            write(f"{name:<25}{value:>12.4g}\n")
-    write("\n" + "".join(f"{name}: {text}\n" for name, text in definitions.items()))
+        spread = value if isinstance(value, dict) else {"median": value}
+        if value is not None:
+            numbers = {key: f"{spread[key]:.4g}" if key in spread else "" for key in ("median", "low", "high")}
+            rows.append({"figure": name, **numbers})
+    write("\n")
+    write_table(rows, right=("median", "low", "high"))
+    write_note("\n" + "\n".join(f"{name}: {text}" for name, text in definitions.items()))

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ from octavo.cli.chat_images import dropped_images
 from octavo.cli.chat_input import ChatInput
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
+from octavo.cli.markdown import MarkdownStyle
 from octavo.cli.options import (
     DEFAULT_MODEL,
+    MODEL_DEFAULTS,
     Options,
     in_flags,
     parse_sampling_value,
@@ -27,7 +30,16 @@ from octavo.cli.options import (
     with_engine_options,
     with_sampling_options,
 )
-from octavo.cli.terminal import is_terminal, load_model, parts_of, say_limit, write
+from octavo.cli.terminal import (
+    find_model,
+    has_colour,
+    is_terminal,
+    load_model,
+    parts_of,
+    say_limit,
+    write,
+    write_facts,
+)
 from octavo.cli.word_wrap import WordWrap
 from octavo.errors import EngineDeadError, ModelWriteError, OctavoError, UsageError
 from octavo.tokenizer.turns import fit_turns
@@ -43,6 +55,9 @@ _HELP = """/clear          start a new conversation (also /reset)
 /set NAME VALUE set a sampling parameter; /set alone lists them
 /save FILE      write the conversation to a file; /load FILE continues it
 /image FILE     send an image with the next message, or drop its file at the end of the message
+/regenerate     answer the last message again
+/model NAME     go on with another model; /model alone names this one
+/show           show the model, the sampling and the length of the conversation
 /help           show this list (also /?)
 /exit           exit (or Ctrl-D)
 Ctrl-C          stop the answer
@@ -50,6 +65,8 @@ Ctrl-C          stop the answer
 """
 _ALIASES = {"/?": "/help", "/reset": "/clear", "/quit": "/exit", "/bye": "/exit"}
 _MAX_FILE_BYTES = 64 << 20
+# Options that belong to the first model alone.
+_OF_ONE_MODEL = frozenset({"revision", "lora_modules", "mmproj", "draft_model", "speculative_config", "max_model_len"})
 
 
 @click.command(cls=HeadedCommand)
@@ -79,13 +96,11 @@ def converse(
 
     trims: see `--no-trim`. adapter: its name among those of the options; empty: none.
     """
-    params = sampling_params(sampling_options)
-    with load_model(model, engine_options, will_chat=True) as llm:
-        llm.check_generates()
-        params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
+    sampling_params(sampling_options)  # raises before the model is loaded
+    with closing(_Loaded(model, engine_options)) as loaded:
         if is_terminal(sys.stdin):
             write("/help for help, Ctrl-D to exit\n")
-        conversation = _Conversation(llm, params, system, trims=trims, has_own_limit="max_tokens" in sampling_options)
+        conversation = _Conversation(loaded, sampling_options, system, trims=trims)
         conversation.adapter = adapter
         conversation.encode()  # a model without a chat template is refused before the first question
         for message in ChatInput([*_Conversation.COMMANDS, *_ALIASES]).messages():
@@ -93,26 +108,68 @@ def converse(
                 break
 
 
+class _Loaded:
+    """The model of the conversation, which another one may replace."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self._options = name, options
+        self.llm = self._load(name)
+
+    def replace(self, name: str) -> None:
+        """Loads another model, or this one again if that fails. Raises OctavoError."""
+        find_model(name, {})  # a wrong name or a failed download costs nothing
+        before = self._options
+        self._options = {key: value for key, value in before.items() if key not in _OF_ONE_MODEL}
+        self.close()
+        try:
+            self.llm = self._load(name)
+            self.llm.chat_prompt("Hi")  # raises without a chat template
+        except OctavoError:
+            self.close()
+            self._options = before
+            self.llm = self._load(self.name)
+            raise
+        self.name = name
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self.llm.close()
+
+    def _load(self, name: str) -> LLM:
+        llm = load_model(name, self._options, will_chat=True)
+        try:
+            llm.check_generates()
+        except OctavoError:
+            llm.close()
+            raise
+        return llm
+
+
 class _Conversation:
     """The messages so far, and the commands that change them.
 
-    trims: the oldest turns make room when the context is full. has_own_limit: the user has limited the answers, so that
-    an end at that limit need not be told.
+    given: the sampling that the user has chosen. trims: the oldest turns make room when the context is full.
     """
 
-    def __init__(
-        self, llm: LLM, params: SamplingParams, system: str | None, *, trims: bool, has_own_limit: bool
-    ) -> None:
-        self._llm = llm
+    def __init__(self, loaded: _Loaded, given: Options, system: str | None, *, trims: bool) -> None:
+        self._loaded = loaded
+        self._given = dict(given)
         self.adapter = ""  # its name; empty: none
-        self._has_own_limit = has_own_limit
-        self._params = params
         self._system = system
         self._trims = trims
         self._messages: list[dict[str, Any]] = []
         self._waiting: list[Path] = []  # images of the next message
         self._items: dict[str, MediaItem | ItemSeries] = {}  # by path, as the messages have it
         self._clear("")
+
+    @property
+    def _llm(self) -> LLM:
+        return self._loaded.llm
+
+    @property
+    def _params(self) -> SamplingParams:
+        """The chosen sampling, and for the rest the model's own."""
+        return sampling_params(self._given).with_defaults(self._llm.sampling_defaults.without(self._given))
 
     def encode(self) -> tuple[Prompt, int]:
         """The prompt of the conversation, or of a greeting without a question; and the number of dropped turns."""
@@ -188,8 +245,9 @@ class _Conversation:
         if not name:
             write("".join(f"{known:<27} {getattr(self._params, known)}\n" for known in sampling_names()))
             return
-        self._params = replace(self._params, **{name: parse_sampling_value(name, value.strip())})
-        self._has_own_limit = self._has_own_limit or name == "max_tokens"
+        chosen = {**self._given, name: parse_sampling_value(name, value.strip())}
+        sampling_params(chosen)  # raises
+        self._given = chosen
         write(f"{name} is now {getattr(self._params, name)}\n")
 
     def _save(self, file: str) -> None:
@@ -211,12 +269,51 @@ class _Conversation:
         self._system = first["content"] if first.get("role") == "system" else None
         write(f"The conversation has {len(self._messages)} messages.\n")
 
+    def _regenerate(self, _: str) -> None:
+        """Answers the last message again, with another seed."""
+        has_answer = bool(self._messages) and self._messages[-1]["role"] == "assistant"
+        answer = self._messages.pop() if has_answer else None
+        if not self._messages or self._messages[-1]["role"] != "user":
+            write("There is no message to answer yet.\n")
+        elif not self._reply(replace(self._params, seed=None)) and answer is not None:
+            self._messages.append(answer)
+
+    def _set_model(self, name: str) -> None:
+        if not name:
+            write(f"{self._loaded.name}\n")
+            return
+        try:
+            self._loaded.replace(name)
+        except EngineDeadError:
+            raise
+        except OctavoError as error:
+            write(f"{in_flags(str(error))}\n")
+            return
+        self.adapter = ""
+        write(f"{name} answers from now on.\n")
+        if _images_of(self._messages) or self._waiting:
+            self._clear("", "New conversation: images are read anew for each model.\n")
+
+    def _show(self, _: str) -> None:
+        params, length = self._params, len(self.encode()[0].token_ids) if self._messages else 0
+        write_facts(
+            {
+                "model": self._loaded.name,
+                "context": f"{self._llm.max_model_len:,} tokens, {length:,} of them in use",
+                "system": self._system or "none",
+                "sampling": ", ".join(f"{name} {getattr(params, name)}" for name in (*MODEL_DEFAULTS, "max_tokens")),
+            }
+        )
+
     COMMANDS = {  # noqa: RUF012 - no instance changes it
         "/help": lambda *_: write(_HELP),
         "/clear": lambda self, rest: self._clear(rest, "New conversation.\n"),
         "/system": _set_system,
         "/set": _set,
         "/image": _image,
+        "/regenerate": _regenerate,
+        "/model": _set_model,
+        "/show": _show,
         "/save": _save,
         "/load": _load,
     }
@@ -226,32 +323,37 @@ class _Conversation:
         self._waiting = []
         content = [*parts, {"type": "text", "text": question}] if parts else question
         self._messages.append({"role": "user", "content": content})
+        if not self._reply(self._params):
+            self._messages.pop()
+
+    def _reply(self, params: SamplingParams) -> bool:
+        """Answers the last message. False: it cannot be answered."""
         pieces: list[str] = []
-        last = None
-        wrap = WordWrap(None if is_terminal(sys.stdout) else 0)
+        last, is_stopped = None, False
+        wrap = WordWrap(None if is_terminal(sys.stdout) else 0, MarkdownStyle() if has_colour() else None)
         try:
             prompt, num_dropped = self.encode()
             if num_dropped:
                 turns = "turn is" if num_dropped == 1 else f"{num_dropped} turns are"
                 click.echo(f"octavo: the context is full: the oldest {turns} left out (--no-trim refuses)", err=True)
-            with self._llm.stream(prompt, self._params, adapter=self.adapter) as stream:
+            with self._llm.stream(prompt, params, adapter=self.adapter) as stream:
                 for part in parts_of(stream):
                     pieces.append(part.outputs[0].text)
                     wrap.write(pieces[-1])
                     last = part
         except KeyboardInterrupt:  # the partial answer stays in the conversation
-            pass
+            is_stopped = True
         except EngineDeadError:
             raise
         except OctavoError as error:  # for example, the question alone is longer than the context
-            self._messages.pop()
             click.echo(f"octavo: {in_flags(str(error))} (/clear starts a new conversation)", err=True)
-            return
+            return False
         wrap.end()
-        write("\n")
-        if last is not None and not self._has_own_limit:
+        write("\n(stopped)\n" if is_stopped else "\n")
+        if last is not None and "max_tokens" not in self._given:
             say_limit(last)
         self._messages.append({"role": "assistant", "content": "".join(pieces)})
+        return True
 
 
 def _file(name: str, command: str) -> Path:

@@ -48,7 +48,10 @@ def complete_model(_: click.Context, __: click.Parameter, beginning: str) -> lis
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import catalogue
     from octavo.loader.library import installed
+    from octavo.loader.named_models import every
 
-    names = dict.fromkeys([*(model.name for model in installed()), *ALIASES, *catalogue()])
+    names = dict.fromkeys(
+        [*(named.name for named in every()), *(model.name for model in installed()), *ALIASES, *catalogue()]
+    )
     found = [CompletionItem(name) for name in names if name.startswith(beginning)]
     return found or [CompletionItem(beginning, type="file")]

@@ -49,7 +49,8 @@ def doctor(*, as_json: bool) -> None:
             "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} of these",
             "dependencies": ", ".join(f"{name} {version}" for name, version in findings["dependencies"].items()),
             "problems": "; ".join(findings["problems"]) or "none",
-        }
+        },
+        colours={"problems": "red" if findings["problems"] else "green"},
     )
 
 

@@ -30,6 +30,8 @@ _COMMANDS = {
     "ps": "servers.ps",
     "stop": "servers.stop",
     "pull": "models.pull",
+    "create": "named.create",
+    "cp": "named.cp",
     "list": "models.list_models",
     "rm": "models.rm",
     "cache": "cache.cache",

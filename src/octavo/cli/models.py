@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
+from octavo import env
 from octavo.cli.completion import complete_model
 from octavo.cli.terminal import find_model, is_terminal, write, write_json, write_table
 from octavo.engine.loading.progress_bar import size
@@ -29,19 +31,25 @@ def pull(*, models: tuple[str, ...], revision: str | None) -> None:
 @click.option("--all", "every", is_flag=True, help="list every short name instead, with its repository")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 def list_models(*, every: bool, as_json: bool) -> None:
-    """List the downloaded models: name, size, last use and path."""
+    """List the downloaded models, your own GGUF files that were used, and your own names of models."""
     from octavo.loader.library import age, installed
+    from octavo.loader.named_models import every as every_name
 
     if every:
         return _list_names(as_json)
-    models = installed()
+    models, named = installed(), every_name()
     if as_json:
-        write_json([{"name": m.name, "bytes": m.nbytes, "used": m.used, "path": str(m.path)} for m in models])
-    elif not models:
+        own = [{"name": m.name, "bytes": None, "used": None, "path": m.model} for m in named]
+        write_json([*own, *[{"name": m.name, "bytes": m.nbytes, "used": m.used, "path": str(m.path)} for m in models]])
+    elif not models and not named:
         write("No models are downloaded. `octavo run` downloads smollm2; `octavo list --all` lists short names.\n")
     else:
-        rows = [{"NAME": m.name, "SIZE": size(m.nbytes), "USED": age(m.used), "PATH": str(m.path)} for m in models]
-        write_table(rows)
+        rows = [{"NAME": m.name, "SIZE": "", "USED": "", "PATH": f"made from {m.model}"} for m in named]
+        rows += [
+            {"NAME": m.name, "SIZE": size(m.nbytes), "USED": age(m.used), "PATH": "" if m.is_own else str(m.path)}
+            for m in models
+        ]
+        write_table(rows, right=("SIZE",))
         write(f"{size(sum(m.nbytes for m in models))} in all\n")
     return None
 
@@ -50,27 +58,44 @@ def list_models(*, every: bool, as_json: bool) -> None:
 @click.argument("names", shell_complete=complete_model, nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 def rm(*, names: tuple[str, ...], yes: bool) -> None:
-    """Delete downloaded models. NAME is as `octavo list` shows it, or a short name."""
+    """Delete downloaded models. NAME is as `octavo list` shows it, or a short name.
+
+    Your own files are only taken off the list, and a name of `octavo create` or `cp` leaves its model.
+    """
     import sys
 
     from octavo.loader.hub import label_of
     from octavo.loader.library import installed, remove
+    from octavo.loader.named_models import find as find_named
+    from octavo.loader.named_models import remove as forget
 
     known = {model.name: model for model in installed()}
+    by_path = {str(model.path): model for model in known.values() if model.is_own}
+    own = [named for name in names if (named := find_named(name)) is not None]
     chosen: list[Any] = []
     for name in names:
-        model = known.get(name) or known.get(label_of(name) or "")
+        if find_named(name) is not None:
+            continue
+        path = os.path.abspath(env.user_path(name))
+        model = known.get(name) or known.get(label_of(name) or "") or by_path.get(path)
         if model is None:
             raise UsageError(f"{name!r} is not downloaded; there are: {', '.join(known) or 'none'}")
         chosen.append(model)
-    total = size(sum(model.nbytes for model in chosen))
-    if not yes:
+    total = size(sum(model.nbytes for model in chosen if not model.is_own))
+    if not yes and not all(model.is_own for model in chosen):
         if not is_terminal(sys.stdin):
             raise UsageError(f"deleting {total} needs a yes: run it at a terminal, or give --yes")
-        click.confirm(f"Delete {', '.join(model.name for model in chosen)} ({total})?", abort=True, err=True)
+        listed = ", ".join(model.name for model in chosen if not model.is_own)
+        click.confirm(f"Delete {listed} ({total})?", abort=True, err=True)
+    for named in own:
+        forget(named.name)
+        write(f"deleted the name {named.name}; {named.model} stays\n")
     for model in chosen:
         remove(model)
-        write(f"deleted {model.name} ({size(model.nbytes)})\n")
+        if model.is_own:
+            write(f"{model.name} is off the list; the file stays\n")
+        else:
+            write(f"deleted {model.name} ({size(model.nbytes)})\n")
 
 
 def _list_names(as_json: bool) -> None:

@@ -61,6 +61,7 @@ _SHORT_FLAGS |= {
     "max_model_len": ["-c", "--ctx-size"],
     "num_threads": ["-t", "--threads"],
     "gpu_layers": ["-ngl", "--n-gpu-layers"],
+    "gpu_memory": ["--gpu-memory-utilization"],
     "draft_model": ["-md", "--model-draft"],
     "alias": ["-a", "--served-model-name"],
     "cors_origin": ["--cors-origins", "--cors"],

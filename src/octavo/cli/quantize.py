@@ -129,6 +129,7 @@ def quantize(**options: Any) -> None:
             assert mixture is not None
             choices = choose_types(model, mixture, type_options, has_importance=options["imatrix"] is not None)
         _warn(choices)
+        _warn_growth(choices)
         if not options["dry_run"]:
             if text is None:
                 chunks, save = options["calibration_chunks"], options["save_imatrix"]
@@ -389,9 +390,15 @@ def _warn(choices: list[TypeChoice]) -> None:
 
     again = [c for c in choices if c.tensor.type_name not in {*DENSE_TYPES, c.type_name}]
     if again:
+        first = again[0]
+        advice = (
+            "their floats are as exact as those codes: take the float model if there is one"
+            if first.type_name in DENSE_TYPES
+            else "quantizing the float model gives a better result"
+        )
         click.echo(
-            f"octavo: warning: {len(again)} tensors are quantized already, {again[0].tensor.name} as "
-            f"{again[0].tensor.type_name}; quantizing the float model gives a better result",
+            f"octavo: warning: {len(again)} tensors are quantized already, {first.tensor.name} as "
+            f"{first.tensor.type_name}; {advice}",
             err=True,
         )
     if misfits := [c for c in choices if "does not fit" in c.note]:
@@ -399,6 +406,18 @@ def _warn(choices: list[TypeChoice]) -> None:
         click.echo(
             f"octavo: {len(misfits)} tensors have widths that their type does not allow; "
             f"{first.tensor.name}: {first.note}, so it is {first.type_name}",
+            err=True,
+        )
+
+
+def _warn_growth(choices: list[TypeChoice]) -> None:
+    from octavo.quantization.ggml import stored_bytes
+
+    before = sum(stored_bytes(choice.tensor.type_name, choice.tensor.shape) for choice in choices)
+    if (after := sum(choice.nbytes for choice in choices)) > before:
+        click.echo(
+            f"octavo: warning: the result is larger than SRC, {size(after)} instead of {size(before)}: take a type "
+            "with fewer bits",
             err=True,
         )
 

@@ -135,13 +135,15 @@ def run(
         cache.restore(llm)
         parts = _stream(llm, asked, params, options, show=not as_json)
         cache.save(llm, parts[-1])
-    report = _report(model, prompt, parts, load_s, time.monotonic() - started)
-    if as_json:
-        write_json(report, indent=None)
-    if verbose:
-        click.echo(_summary(report["timings"]), err=True)
-    if "max_tokens" not in sampling_options:
-        say_limit(parts[-1])
+        report = _report(model, prompt, parts, load_s, time.monotonic() - started)
+        if as_json:
+            write_json(report, indent=None)
+        if verbose:
+            click.echo(_summary(report["timings"]), err=True)
+        if "max_tokens" not in sampling_options:
+            say_limit(parts[-1])
+        with suppress(KeyboardInterrupt):  # the answer is there; a later start may keep them
+            llm.wait_until_kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +295,11 @@ def _is_model(word: str) -> bool:
     if len(word.split()) != 1 or not any(c.isalpha() for c in word):
         return False
     from octavo.loader.aliases import ALIASES
+    from octavo.loader.named_models import find
     from octavo.loader.references import parse
 
     try:
-        return word.lower() in ALIASES or parse(word) is not None
+        return word.lower() in ALIASES or find(word) is not None or parse(word) is not None
     except ModelLoadError:  # an address of something else, which loading explains
         return True
 

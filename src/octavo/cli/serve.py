@@ -24,9 +24,11 @@ from octavo.cli.options import (
     with_engine_options,
     with_server_options,
 )
+from octavo.cli.terminal import mark_own_file
 from octavo.config import EngineConfig
 from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
+from octavo.loader.named_models import expanded
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_names import read_aliases, served_name, split_names
 from octavo.server.models.served_adapters import AdapterGiven
@@ -94,6 +96,8 @@ def serve(
     configs = configs_of(words, _with_adapters(options, config), config.alias)
     read_aliases(config.alias, list(configs))  # raises
     _check_replicas(config, list(configs.values()))
+    for each in configs.values():
+        mark_own_file(each.model)
     _end_at_once_on_signals()
     helping = [each for each in configs.values() if each.node_rank > 0]
     if helping:
@@ -218,7 +222,7 @@ def configs_of(words: list[str], engine_options: Options, aliases: Sequence[str]
             raise UsageError(f"{word!r} needs a name because there are several models: write NAME={word}")
         if name in configs:
             raise UsageError(f"two models have the name {name!r}; give each its own name")
-        configs[name] = EngineConfig(model=model, **options)
+        configs[name] = EngineConfig.resolve(*expanded(model, options))
     for given in adapters:
         parent = given.parent or next(iter(configs))
         if parent not in configs:

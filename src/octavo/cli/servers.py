@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from octavo.cli.terminal import is_terminal, write, write_json, write_table
-from octavo.engine.loading.progress_bar import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar, duration
 from octavo.errors import UsageError
 from octavo.server.models.model_names import served_name
 from octavo.server.registry import RunningServer, running_servers
@@ -26,6 +26,7 @@ from octavo.server.registry import RunningServer, running_servers
 _ASK_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 20
 _POLL_S = 0.1
+_STATE_COLOURS = {"ready": "green", "loading or ending": "yellow", "not answering": "red"}
 
 
 @click.command()
@@ -38,7 +39,7 @@ def ps(*, as_json: bool) -> None:
     elif not servers:
         write("No server is running. `octavo serve MODEL` starts one.\n")
     else:
-        write_table([{name.upper(): _text(value) for name, value in facts.items()} for facts in servers])
+        write_table([_row(facts) for facts in servers], right=("REQUESTS", "UP"), colours=_STATE_COLOURS)
 
 
 @click.command()
@@ -106,6 +107,12 @@ def _facts(server: RunningServer) -> dict[str, Any]:
         "requests": load.get("server_load") if status == 200 else None,
         "up_s": int(time.time() - server.began),
     }
+
+
+def _row(facts: dict[str, Any]) -> dict[str, str]:
+    """The facts for people."""
+    texts = {name.upper(): _text(value) for name, value in facts.items() if name != "up_s"}
+    return {**texts, "UP": duration(facts["up_s"])}
 
 
 def _ask(url: str) -> tuple[int, dict[str, Any]]:

@@ -14,7 +14,7 @@ from octavo import env
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_model_options
-from octavo.cli.terminal import find_headers, write, write_facts, write_json
+from octavo.cli.terminal import find_headers, write, write_facts, write_json, write_note, write_table
 from octavo.config import EngineConfig
 from octavo.engine.loading.progress_bar import size
 from octavo.errors import OctavoError
@@ -39,6 +39,7 @@ def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     also be the path of an adapter (LoRA): its ranks, modules and size.
     """
     from octavo.loader.checkpoint import open_checkpoint
+    from octavo.loader.named_models import find
 
     if (adapter := _adapter(model)) is not None:
         write_json(asdict(adapter)) if as_json else _write_adapter(adapter)
@@ -51,10 +52,15 @@ def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     ):
         description = describe(checkpoint, EngineConfig.resolve(model, options))
         description["path"] = place or description["path"]
+    named = find(model)
     if as_json:
-        write_json(description)
-    else:
-        _write(description)
+        own = {} if named is None else {"made_from": named.model, "made_with": named.options}
+        write_json({**description, **own})
+        return
+    if named is not None:
+        settings = {name.replace("_", " "): str(value) for name, value in named.options.items()}
+        write_facts({"name": named.name, "made from": named.model, **settings})
+    _write(description)
 
 
 def _adapter(model: str) -> AdapterFacts | None:
@@ -250,9 +256,9 @@ def _write(facts: dict[str, Any]) -> None:
         }
     )
     for line in facts["providers"]:
-        write(f"\nkernels: {line}\n")
+        write_note(f"\nkernels: {line}")
     for warning in facts["warnings"]:
-        write(f"\nwarning: {warning}\n")
+        write_note(f"\nwarning: {warning}")
     _write_table(facts)
 
 
@@ -276,16 +282,26 @@ def _cache(facts: dict[str, Any]) -> str:
 
 def _write_table(facts: dict[str, Any]) -> None:
     """The matrices as the engine holds them; those of the file if it cannot hold them."""
+    write("\n")
     if not facts["in_memory"]:
-        write("\nformat     weights         bytes\n")
-        for name, amount in facts["formats"].items():
-            write(f"{name:<8} {amount['weights']:>15,} {size(amount['bytes']):>12}\n")
+        found = facts["formats"].items()
+        rows = [{"format": name, "weights": f"{x['weights']:,}", "bytes": size(x["bytes"])} for name, x in found]
+        write_table(rows, right=("weights", "bytes"))
         return
-    write("\nformat        bits  group    kernel       products        weights    in memory  read a token\n")
-    for entry in facts["in_memory"]:
-        write(
-            f"{entry['format']:<12} {entry['bits_per_weight']:>5.2f}  {entry['group']:<8} {entry['kernel']:<12} "
-            f"{entry['products']:<8} {entry['weights']:>14,} {size(entry['bytes']):>12} "
-            f"{size(entry['bytes_read_per_token']):>13}\n"
-        )
-    write(f"{'':<78}{size(facts['bytes_read_per_token']):>13}\n")
+    rows = [
+        {
+            "format": entry["format"],
+            "bits": f"{entry['bits_per_weight']:.2f}",
+            "group": str(entry["group"]),
+            "kernel": entry["kernel"],
+            "products": entry["products"],
+            "weights": f"{entry['weights']:,}",
+            "in memory": size(entry["bytes"]),
+            "read/token": size(entry["bytes_read_per_token"]),
+        }
+        for entry in facts["in_memory"]
+    ]
+    if len(rows) > 1:
+        total = {"format": "all", "in memory": size(sum(entry["bytes"] for entry in facts["in_memory"]))}
+        rows.append(dict.fromkeys(rows[0], "") | total | {"read/token": size(facts["bytes_read_per_token"])})
+    write_table(rows, right=("bits", "weights", "in memory", "read/token"))

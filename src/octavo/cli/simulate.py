@@ -49,7 +49,7 @@ def write_simulation(
     except UsageError as error:
         raise UsageError(f"--simulate divides the model among several ranks: {error}") from None
     on_torch = backend_name(several).startswith("torch")
-    whole_logits = needs_all_logits(sampling.values, on_torch=on_torch)
+    whole_logits = needs_all_logits(sampling.numbers, on_torch=on_torch)
     load = Load(context, users, whole_experts, whole_logits)
     nodes, machines = machines_of(text)
     choices = simulate(checkpoint, config, machines, nodes, load)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from octavo import env
 from octavo.cli.options import MAX_ANSWER_TOKENS
 from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
 
 _POLL_S = 0.1
+_LEAST_COLUMNS = 16
 
 
 def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[Path, Options]:
@@ -32,7 +35,9 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
     options: fields of `EngineConfig`, of which `revision` belongs to the hub id. refresh: as the hub has it now.
     """
     from octavo.loader.hub import resolve_model
+    from octavo.loader.named_models import expanded
 
+    model, options = expanded(model, options)
     left = {name: value for name, value in options.items() if name != "revision"}
     with ProgressBar(in_bytes=True, announced=True, transient=True) as progress:
         path = resolve_model(
@@ -44,14 +49,24 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
     return path, left
 
 
+def mark_own_file(model: str) -> None:
+    """Notes the use of a model that is a GGUF file of the user."""
+    if model.endswith(".gguf") and (path := env.user_path(model)).is_file():
+        from octavo.loader.library import mark_file
+
+        mark_file(path)
+
+
 @contextmanager
 def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | None, Options]]:
     """The files of a model as far as `open_checkpoint` reads them, with nothing but headers if they are not here yet.
 
     Yields the file or directory, the place of one that is not here, and the options that remain as `find_model` does.
     """
+    from octavo.loader.named_models import expanded
     from octavo.loader.remote_headers import remote_headers
 
+    model, options = expanded(model, options)
     with ExitStack() as context:
         with ProgressBar(in_bytes=True, announced=True, transient=True) as progress:
             progress.update("reading headers", 0, 0)
@@ -81,6 +96,7 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
         from octavo.llm import LLM
 
         path, options = find_model(model, options)
+        mark_own_file(model)
         with ProgressBar(in_bytes=True, transient=True) as progress:
             progress.update("loading", 0, 0)
             return LLM(
@@ -158,14 +174,79 @@ def write_json(value: object, *, indent: int | None = 2) -> None:
     write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
 
 
-def write_facts(facts: dict[str, str]) -> None:
-    """Writes names and values in two columns."""
-    width = max(map(len, facts))
-    write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
+def has_colour() -> bool:
+    """True if standard output is a terminal that shows colours, and the user wants them (`NO_COLOR`)."""
+    return is_terminal(sys.stdout) and env.wants_colour()
 
 
-def write_table(rows: list[dict[str, str]]) -> None:
-    """Writes rows of the same columns under their names."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) -> None:
+    """Writes names and values in two columns; at a terminal, long values in several lines.
+
+    colours: of values, by name.
+    """
+    width, columns = max(map(len, facts)), _columns()
+    shown = has_colour()
+    for name, value in facts.items():
+        lines = _wrapped(value, columns and max(columns - width - 2, _LEAST_COLUMNS))
+        colour = (colours or {}).get(name) if shown else None
+        text = f"\n{'':<{width}}  ".join(click.style(line, fg=colour) if colour else line for line in lines)
+        write(f"{click.style(f'{name:<{width}}', bold=True) if shown else f'{name:<{width}}'}  {text}\n")
+
+
+def write_table(
+    rows: list[dict[str, str]], *, right: Collection[str] = (), colours: dict[str, str] | None = None
+) -> None:
+    """Writes rows of the same columns under their names. At a terminal the widest columns are cut until a row fits.
+
+    right: the columns that are aligned to the right. colours: of whole values.
+    """
+    names = list(rows[0])
+    lines = [names, *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    write("".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines))
+    columns = _columns()
+    while columns and sum(widths) + 2 * (len(widths) - 1) > columns and max(widths) > _LEAST_COLUMNS:
+        widths[max(range(len(widths)), key=lambda i: (widths[i], i))] -= 1
+    shown = has_colour()
+    for number, line in enumerate(lines):
+        cells = [_cut(cell, width) for cell, width in zip(line, widths, strict=True)]
+        padded = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, name, width in zip(cells, names, widths, strict=True)
+        ]
+        padded[-1] = padded[-1].rstrip()
+        if shown and number == 0:
+            padded = [click.style(cell, bold=True) for cell in padded]
+        elif shown and colours:
+            padded = [
+                click.style(cell, fg=colours[value]) if value in colours else cell
+                for cell, value in zip(padded, line, strict=True)
+            ]
+        write("  ".join(padded) + "\n")
+
+
+def write_note(text: str) -> None:
+    """Writes lines of prose; at a terminal, long ones in several."""
+    for line in text.splitlines():
+        write("\n".join(_wrapped(line, _columns())) + "\n")
+
+
+def _columns() -> int:
+    """The width of the terminal; 0: standard output is none."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """The lines of a text. columns: 0 keeps it in one."""
+    if not columns or len(text) <= columns:
+        return [text]
+    from textwrap import wrap  # here, because most starts show no such text
+
+    return wrap(text, columns, break_long_words=False, break_on_hyphens=False)
+
+
+def _cut(text: str, columns: int) -> str:
+    """A text without its middle if it is longer."""
+    if len(text) <= columns:
+        return text
+    end = (columns - 1) * 2 // 3
+    return f"{text[: columns - 1 - end]}…{text[-end:]}"

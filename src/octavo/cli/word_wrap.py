@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from octavo.cli.markdown import MarkdownStyle
 from octavo.cli.terminal import write
 
 _FENCE = "```"
@@ -13,14 +14,16 @@ class WordWrap:
     """Writes text as it comes, and begins a new line before a word that would cross the edge of the terminal.
 
     A word is held back until it is complete. Fenced code keeps its lines.
-    width: columns; None: those of the terminal; 0: lines are not broken.
+    width: columns; None: those of the terminal; 0: lines are not broken. style: of Markdown; None: the text as it is.
     """
 
-    def __init__(self, width: int | None = None) -> None:
+    def __init__(self, width: int | None = None, style: MarkdownStyle | None = None) -> None:
         self._width = shutil.get_terminal_size().columns if width is None else width
+        self._style = style
         self._column = 0
         self._word = ""
         self._line = ""  # its beginning, enough to see a fence
+        self._is_empty = True  # the line has no word yet
         self._in_code = False
 
     def write(self, text: str) -> None:
@@ -40,23 +43,42 @@ class WordWrap:
         write("".join(out))
 
     def end(self) -> None:
-        """Writes the word that was held back."""
-        write(self._take_word())
+        """Writes the word that was held back, and ends all styles."""
+        word = self._take_word()
+        write(word if self._style is None else word + self._style.end_line(ends_paragraph=True))
 
     def _take_word(self) -> str:
         word, self._word = self._word, ""
+        if not word:
+            return ""
         if len(self._line) < len(_FENCE):
             self._line += word
-        breaks = not self._in_code and self._column > 0 and self._column + len(word) > self._width
-        self._column = len(word) if breaks else self._column + len(word)
-        return f"\n{word}" if breaks else word
+        shown, columns = self._styled(word)
+        self._is_empty = False
+        breaks = not self._in_code and self._column > 0 and self._column + columns > self._width
+        self._column = columns if breaks else self._column + columns
+        return f"\n{shown}" if breaks else shown
+
+    def _styled(self, word: str) -> tuple[str, int]:
+        """The word as it is shown, and its columns."""
+        if self._style is None:
+            return word, len(word)
+        if self._in_code or self._line.startswith(_FENCE):
+            return self._style.code_line(word), len(word)
+        return self._style.word(word, begins_line=self._is_empty)
 
     def _take_space(self, character: str) -> str:
+        if character == " " and self._column == 0 and not self._is_empty and self._style is not None:
+            return ""  # behind the mark of a heading
         if character == " " and (self._in_code or self._column < self._width):
             self._column += 1
             return " "
         if character == "\n" and self._line.startswith(_FENCE):
             self._in_code = not self._in_code
-        self._line = "" if character == "\n" else self._line
+        ended = ""
+        if character == "\n":
+            if self._style is not None:
+                ended = self._style.end_line(ends_paragraph=self._is_empty)
+            self._line, self._is_empty = "", True
         self._column = 0
-        return "\n"
+        return ended + "\n"

@@ -168,7 +168,7 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, MetadataValue]:
     if not path.is_file():
         return {}
     keys: dict[str, MetadataValue] = {}
-    for name, value in sampling_defaults(checkpoint, str(path)).values.items():
+    for name, value in sampling_defaults(checkpoint, str(path)).numbers.items():
         key = SAMPLING_KEYS[name][1]
         if key is not None:
             keys[f"general.sampling.{key}"] = np.int32(value) if key == "top_k" else float(value)

@@ -193,7 +193,7 @@ def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
         keys["eos_token_id"] = [first, *sorted(tokenizer.eos_token_ids - {first})]
     prefix = "general.sampling."
     if any(key.startswith(prefix) for key in checkpoint.file.metadata):
-        values = sampling_defaults(checkpoint).values
+        values = sampling_defaults(checkpoint).numbers
         keys |= {SAMPLING_KEYS[name][0]: value for name, value in values.items()}
         keys["do_sample"] = values.get("temperature", 1.0) > 0
         if not keys["do_sample"]:

@@ -7,13 +7,13 @@ import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from octavo import env
-from octavo.backends import CHECKING, Executor, ExecutorLimits
+from octavo.backends import CHECKING, Executor, ExecutorLimits, KeepJob
 from octavo.backends.memory import MemoryBudget, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend
 from octavo.config import EngineConfig, LoadProgress, parse_bytes
@@ -75,6 +75,7 @@ class LoadedModel:
     no_drafts: str = ""  # see `ModelInfo`
     no_images: str = ""  # the same
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    keep_jobs: tuple[KeepJob, ...] = ()  # see `PackCacheOptions.later`
 
 
 def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, is_replica: bool = False) -> LoadedModel:
@@ -197,13 +198,11 @@ def _load(
     reader = _reader(checkpoint, graph, used)
     warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
     with ExitStack() as opened:
-        executor = _executor(config, checkpoint, computed, compiled, tokenizer.report, head.taps if head else ())
+        executor, keep_jobs = _executor(config, checkpoint, computed, compiled, tokenizer.report, head)
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
         encodings = _encodings(config, checkpoint, vision, reader, executor, opened, model_len)
-        draft = None if draft_model is None else draft_model.load(executor)
-        if draft is not None:
-            opened.callback(draft.close)
+        draft = None if draft_model is None else opened.enter_context(closing(draft_model.load(executor)))
         available = beside_draft(config, _cache_memory(config, executor, model_len), executor.cache_sizes, draft)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
@@ -236,6 +235,7 @@ def _load(
         no_images=why_no_images(config, checkpoint, vision),
         no_drafts=why_no_drafts(config, graph, plan.num_draft_states),
         sampling_defaults=defaults,
+        keep_jobs=keep_jobs,
     )
 
 
@@ -385,11 +385,13 @@ def _executor(
     graph: Graph,
     limits: ExecutorLimits,
     progress: LoadProgress,
-    taps: tuple[int, ...] = (),
-) -> Executor:
+    head: DraftHead | None,
+) -> tuple[Executor, tuple[KeepJob, ...]]:
+    """With the job of keeping packed weights. Several ranks keep none unasked: mapped files are slower for them."""
     if config.num_ranks == 1:
-        return compile_graph(config, checkpoint, graph, limits, progress)
+        later: list[KeepJob] = []
+        return compile_graph(config, checkpoint, graph, limits, progress, later=later), tuple(later)
     # Its imports take 50 ms, and most models have one rank.
     from octavo.engine.ranks.leading import lead
 
-    return lead(config, checkpoint, graph, limits, progress, taps)
+    return lead(config, checkpoint, graph, limits, progress, head.taps if head else ()), ()

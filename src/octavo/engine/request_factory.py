@@ -108,6 +108,8 @@ class RequestFactory:
 
     def _adapter(self, name: str) -> HeldAdapter | None:
         """The adapter of that name, read if need be; None: the base model. Raises UsageError or ModelLoadError."""
+        if not name and self.adapters is not None:
+            name = self.adapters.default
         if not name:
             return None
         if self.adapters is None:

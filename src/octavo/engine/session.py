@@ -25,6 +25,7 @@ from octavo.engine.slots import SlotAction, SlotReport
 from octavo.engine.texts.image_inputs import ImageInputs, has_images, split_images
 from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
+from octavo.engine.weight_keeping import WeightKeeping
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, PromptInput, RequestOptions
 from octavo.lora_request import LoRARequest
@@ -67,17 +68,25 @@ class Session:
         executors = [self._loaded.executor, *([] if draft is None else [draft])]
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, executors, self._pid)
-        self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
+        self._prompts = PromptEncoder(
+            self.tokenizer,
+            self._loaded.eos_token_id,
+            process,
+            template=config.template_text,
+            system=config.system_prompt,
+        )
         encodings = self._loaded.engine.encodings
         processor = None if encodings is None else encodings.encoder.processor
         self.images = ImageInputs(self.tokenizer, processor, config.model)
         self._ids = itertools.count()
+        self._keeping = WeightKeeping(self._loaded.keep_jobs)
+        self._loaded.keep_jobs = ()  # which hold the weights
         self._slot_files = ThreadPoolExecutor(1, "octavo-slots")
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
 
     def submit(self, request: Request, sink: Sink) -> None:
         """See `EngineThread.submit`."""
-        self._engine.submit(request, sink)
+        self._engine.submit(request, self._keeping.after(request, sink))
 
     def abort(self, request_id: str) -> None:
         """See `EngineThread.abort`."""
@@ -86,6 +95,10 @@ class Session:
     def encode(self, prompt: PromptInput) -> list[int]:
         """See `PromptEncoder.encode`."""
         return self._prompts.encode(prompt)
+
+    def wait_until_kept(self) -> None:
+        """See `LoadedLLM.wait_until_kept`."""
+        self._keeping.wait()
 
     def render_chat(self, messages: Sequence[Message], **template_arguments: Any) -> str:
         """See `PromptEncoder.render_chat`."""
@@ -287,6 +300,7 @@ class Session:
         """Ends running requests with an error and frees all memory. May be called twice."""
         if os.getpid() != self._pid:  # everything belongs to the process that has loaded it
             return
+        self._keeping.close()
         self._shut_down()
         self._slot_files.shutdown()
         self._loaded = None

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from octavo import env
+from octavo.config import SamplingValue
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.json_file import read_json_object
@@ -40,14 +41,19 @@ _NAMES = ("general.name", "general.base_model.0.name", "general.basename")
 class SamplingDefaults:
     """values: by field of `SamplingParams`. source: where they come from, in words."""
 
-    values: dict[str, int | float] = field(default_factory=dict)
+    values: dict[str, SamplingValue] = field(default_factory=dict)
     source: str = "neutral values"
 
-    def without(self, given: Container[str]) -> dict[str, int | float]:
+    def without(self, given: Container[str]) -> dict[str, SamplingValue]:
         """The values of all fields but the given ones."""
         return {name: value for name, value in self.values.items() if name not in given}
 
-    def overridden(self, values: Mapping[str, int | float]) -> SamplingDefaults:
+    @property
+    def numbers(self) -> dict[str, int | float]:
+        """The values that are numbers: all but `stop`."""
+        return {name: value for name, value in self.values.items() if not isinstance(value, tuple)}
+
+    def overridden(self, values: Mapping[str, SamplingValue]) -> SamplingDefaults:
         """The defaults with other values for some fields."""
         if not values:
             return self
@@ -76,15 +82,15 @@ def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingD
     return SamplingDefaults(_table()[base], f"the makers of {base}") if base else SamplingDefaults()
 
 
-def _from_json(path: Path) -> dict[str, int | float]:
+def _from_json(path: Path) -> dict[str, SamplingValue]:
     config = read_json_object(path, _MAX_BYTES)
     values = _checked(path, config, {name: key for name, (key, _) in SAMPLING_KEYS.items()})
     return {"temperature": 0.0} if config.get("do_sample") is False else values
 
 
-def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | None]) -> dict[str, int | float]:
+def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | None]) -> dict[str, SamplingValue]:
     """The values that are given, each checked."""
-    values: dict[str, int | float] = {}
+    values: dict[str, SamplingValue] = {}
     for name, key in keys.items():
         if key is None or found.get(key) is None:
             continue
@@ -110,8 +116,8 @@ def _base_model(checkpoint: Checkpoint) -> str | None:
 
 
 @cache
-def _table() -> dict[str, dict[str, int | float]]:
+def _table() -> dict[str, dict[str, SamplingValue]]:
     text = Path(__file__).with_name("sampling_defaults.json").read_text()
-    table: dict[str, dict[str, int | float]] = json.loads(text)
+    table: dict[str, dict[str, SamplingValue]] = json.loads(text)
     checked = {base: SamplingParams(**values) for base, values in table.items()}  # type: ignore[arg-type]
     return {base: {name: getattr(checked[base], name) for name in values} for base, values in table.items()}

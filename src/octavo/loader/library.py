@@ -1,8 +1,9 @@
 """The record of models downloaded from the hub: commit, files, checksums, last use.
 
 A recorded model is used as it is, without the network, until `octavo pull` asks the hub again. Each has a JSON file
-in `models/records` of the cache folder; its files lie in the hub library's own cache. Beside the records lies an empty
-file for each short name of `aliases`, whose time is that of the last use.
+in `models/records` of the cache folder; its files are in the hub library's own cache. The same folder has an empty file
+for each short name of `aliases`, whose time is that of the last use, and one with the path of each GGUF file that the
+user has named.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from octavo.loader.model_cache import find_file, is_trusted, models_dir
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 22
+_MAX_PATH_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A model on this machine. used: seconds since 1970."""
+    """A model on this machine. used: seconds since 1970. is_own: a file of the user, which Octavo does not delete."""
 
     name: str
     path: Path
     nbytes: int
     used: float
     files: tuple[Path, ...]
+    is_own: bool = False
 
 
 def find(label: str) -> Record | None:
@@ -91,6 +95,21 @@ def mark_used(alias: str) -> None:
             stamp.touch(mode=0o600)
 
 
+def mark_file(path: Path) -> None:
+    """Notes that a GGUF file of the user is used now, for `octavo list`."""
+    path = Path(os.path.abspath(path))
+    if path.is_relative_to(env.cache_dir()):
+        return
+    note = _records_dir() / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.file"
+    with contextlib.suppress(OSError):  # a read-only cache keeps no such notes
+        if note.is_file():
+            os.utime(note)
+            return
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_trusted(note.parent):
+            note.write_bytes(os.fsencode(path))
+
+
 def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
     """Writes the record of a download: the sizes and SHA-256 of its files."""
     import msgspec  # here, because most starts neither read nor write a record
@@ -109,7 +128,7 @@ def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
 
 
 def installed() -> list[Installed]:
-    """The downloaded models, the last used first."""
+    """The downloaded models and the files that were used, the last used first."""
     found = []
     for name, alias in ALIASES.items():
         path = find_file(Path(alias.sha256[:16], alias.filename), alias.nbytes)
@@ -122,11 +141,14 @@ def installed() -> list[Installed]:
         if record is not None and record.is_complete:
             paths = tuple(Path(record.snapshot, f.name) for f in record.files)
             found.append(Installed(record.label, record.path, record.nbytes, file.stat().st_mtime, (*paths, file)))
-    return sorted(found, key=lambda model: -model.used)
+    return sorted([*found, *_own_files()], key=lambda model: -model.used)
 
 
 def remove(model: Installed) -> None:
-    """Deletes the files of a model that no other model shares. Raises ModelLoadError."""
+    """Deletes the files of a model that no other model shares; of a file of the user only the note of its use.
+
+    Raises ModelLoadError.
+    """
     others = {path.resolve() for other in installed() if other.name != model.name for path in other.files}
     try:
         for path in model.files:
@@ -177,6 +199,26 @@ def _read(file: Path) -> Record | None:
     except (OSError, ValueError):
         return None
     return record if record.files else None
+
+
+def _own_files() -> Iterator[Installed]:
+    """The files of the user that are still there."""
+    folder = _records_dir()
+    if not is_trusted(folder):
+        return
+    for note in folder.glob("*.file"):
+        with contextlib.suppress(OSError):
+            path = Path(os.fsdecode(note.read_bytes()[:_MAX_PATH_BYTES]))
+            if path.is_file():
+                yield Installed(_from_home(path), path, path.stat().st_size, note.stat().st_mtime, (note,), is_own=True)
+            elif not path.parent.exists():  # it was not only moved
+                note.unlink()
+
+
+def _from_home(path: Path) -> str:
+    """The path with `~` for the home folder, as `run` takes it."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _records_dir() -> Path:

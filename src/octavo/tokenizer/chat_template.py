@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_RENDER_SECONDS = 2.0
 MAX_SOURCE_CHARS = 1 << 20
 _LONG_CHARS = 256 << 10  # a conversation with more that exceeds a template's limits is at fault, not the template
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = frozenset({"messages", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
@@ -122,6 +123,7 @@ class ChatTemplate:
         if wrong := _RESERVED & kwargs.keys():
             raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it")
         source = self._chosen(chat_template, has_tools=tools is not None)
+        _check_roles(messages, source)
         variables = {
             "add_generation_prompt": add_generation_prompt,
             "tools": None if tools is None else list(tools),
@@ -270,6 +272,19 @@ def check_messages(messages: Sequence[Message], *, with_images: bool = False) ->
                 f"message {i}: content must be a string or a list of text parts, {_found(message, 'content')}; "
                 "only a message with tool_calls may have none"
             )
+
+
+def _check_roles(messages: Sequence[Message], source: str) -> None:
+    """Raises UsageError for a role that is neither one of all templates nor named in this one, the text `source`."""
+    for i, message in enumerate(messages):
+        role = message["role"]
+        if role in _ROLES or any(f"{quote}{role}{quote}" in source for quote in "\"'"):
+            continue
+        from difflib import get_close_matches  # here, because few conversations need it
+
+        near = get_close_matches(role, _ROLES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(_ROLES)}"
+        raise UsageError(f"message {i}: the role is {role!r:.80}, which the chat template does not know; {hint}")
 
 
 def _up_to_content(rendered: str, message: Message) -> str:

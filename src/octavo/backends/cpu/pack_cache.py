@@ -61,7 +61,7 @@ class PackCache:
         self._matrices = matrices
         self._key = _key(options.identity, matrices)
         self._header_bytes = len(self._key) + len(matrices) * _ENTRY.size
-        self._file = KeptFile(self._key[len(_MAGIC) :], options.limit_bytes)
+        self._file = KeptFile(self._key[len(_MAGIC) :], options.limit_bytes, in_background=options.later is not None)
         self.path = self._file.path
 
     def load(self, num_threads: int, reported: Callable[[Packed], Packed]) -> list[_native.PackedWeight] | None:

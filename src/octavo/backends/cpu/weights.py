@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.backends import PackCacheOptions
 
 _AHEAD = 4  # matrices, for each thread, that may be packed before the ones before them are written
+_LEAST_KEPT_BYTES = 16 << 20  # what is smaller is packed sooner than its file is read, so it is not kept unasked
 
 
 def load_matrices(
@@ -38,8 +40,8 @@ def load_matrices(
     """Packs each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
 
     Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
-    only a few are in memory. progress: called with (phase, bytes done, bytes in all) at the start and after each
-    matrix, largest first.
+    only a few are in memory, or later by a job (`PackCacheOptions.later`). progress: called with (phase, bytes done,
+    bytes in all) at the start and after each matrix, largest first.
     Raises InsufficientMemoryError if the cache cannot be kept and only a part of the weights may stay in memory.
     """
     nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
@@ -54,10 +56,13 @@ def load_matrices(
             report(phase, done := done + nbytes[parameter], total)
             yield weight
 
+    later = None if pack_cache is None else pack_cache.later
+    if later is not None and total < _LEAST_KEPT_BYTES:
+        pack_cache = None
     if pack_cache is not None:
         cache = pack_cache_of(weights, parameters, pack_cache)
         kept = cache.load(num_threads, lambda packed: reported(packed, CHECKING))
-        if kept is None:
+        if kept is None and later is None:
             with closing(_packed(weights, parameters, num_threads, _AHEAD * num_threads)) as packed:
                 is_stored = cache.store(reported(packed))
             # Map the written file, so that this start has the same memory as the next one and shares it.
@@ -69,8 +74,25 @@ def load_matrices(
                 f"{cache.path}: the model is larger than the memory, and its packed weights could not be kept on disk, "
                 "from where it would run; the warnings say why"
             )
-    packed = _packed(weights, parameters, num_threads, len(parameters))
-    return dict(zip(parameters, reported(packed), strict=True))
+    found = list(reported(_packed(weights, parameters, num_threads, len(parameters))))
+    if pack_cache is not None and later is not None:
+        later.append(partial(_keep, cache, found))
+    return dict(zip(parameters, found, strict=True))
+
+
+class _GivenUpError(Exception):
+    """The weights are not kept this time."""
+
+
+def _keep(cache: PackCache, packed: Sequence[_native.PackedWeight], gives_up: Callable[[], bool]) -> None:
+    def wanted() -> Iterator[_native.PackedWeight]:
+        for weight in packed:
+            if gives_up():
+                raise _GivenUpError
+            yield weight
+
+    with suppress(_GivenUpError):
+        cache.store(wanted())
 
 
 def pack_cache_of(weights: Mapping[str, Weight], matrices: Iterable[Parameter], options: PackCacheOptions) -> PackCache:

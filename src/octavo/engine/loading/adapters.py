@@ -38,4 +38,5 @@ def adapter_registry(
     registry = AdapterRegistry(base, executor, limits.adapters, config.max_cpu_loras, max_bytes)
     for name, (path, scale) in config.adapters.items():
         registry.add(name, path, scale)
+    registry.default = config.default_lora or ""
     return registry

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
+from octavo.backends import PACKING, Executor, ExecutorLimits, KeepJob, PackCacheOptions, Paging, RankGroup
+from octavo.backends.kept_files import tenth_of_disk
 from octavo.backends.memory import Sizes
 from octavo.backends.split import SplitBackend
 from octavo.backends.split_sizes import SplitSizes
@@ -41,10 +42,12 @@ def compile_graph(
     progress: LoadProgress | None,
     group: RankGroup | None = None,
     beside: Executor | None = None,
+    later: list[KeepJob] | None = None,
 ) -> Executor:
     """The executor of a model, or of a rank's part of it. group: that of the rank's tensors.
 
     beside: of another graph of the checkpoint, whose matrices are in memory once where its backend can share them.
+    later: gets the job of keeping the packed weights on disk, which is the default; None: they are not kept unasked.
     Raises InsufficientMemoryError or GraphError.
     """
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
@@ -67,7 +70,7 @@ def compile_graph(
         limits,
         num_threads=threads_of_rank(config),
         progress=_quantizing(progress, config.quantization),
-        pack_cache=_pack_cache(config, checkpoint, resident),
+        pack_cache=_pack_cache(config, checkpoint, resident, later),
         kv_dtype=config.kv_dtype,
     )
     if executor.paging is not None:
@@ -109,8 +112,12 @@ def _file_bytes(path: Path) -> int:
     return path.stat().st_size
 
 
-def _pack_cache(config: EngineConfig, checkpoint: Checkpoint, resident: int | None) -> PackCacheOptions | None:
-    if not config.pack_cache and resident is None:
+def _pack_cache(
+    config: EngineConfig, checkpoint: Checkpoint, resident: int | None, later: list[KeepJob] | None = None
+) -> PackCacheOptions | None:
+    if config.pack_cache or resident is not None or config.data_parallel_size > 1:
+        later = None
+    if resident is None and not config.pack_cache and (later is None or config.pack_cache is False):
         return None
     identity = checkpoint.file.identity()
     if identity is None and resident is not None:  # the model cannot run without
@@ -119,4 +126,5 @@ def _pack_cache(config: EngineConfig, checkpoint: Checkpoint, resident: int | No
     if identity is None:
         logger.info("%s changed just now: its packed weights are kept from a later start on", checkpoint.path)
         return None
-    return PackCacheOptions(identity, config.pack_cache_bytes, resident)
+    limit = config.pack_cache_bytes if later is None else min(config.pack_cache_bytes, tenth_of_disk())
+    return PackCacheOptions(identity, limit, resident, later)

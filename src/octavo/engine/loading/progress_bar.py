@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
 
+    from octavo.engine.loading.cell_bars import CellBars
+
 _PATIENCE_S = 1.0
 _LINE_S = 30.0
 """Between two lines where there is no terminal."""
 
 
 class ProgressBar:
-    """Bars on standard error for work that takes longer than a second; shown only on a terminal.
+    """Bars for work that takes longer than a second: on standard error at a terminal, in the cell of a notebook.
 
     A bar appears after that second even if nothing is reported meanwhile: a slow disk may keep the first report away.
     in_bytes: the numbers are bytes, otherwise items. announced: without a terminal, a line for each work, and every
@@ -33,6 +35,7 @@ class ProgressBar:
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
         self._progress: Progress | None = None
+        self._cell: CellBars | None = None
         self._tasks: dict[str, TaskID | None] = {}
         self._started: dict[str, tuple[float, int]] = {}  # when, and what was done by then
         self._last_line = 0.0
@@ -57,6 +60,9 @@ class ProgressBar:
             task = self._tasks[what]
             if self._progress is not None and task is not None:
                 self._progress.update(task, completed=done, total=total or None, note=note)
+            elif self._cell is not None:
+                counts = f"{self._count(done)} of {self._count(total)}" if total else self._count(done)
+                self._cell.show(what, done, total, f"{counts}{note and f', {note}'}{self._left(what, done, total)}")
             elif self._announced and 0 < done < total and time.monotonic() - self._last_line >= _LINE_S:
                 counts = f"{self._count(done)} of {self._count(total)}"
                 self._write_line(f"{what}: {counts}{note and f', {note}'}{self._left(what, done, total)}")
@@ -71,6 +77,8 @@ class ProgressBar:
                 self._timer.cancel()
             if self._progress is not None:
                 self._progress.stop()
+            if self._cell is not None:
+                self._cell.end(vanish=self._transient)
 
     def _wake_later(self, what: str, done: int, total: int) -> None:
         """Shows the new work after a second unless it, or other work, is shown by then."""
@@ -97,11 +105,16 @@ class ProgressBar:
     def _left(self, what: str, done: int, total: int) -> str:
         """The time left at the mean speed so far; what an earlier run had done does not count."""
         began, before = self._started[what]
-        if done <= before:
+        if done <= before or done >= total:
             return ""
         return f", about {duration((time.monotonic() - began) * (total - done) / (done - before))} left"
 
     def _begin(self, what: str, total: int) -> TaskID | None:
+        if in_notebook():
+            from octavo.engine.loading.cell_bars import CellBars
+
+            self._cell = self._cell or CellBars()
+            return None
         if not sys.stderr.isatty():
             if self._announced:
                 self._write_line(f"{what}, {size(total)}" if total and self._in_bytes else what)
@@ -124,6 +137,11 @@ class ProgressBar:
             self._progress.remove_task(endless)
         self._endless = "" if total else what
         return self._progress.add_task(what, total=total or None, note="")
+
+
+def in_notebook() -> bool:
+    """True in a process that runs the cells of a notebook."""
+    return "ipykernel" in sys.modules
 
 
 def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from octavo.errors import UsageError
@@ -53,10 +54,22 @@ class PromptEncoder:
     """A tokenizer with the model's chat template, which starts on first use. Thread-safe.
 
     eos_token_id: the one that the template writes. process: the template's process, if it was started ahead of time.
+    template: in place of the tokenizer's own. system: the message of conversations that have none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int | None, process: TemplateProcess | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_id: int | None,
+        process: TemplateProcess | None = None,
+        *,
+        template: str | None = None,
+        system: str | None = None,
+    ) -> None:
+        if template is not None:
+            tokenizer = replace(tokenizer, chat_template=TemplateSet(template))
         self.tokenizer = tokenizer
+        self._system = system
         self._eos_token_id = eos_token_id
         self._lock = threading.Lock()
         self._own: ChatTemplate | None = None
@@ -103,6 +116,7 @@ class PromptEncoder:
         if not isinstance(chat_template, str | None):
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
         check_messages(conversation)  # before a missing template is blamed
+        conversation = self._with_system(conversation)
         own = self.tokenizer.chat_template
         if chat_template is not None and own is not None and own.get(chat_template) is not None:
             template_arguments["chat_template"], chat_template = chat_template, None
@@ -120,6 +134,7 @@ class PromptEncoder:
         self, messages: Sequence[Message], *, image_marks: ImageMarks | None = None, **template_arguments: Any
     ) -> str:
         """The text that the model's template makes of a conversation. Raises the errors of `encode_chat`."""
+        messages = self._with_system(messages)
         if image_marks is not None and image_marks.numbers(messages):
             return self._own_template().render_images(messages, image_marks, **template_arguments)
         return self._own_template().render_prompt(messages, **template_arguments)
@@ -132,6 +147,11 @@ class PromptEncoder:
         for each in ending:
             if each is not None:
                 each.close()
+
+    def _with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if not self._system or any(message.get("role") in ("system", "developer") for message in messages):
+            return messages
+        return [{"role": "system", "content": self._system}, *messages]
 
     def _own_template(self) -> ChatTemplate:
         with self._lock:

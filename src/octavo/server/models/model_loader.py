@@ -127,14 +127,19 @@ class ModelLoader:
             for phase, phase_s in client.info.load_seconds.items():
                 self._report.phase(phase, phase_s)
             self._report.phase("tokenizer", seconds)
-            prompts = PromptEncoder(tokenizer, client.info.eos_token_id)
+            prompts = PromptEncoder(
+                tokenizer,
+                client.info.eos_token_id,
+                template=config.template_text,
+                system=config.system_prompt,
+            )
             self._report.phase("template", await warm_up(prompts, client))
         except BaseException:
             if prompts is not None:
                 prompts.close()
             await client.close()
             raise
-        tool_format = find_tool_format(tokenizer.template_source(has_tools=True))
+        tool_format = find_tool_format(prompts.tokenizer.template_source(has_tools=True))
         observed = ObservedClient(client, self._metrics, name)
         return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format, images=self._images)
 

@@ -1,0 +1,67 @@
+"""`octavo create` and `octavo cp`: names of the user's own for models with their settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from octavo import env
+from octavo.cli.completion import complete_model
+from octavo.cli.terminal import write
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--file", type=click.Path(path_type=Path), default="Modelfile", show_default=True, metavar="FILE")
+def create(*, name: str, file: Path) -> None:
+    """Give a model with a system message, sampling, a template or an adapter a NAME, from Ollama's Modelfile.
+
+    FILE has the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`, `chat`, `serve`, `show` and
+    `LLM` know NAME; `octavo rm` deletes it. Nothing is copied.
+    """
+    from octavo.loader.modelfile import read_modelfile
+    from octavo.loader.named_models import NamedModel, expanded, store
+
+    model, options = read_modelfile(file, name)
+    model, options = expanded(model, options)
+    _check_model(model)
+    try:
+        EngineConfig.resolve(model, options)
+    except UsageError as error:
+        raise UsageError(f"{file}: {str(error).removeprefix('override_generation_config: ')}") from error
+    store(NamedModel(name, model, options))
+    write(f"{name} is made from {model}; run it with: octavo run {name}\n")
+
+
+@click.command()
+@click.argument("source", shell_complete=complete_model)
+@click.argument("name")
+def cp(*, source: str, name: str) -> None:
+    """Give the model SOURCE a second NAME, with the settings of SOURCE if that is a name of yours.
+
+    Nothing is copied.
+    """
+    from octavo.loader.named_models import NamedModel, expanded, store
+
+    model, options = expanded(source, {})
+    if (path := env.user_path(model)).exists():
+        model = os.path.abspath(path)
+    _check_model(model)
+    store(NamedModel(name, model, options))
+    write(f"{name} is {source}\n")
+
+
+def _check_model(model: str) -> None:
+    """Raises UsageError if that is no file, and no name of a model either. Asks no network."""
+    from octavo.loader.aliases import ALIASES
+    from octavo.loader.catalogue import nearest
+    from octavo.loader.references import parse
+
+    if model.lower() in ALIASES or env.user_path(model).exists() or parse(model) is not None:
+        return
+    near = nearest(model, ALIASES)
+    raise UsageError(f"{model}: no such file, and no model of that name{f'; did you mean {near}?' if near else ''}")

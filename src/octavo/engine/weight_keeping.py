@@ -1,0 +1,66 @@
+"""Packed weights are written for the next start on a thread of their own, once the first answer is given."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from octavo.backends import KeepJob
+from octavo.engine.engine_thread import Sink
+from octavo.engine.request import Request
+from octavo.errors import OctavoError
+from octavo.outputs import OutputDelta, PoolingOutput
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 3.0
+
+
+class WeightKeeping:
+    """The jobs of one model, which run once. They hold packed weights until they are done."""
+
+    def __init__(self, jobs: Sequence[KeepJob]) -> None:
+        self._jobs = list(jobs)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+
+    def after(self, request: Request, sink: Sink) -> Sink:
+        """The sink of a request at whose end the jobs start, if they have not started yet."""
+        if not self._jobs or not request.is_measured:
+            return sink
+
+        def put(item: OutputDelta | PoolingOutput | OctavoError) -> None:
+            if not isinstance(item, OctavoError) and item.finished:
+                self._start()
+            sink(item)
+
+        return put
+
+    def wait(self) -> None:
+        """Returns when the jobs that have started are done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Gives running jobs a moment, and then ends them without a result. May be called twice."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+            self._is_over.set()
+            self._thread.join()
+        self._jobs.clear()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="octavo-keep", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while self._jobs:
+            try:
+                self._jobs[0](self._is_over.is_set)
+            except Exception:
+                logger.exception("the packed weights could not be kept for the next start")
+            del self._jobs[0]

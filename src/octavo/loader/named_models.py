@@ -1,0 +1,97 @@
+"""The user's own names of models, each for a model with a system message, a template, sampling or an adapter.
+
+`octavo create` and `octavo cp` write them, as JSON files in `models/named` of the cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo import env
+from octavo.errors import ModelWriteError, UsageError
+from octavo.loader import catalogue
+from octavo.loader.aliases import ALIASES
+from octavo.loader.model_cache import is_trusted, models_dir
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}(?::[\w.-]{1,40})?", re.ASCII)
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """model: path, hub id or short name. options: fields of `octavo.config.EngineConfig`."""
+
+    name: str
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def find(name: str) -> NamedModel | None:
+    """The model of this name; None if the user has made none. Ollama's `NAME:latest` is `NAME`."""
+    name = name.removesuffix(":latest")
+    if not _NAME.fullmatch(name):
+        return None
+    return _read(_folder() / f"{name}.json")
+
+
+def every() -> list[NamedModel]:
+    """All of them, by name."""
+    found = (_read(path) for path in sorted(_folder().glob("*.json")))
+    return [model for model in found if model is not None]
+
+
+def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The model that a name stands for, and the options with those of the name, which given ones overrule."""
+    named = find(model)
+    if named is None:
+        return model, dict(options)
+    sampling = named.options.get("override_generation_config")
+    given = options.get("override_generation_config")
+    merged = {**named.options, **options}
+    if sampling and given:
+        merged["override_generation_config"] = {**sampling, **(json.loads(given) if isinstance(given, str) else given)}
+    return named.model, merged
+
+
+def store(named: NamedModel) -> None:
+    """Writes a name, also over an earlier one. Raises UsageError for one that is taken, or ModelWriteError."""
+    from octavo.loader.atomic_file import write_text
+
+    if not _NAME.fullmatch(named.name) or named.name.endswith(":latest"):
+        raise UsageError(
+            f"{named.name!r:.80} cannot be a name; take letters, digits, dots and dashes, such as my-model:4b"
+        )
+    if named.name.lower() in ALIASES or catalogue.find(named.name) is not None:
+        raise UsageError(f"{named.name} is a model of `octavo list --all`; take another name")
+    folder = models_dir() / "named"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ModelWriteError(f"{folder}: cannot be made ({error.strerror})") from error
+    content = {"model": named.model, "options": named.options}
+    write_text(folder / f"{named.name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def remove(name: str) -> None:
+    """Forgets a name. Its model stays."""
+    (_folder() / f"{name}.json").unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return env.cache_dir() / "models" / "named"
+
+
+def _read(path: Path) -> NamedModel | None:
+    """None if it is missing or makes no sense, or others may have written it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        if path.stat().st_size <= _MAX_BYTES and is_trusted(path.parent):
+            content = json.loads(path.read_text("utf-8"))
+            if isinstance(content["model"], str) and isinstance(content["options"], dict):
+                return NamedModel(path.name.removesuffix(".json"), content["model"], content["options"])
+    return None

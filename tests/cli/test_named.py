@@ -1,0 +1,105 @@
+"""`octavo create` and `octavo cp`, and the commands that know the names they make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.cli.serve import configs_of
+from octavo.loader.named_models import find
+from tests.support.processes import octavo_here
+
+MODELFILE = '''# a comment
+FROM ./model.gguf
+PARAMETER temperature 0
+PARAMETER num_predict 5
+PARAMETER num_ctx 48
+PARAMETER stop "x y"
+PARAMETER stop zz
+SYSTEM """ab
+cd"""
+TEMPLATE """{% for m in messages %}{{ m.content }}b{% endfor %}"""
+LICENSE whatever
+'''
+
+
+@pytest.fixture
+def modelfile(tiny_chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model.gguf").symlink_to(tiny_chat)
+    path = tmp_path / "Modelfile"
+    path.write_text(MODELFILE)
+    return path
+
+
+def test_a_modelfile_makes_a_name_that_every_command_knows(modelfile: Path) -> None:
+    made = octavo_here("create", "mine", "-f", modelfile)
+    assert made.returncode == 0, made.stderr
+    assert "octavo run mine" in made.stdout
+    base = str(modelfile.parent / "model.gguf")
+    report = json.loads(octavo_here("run", "mine", "abab", "--json").stdout)
+    same = octavo_here("run", base, "ab\ncdbababb", "--raw", "--temperature", "0", "-n", "5", "--json")
+    assert report["token_ids"] == json.loads(same.stdout)["token_ids"]
+    assert len(report["token_ids"]) <= 5
+    longer = json.loads(octavo_here("run", "mine", "abab", "--json", "-n", "7", "--ignore-eos").stdout)
+    assert len(longer["token_ids"]) == 7  # what is given wins
+    assert f"made from {base}" in octavo_here("list").stdout
+    shown = json.loads(octavo_here("show", "mine", "--json").stdout)
+    assert (shown["made_from"], shown["made_with"]["max_model_len"]) == (base, 48)
+    assert "system prompt" in octavo_here("show", "mine").stdout
+    config = configs_of(["mine"], {}, [])["mine"]
+    assert (config.model, config.max_model_len, config.system_prompt) == (base, 48, "ab\ncd")
+    assert config.sampling_overrides == {"temperature": 0.0, "max_tokens": 5, "stop": ("x y", "zz")}
+    with LLM("mine") as llm:
+        assert llm.max_model_len == 48
+        [answer] = llm.chat("abab", SamplingParams(temperature=0, max_tokens=5))
+        assert answer.outputs[0].token_ids == report["token_ids"]
+
+
+def test_a_copy_has_the_settings_and_a_name_is_deleted_alone(modelfile: Path) -> None:
+    octavo_here("create", "mine", "-f", modelfile)
+    assert octavo_here("cp", "mine", "other").returncode == 0
+    first, second = find("mine"), find("other:latest")
+    assert first is not None
+    assert second is not None
+    assert (first.model, first.options) == (second.model, second.options)
+    said = octavo_here("rm", "mine").stdout
+    assert said == f"deleted the name mine; {first.model} stays\n"
+    assert find("mine") is None
+    assert Path(first.model).exists()
+    assert octavo_here("cp", "qwen3:4b", "big").returncode == 0
+    assert find("big") is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("PARAMETER mirostat 1", "line 1: PARAMETER mirostat is not supported; leave it out"),
+        ("PARAMETER temperature warm", "PARAMETER temperature is 'warm'; it must be a number"),
+        ("TEMPLATE {{ .Prompt }}", "TEMPLATE is in Go's language, and Octavo takes Jinja; leave it out"),
+        ("MESSAGE user hi", "line 1: MESSAGE is not supported; there are FROM"),
+        ("SYSTEM", "line 1: SYSTEM has no value"),
+        ("# nothing", "the instruction FROM is missing; begin with FROM"),
+        ("FROM qwen9:4b", "qwen9:4b: no such file, and no model of that name; did you mean qwen"),
+        ("FROM smollm2\nPARAMETER top_p 7", "Modelfile: --top-p is 7; it must be"),
+    ],
+)
+def test_a_modelfile_that_cannot_be_had(modelfile: Path, line: str, said: str) -> None:
+    modelfile.write_text(line + "\n")
+    result = octavo_here("create", "mine", "-f", modelfile)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert find("mine") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("../x", "cannot be a name"), ("smollm2", "take another name"), ("qwen3:4b", "take another name")],
+)
+def test_a_name_that_cannot_be_taken(modelfile: Path, name: str, said: str) -> None:
+    result = octavo_here("create", name, "-f", modelfile)
+    assert (result.returncode, said in result.stderr) == (2, True)
