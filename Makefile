@@ -28,8 +28,10 @@ lint:
 	$(BIN)/ruff format --check src tests tools benchmarks examples
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
-type:
+type:  ## for Linux, macOS and Windows
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
 check:  ## dependency directions, budgets, architecture page
 	$(BIN)/python tools/check_structure.py

@@ -114,7 +114,7 @@ class PyPendingStep {
     ~PyPendingStep() {
         try {
             wait();
-        } catch (const std::runtime_error&) {  // nobody wants to know what became of this step
+        } catch (const std::runtime_error&) {  // the result of this step is no longer wanted
         }
     }
 

@@ -1,22 +1,12 @@
 #include "collective.h"
 
-#include <fcntl.h>
-#include <linux/futex.h>
-#include <linux/mempolicy.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <chrono>
-#include <climits>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 
 #include "pause.h"
+#include "platform/threads.h"
+#include "platform/wait.h"
 
 namespace octavo {
 namespace {
@@ -32,20 +22,10 @@ int64_t now_ms() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
 }
 
-// Has the pages of shared memory, once they are touched by whomever, taken from this node while it has some. Returns an
-// errno, or 0. Such memory has one policy for all processes that map it.
-int prefer_node(void* memory, size_t bytes, int32_t node) {
-    constexpr int32_t MAX_NODES = 1024, BITS = 8 * sizeof(unsigned long);
-    if (node >= MAX_NODES) return EINVAL;
-    unsigned long mask[MAX_NODES / BITS] = {};
-    mask[node / BITS] = 1UL << node % BITS;
-    return syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, mask, MAX_NODES + 1UL, 0) == 0 ? 0 : errno;
-}
-
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(NAP_MS)); }
 
-std::string path_of(const GroupOptions& options, int32_t rank) {
-    return "/dev/shm/octavo-" + options.name + "-" + std::to_string(rank);
+std::string name_of(const GroupOptions& options, int32_t rank) {
+    return "octavo-" + options.name + "-" + std::to_string(rank);
 }
 
 }  // namespace
@@ -70,6 +50,7 @@ CollectiveGroup::CollectiveGroup(const GroupOptions& options) : options_(options
             throw std::invalid_argument("the name of a group has letters, digits, '-' and '_': " + options.name);
     const size_t half = (options.buffer_bytes + Exchange::HEADER_BYTES + PAGE - 1) / PAGE * PAGE;
     segment_bytes_ = PAGE + 2 * half;
+    memory_.resize(options.size);
     segments_.assign(options.size, nullptr);
     try {
         open_peers();
@@ -98,54 +79,29 @@ void CollectiveGroup::wait_to_join(int64_t end, int32_t rank) const {
     nap();
 }
 
-// The memory of this rank's segment, all of which is there. Closes the file if there is no room for it.
-CollectiveGroup::Segment* CollectiveGroup::make_segment(int file, const std::string& path) {
-    // Mapped while it has no pages: another rank that looks at the first page as soon as the file has its size would
-    // otherwise have it on its own node. Only the reservation gives the file its size, so that a page that another
-    // rank sees is there.
-    void* const memory = mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (memory != MAP_FAILED && options_.numa_node >= 0)
-        placement_error_ = prefer_node(memory, segment_bytes_, options_.numa_node);
-    int error = memory == MAP_FAILED ? errno : EINTR;
-    while (error == EINTR) error = posix_fallocate(file, 0, static_cast<off_t>(segment_bytes_));
-    if (error == 0) return static_cast<Segment*>(memory);
-    if (memory != MAP_FAILED) munmap(memory, segment_bytes_);
-    ::close(file);
-    unlink(path.c_str());
-    throw std::runtime_error(path + ": no room for " + std::to_string(segment_bytes_ >> 20) +
-                             " MiB of shared memory (" + std::strerror(error) +
-                             "): enlarge /dev/shm (docker run --shm-size)");
-}
-
 // Makes this rank's segment and maps those of the others, once they have made them.
 void CollectiveGroup::open_peers() {
     const int64_t end = now_ms() + options_.join_ms;
     for (int32_t i = 0; i < options_.size; ++i) {
         const int32_t rank = (options_.rank + i) % options_.size;  // its own first
         const bool own = i == 0;
-        const std::string path = path_of(options_, rank);
         for (;; wait_to_join(end, rank)) {
-            const int file = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (own ? O_CREAT | O_EXCL : 0), 0600);
-            if (own && file < 0)
-                throw std::runtime_error(path + ": " + std::strerror(errno) + ": is this rank running already?");
-            struct stat info{};
             if (own)
-                segments_[rank] = make_segment(file, path);
-            else if (file >= 0 && fstat(file, &info) == 0 && static_cast<size_t>(info.st_size) == segment_bytes_) {
-                void* const memory = mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-                if (memory != MAP_FAILED) segments_[rank] = static_cast<Segment*>(memory);
-            }
-            if (file >= 0) ::close(file);
-            if (own && segments_[rank]) {
-                segments_[rank]->size = options_.size;
-                segments_[rank]->buffer_bytes = options_.buffer_bytes;
-                segments_[rank]->magic.store(MAGIC, std::memory_order_release);
+                memory_[rank] = platform::SharedSegment::create(name_of(options_, rank), segment_bytes_,
+                                                                options_.numa_node, &placement_error_);
+            else
+                memory_[rank] = platform::SharedSegment::open(name_of(options_, rank), segment_bytes_);
+            Segment* const segment = static_cast<Segment*>(memory_[rank].data());
+            if (own) {
+                segments_[rank] = segment;
+                segment->size = options_.size;
+                segment->buffer_bytes = options_.buffer_bytes;
+                segment->magic.store(MAGIC, std::memory_order_release);
                 heart_ = std::thread([this] { beat(); });
             }
-            if (segments_[rank] && segments_[rank]->magic.load(std::memory_order_acquire) == MAGIC) break;
-            if (segments_[rank] && !own) {
-                munmap(segments_[rank], segment_bytes_);
-                segments_[rank] = nullptr;
+            if (segment && segment->magic.load(std::memory_order_acquire) == MAGIC) {
+                segments_[rank] = segment;
+                break;
             }
         }
         if (segments_[rank]->size != options_.size || segments_[rank]->buffer_bytes != options_.buffer_bytes)
@@ -154,7 +110,7 @@ void CollectiveGroup::open_peers() {
     segments_[options_.rank]->joined.store(1, std::memory_order_release);
     for (int32_t rank = 0; rank < options_.size; ++rank)
         while (!segments_[rank]->joined.load(std::memory_order_acquire)) wait_to_join(end, rank);
-    unlink(path_of(options_, options_.rank).c_str());
+    memory_[options_.rank].remove_name();
 }
 
 CollectiveGroup::~CollectiveGroup() { close(); }
@@ -162,20 +118,14 @@ CollectiveGroup::~CollectiveGroup() { close(); }
 void CollectiveGroup::close() {
     stopping_.store(true);
     if (heart_.joinable()) heart_.join();
-    if (segments_[options_.rank]) {
+    if (segments_[options_.rank])
         segments_[options_.rank]->failed.store(1);  // whoever still waits for this rank need not
-        unlink(path_of(options_, options_.rank).c_str());
-    }
-    for (Segment*& segment : segments_) {
-        if (segment) munmap(segment, segment_bytes_);
-        segment = nullptr;
-    }
+    segments_.assign(options_.size, nullptr);
+    memory_.clear();
 }
 
 void CollectiveGroup::beat() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    const platform::BlockedSignals blocked;
     while (!stopping_.load(std::memory_order_relaxed)) {
         segments_[options_.rank]->heartbeat.fetch_add(1, std::memory_order_relaxed);
         std::this_thread::sleep_for(std::chrono::milliseconds(BEAT_MS));
@@ -198,7 +148,7 @@ bool CollectiveGroup::wait(uint32_t target) {
     Segment& own = *segments_[options_.rank];
     if (own.failed.load(std::memory_order_acquire)) return false;
     own.arrived.store(target);
-    if (own.sleepers.load() > 0) syscall(SYS_futex, &own.arrived, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    if (own.sleepers.load() > 0) platform::wake_sharers(own.arrived);
     bool all_came = true;
     for (int32_t i = 1; i < options_.size && all_came; ++i)
         all_came = wait_for((options_.rank + i) % options_.size, target);
@@ -221,10 +171,9 @@ bool CollectiveGroup::wait_for(int32_t peer, uint32_t target) {
     int64_t heard = start;
     uint32_t beat = other.heartbeat.load(std::memory_order_relaxed);
     while (!has_come()) {
-        const timespec most{0, NAP_MS * 1000000L};
         const uint32_t seen = other.arrived.load();
         other.sleepers.fetch_add(1);
-        if (!has_come()) syscall(SYS_futex, &other.arrived, FUTEX_WAIT, seen, &most, nullptr, 0);
+        if (!has_come()) platform::sleep_while_shared(other.arrived, seen, NAP_MS);
         other.sleepers.fetch_sub(1);
         const int64_t now = now_ms();
         const uint32_t newest = other.heartbeat.load(std::memory_order_relaxed);

@@ -7,8 +7,8 @@
 // it. Small values take one phase: every rank adds up everything. Large ones take two: a rank adds up its share, and
 // the shares are gathered, so that each element is added once.
 //
-// A thread of each rank raises its heartbeat ten times a second. A rank that waits gives up if another one's stands
-// still, if that has given up itself, or at a deadline. After that every exchange fails at once.
+// A thread of each rank raises its heartbeat ten times a second. A rank that waits gives up if another one's stops,
+// if that rank has given up, or at a deadline. After that every exchange fails at once.
 #pragma once
 
 #include <atomic>
@@ -22,11 +22,12 @@
 #include <vector>
 
 #include "exchange.h"
+#include "platform/sharing.h"
 
 namespace octavo {
 
 struct GroupOptions {
-    std::string name;  // of the segments in /dev/shm: letters, digits, '-' and '_'
+    std::string name;  // of the segments: letters, digits, '-' and '_'
     int32_t rank = 0;
     int32_t size = 1;
     size_t buffer_bytes = size_t{4} << 20;  // of a half
@@ -67,7 +68,6 @@ class CollectiveGroup {
   private:
     struct Segment;
     void open_peers();
-    Segment* make_segment(int file, const std::string& path);
     void wait_to_join(int64_t end, int32_t rank) const;
     bool wait(uint32_t target);
     bool wait_for(int32_t peer, uint32_t target);
@@ -76,8 +76,9 @@ class CollectiveGroup {
 
     GroupOptions options_;
     Exchange exchange_;
-    std::vector<Segment*> segments_;  // by rank
-    std::vector<char*> halves_;       // [2, size]
+    std::vector<platform::SharedSegment> memory_;  // of each rank
+    std::vector<Segment*> segments_;               // by rank, once it has come
+    std::vector<char*> halves_;                    // [2, size]
     size_t segment_bytes_ = 0;
     int placement_error_ = 0;
     std::atomic<bool> stopping_{false}, is_waiting_{false};

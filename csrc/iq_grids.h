@@ -1,4 +1,4 @@
-// The grids of ggml's IQ types: vectors of values, one after the other, of which a file has the indices.
+// The grids of ggml's IQ types: vectors of values, one after the other; a file has their indices.
 #pragma once
 
 #include <cstdint>

@@ -1,23 +1,17 @@
 #include "isa.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
+#include "platform/features.h"
+#include "platform/registry.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
 #endif
 
-// The bounds of the linker section that OCTAVO_KERNEL fills.
-extern "C" {
-extern const octavo::KernelEntry __start_octavo_kernels[] __attribute__((visibility("hidden")));
-extern const octavo::KernelEntry __stop_octavo_kernels[] __attribute__((visibility("hidden")));
-}
+OCTAVO_LIST(octavo::KernelEntry, kernels)
 
 namespace octavo {
 namespace {
@@ -50,11 +44,6 @@ uint64_t read_xcr0() {
     return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-bool request_tile_permission() {
-    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
-
 Isa detect() {
     const Registers leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0);
     constexpr uint64_t OSXSAVE = bit(27), AVX = bit(28), F16C = bit(29), FMA = bit(12), POPCNT = bit(23);
@@ -70,7 +59,7 @@ Isa detect() {
     constexpr uint64_t VBMI = bit(1), GFNI = bit(8), AVX512_BF16 = bit(5);
     const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) &&
                      has_bits(leaf7.ecx, VBMI | GFNI) && has_bits(cpuid(7, 1).eax, AVX512_BF16) &&
-                     request_tile_permission();
+                     platform::allow_tiles();
     return amx ? Isa::amx : Isa::avx512vnni;
 }
 
@@ -90,15 +79,11 @@ bool detect_fast_products() {
 bool detect_fast_products() { return false; }
 bool detect_many_chains() { return false; }
 
-// What the operating system says that all cores have: on a chip of unlike cores, one of them cannot speak for the rest.
 Isa detect() {
-    // AT_HWCAP: NEON; what ARMv8.2 has beside it (CMakeLists.txt) and the compiler may use, LSE and RDM; sdot.
-    constexpr uint64_t ASIMD = bit(1), ATOMICS = bit(8), ASIMDRDM = bit(12), ASIMDDP = bit(20);
-    constexpr uint64_t I8MM = bit(13);  // AT_HWCAP2: smmla
-    const uint64_t capabilities = getauxval(AT_HWCAP);
-    if (!has_bits(capabilities, ASIMD)) return Isa::scalar;
-    if (!has_bits(capabilities, ATOMICS | ASIMDRDM | ASIMDDP)) return Isa::neon;
-    return has_bits(getauxval(AT_HWCAP2), I8MM) ? Isa::i8mm : Isa::dotprod;
+    const platform::ArmFeatures found = platform::arm_features();
+    if (!found.simd) return Isa::scalar;
+    if (!found.dot_products) return Isa::neon;
+    return found.int8_matrices ? Isa::i8mm : Isa::dotprod;
 }
 
 #elif defined(OCTAVO_EMULATE_AVX512)
@@ -113,11 +98,11 @@ bool detect_many_chains() { return false; }
 #endif
 
 // A compiler without float16 instructions (GCC before 12) builds no kernels of AMX: that level then does not exist, and
-// nobody configures tiles for it.
+// no thread configures tiles for it.
 Isa highest_built(Isa level) {
     int i = static_cast<int>(level);
     const auto is_built = [&i](const KernelEntry& e) { return std::strcmp(e.isa, ISA_NAMES[i]) == 0; };
-    while (i > 0 && std::none_of(__start_octavo_kernels, __stop_octavo_kernels, is_built)) --i;
+    while (i > 0 && std::none_of(octavo_first_of_kernels(), octavo_end_of_kernels(), is_built)) --i;
     return static_cast<Isa>(i);
 }
 
@@ -150,20 +135,21 @@ bool needs_many_chains() {
 }
 
 bool has_small_cache() {
-    static const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);  // not positive: unknown
+    static const size_t bytes = platform::level1_data_bytes();  // 0: unknown
     return bytes > 0 && bytes <= 32 << 10;
 }
 
 const KernelEntry* find_kernel(const std::string& name, Isa level) {
     for (int i = static_cast<int>(level); i >= 0; --i)
-        for (const KernelEntry* e = __start_octavo_kernels; e != __stop_octavo_kernels; ++e)
+        for (const KernelEntry* e = octavo_first_of_kernels(); e != octavo_end_of_kernels(); ++e)
             if (name == e->name && std::strcmp(e->isa, ISA_NAMES[i]) == 0) return e;
     return nullptr;
 }
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (const KernelEntry* e = __start_octavo_kernels; e != __stop_octavo_kernels; ++e) names.emplace_back(e->name);
+    for (const KernelEntry* e = octavo_first_of_kernels(); e != octavo_end_of_kernels(); ++e)
+        names.emplace_back(e->name);
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     return names;

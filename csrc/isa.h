@@ -22,8 +22,8 @@ const char* isa_name(Isa isa);
 // Throws std::invalid_argument naming the known levels.
 Isa parse_isa(const std::string& name);
 
-// The highest level that processor, operating system and this build allow. Asks the kernel for AMX
-// permission the first time (arch_prctl ARCH_REQ_XCOMP_PERM), which must precede the worker threads.
+// The highest level that processor, operating system and this build allow. Asks the system for the permission to use
+// AMX the first time, which must precede the worker threads.
 Isa detect_isa();
 
 // The best entry of an operation at or below a level; null if the operation has no kernel.

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "platform/registry.h"
+
 namespace octavo {
 
 // Whether a core starts as many 512-bit products (vpdpbusd) as loads in a cycle, by its model (isa.cpp).
@@ -100,7 +102,7 @@ struct LayerCache {
     int32_t group;       // whose block tables and slots are the layer's
 };
 
-// The states of one operation: so many floats for each slot, of which the kernel keeps what it likes. Whoever computes
+// The states of one operation: floats for each slot, in the layout of the operation. Whoever computes
 // the first token of a sequence (position 0) starts from zeros.
 struct StateSlots {
     float* data;
@@ -264,11 +266,12 @@ struct alignas(64) KernelEntry {
 #define OCTAVO_SIGNATURE(type, inputs_, weights_, ints_, floats_) \
     OCTAVO_SIGNATURE_WITH_TUPLES(type, inputs_, weights_, ints_, floats_, ())
 
-// Entries lie in one linker section that the registry walks: no list to edit, no code at load time.
+// The linker makes one list of the entries of all files (platform/registry.h): no list to edit, no code at load time.
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
-#define OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, keeps_state)                                                 \
-    __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry octavo_entry_##name = { \
+#define OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, keeps_state) \
+    OCTAVO_LISTED(kernels)                                            \
+    static const octavo::KernelEntry octavo_entry_##name = {          \
         #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, name##_fits, scratch, cache, &type::signature, keeps_state}
 #define OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, cache) OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, false)
 #define OCTAVO_KERNEL_WITH_SCRATCH(name, type, scratch) OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, nullptr)

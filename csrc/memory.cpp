@@ -1,11 +1,10 @@
 #include "memory.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <mutex>
 #include <new>
+
+#include "platform/pages.h"
 
 namespace octavo {
 namespace {
@@ -19,29 +18,25 @@ Memory::Memory(size_t bytes, Pages pages) : size_(bytes) {
     if (bytes == 0) return;
     if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
     const bool guarded = pages == Pages::guarded, huge = !guarded && bytes >= HUGE_PAGE;
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // 64 KiB on some ARM systems
+    const size_t page = platform::page_bytes();  // 64 KiB on some ARM systems
     const size_t payload = round_up(bytes, page);
     mapped_ = payload + (huge ? HUGE_PAGE : 0) + (guarded ? page : 0);
-    mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapping_ == MAP_FAILED) {
-        mapping_ = nullptr;
-        throw std::bad_alloc();
-    }
+    mapping_ = platform::map_pages(mapped_);
+    if (!mapping_) throw std::bad_alloc();
     char* const base = static_cast<char*>(mapping_);
     data_ = base;
     if (guarded) {
-        mprotect(base + payload, page, PROT_NONE);
+        platform::forbid_pages(base + payload, page);
         data_ = base + payload - round_up(bytes, 4);
     } else if (huge) {
         data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(base), HUGE_PAGE));
         const size_t small = pages == Pages::small_at_first ? HUGE_PAGE : 0;
-        // Refused on kernels without huge pages: harmless.
-        if (payload > small) madvise(data_ + small, payload - small, MADV_HUGEPAGE);
+        if (payload > small) platform::prefer_huge_pages(data_ + small, payload - small);
     }
 }
 
 Memory::~Memory() {
-    if (mapping_) munmap(mapping_, mapped_);
+    if (mapping_) platform::unmap_pages(mapping_, mapped_);
 }
 
 Memory::Memory(Memory&& other) noexcept { *this = std::move(other); }
@@ -77,10 +72,10 @@ SharedMemory::SharedMemory(size_t bytes) : size_(bytes) {
 
 SharedMemory::~SharedMemory() {
     if (!region_) return;
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t page = platform::page_bytes();
     const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data_), page);
     const uintptr_t end = (reinterpret_cast<uintptr_t>(data_) + size_) / page * page;
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    if (begin < end) platform::drop_pages(reinterpret_cast<void*>(begin), end - begin);
 }
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {

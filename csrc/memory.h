@@ -9,8 +9,8 @@ namespace octavo {
 
 enum class Pages {
     huge,            // large regions are aligned to 2 MiB and ask for huge pages
-    small_at_first,  // but for the first 2 MiB: for regions of which little may ever be touched, each clearing a page
-    guarded,         // the last byte lies before a page that may not be touched; 4-byte alignment (tests)
+    small_at_first,  // but for the first 2 MiB: for regions that are hardly touched, where each touch clears a page
+    guarded,         // the last byte precedes a page that may not be touched; 4-byte alignment (tests)
 };
 
 class Memory {
@@ -34,7 +34,7 @@ class Memory {
     size_t size_ = 0;
 };
 
-// Memory that lies side by side with others of its kind: a matrix of less than 2 MiB gets no huge page of its own, and
+// Memory that shares huge pages with others of its kind: a matrix of less than 2 MiB gets no huge page of its own, and
 // without them a model of many small matrices spends its time on page tables. Aligned to 64 bytes.
 class SharedMemory {
   public:

@@ -34,7 +34,7 @@ inline size_t order_bytes(const PackedWeight& w) { return sizeof(int32_t) * stat
 inline size_t range_bytes(const PackedWeight& w) {
     return is_dense(w.type->traits) ? 0 : static_cast<size_t>(num_panels(w)) * PANEL_COLS;
 }
-// Where the ranges lie behind the panels.
+// The place of the ranges after the panels.
 inline size_t ranges_at(const PackedWeight& w) {
     return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64;
 }

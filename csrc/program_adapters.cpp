@@ -1,4 +1,4 @@
-// The slots of a program for adapters: their sizes, and the parts that lie in them.
+// The slots of a program for adapters: their sizes and the parts that they hold.
 #include <algorithm>
 #include <stdexcept>
 
@@ -60,7 +60,7 @@ void Program::check_part(const AdapterPart& part) const {
     const bool is_known = part.record >= 0 && static_cast<size_t>(part.record) < records_.size();
     const Record* const record = is_known ? records_[part.record].get() : nullptr;
     if (!record || record->low_ranks.empty() || part.weight < 0 || part.weight >= record->args.tuple_length)
-        throw std::invalid_argument("no adapter can lie beside weight " + std::to_string(part.weight) + " of record " +
+        throw std::invalid_argument("an adapter cannot change weight " + std::to_string(part.weight) + " of record " +
                                     std::to_string(part.record));
     const PackedWeight& weight = *record->args.tuples[part.weight].packed;
     const int64_t rank = part.low_rank.rank, most = record->spec.int_of("max_rank");

@@ -99,7 +99,7 @@ size_t sampling_scratch_bytes(int32_t vocab);
 // sample_kernel: the registered kernel "sample" of the instruction set to run on.
 void sample_rows(KernelFn sample_kernel, const SamplingTask& task, Worker& worker);
 
-// And beside it, to sample with so many ranks.
+// And beside it, to sample with that many ranks.
 size_t parts_scratch_bytes(int32_t vocab, int32_t num_ranks);
 
 // True if no row of the batch can be sampled from candidates: then all logits are gathered first.

@@ -1,48 +1,19 @@
 #include "thread_pool.h"
 
-#include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <climits>
 #include <stdexcept>
 #include <string>
 
 #include "isa.h"
 #include "pause.h"
+#include "platform/threads.h"
+#include "platform/wait.h"
 
 namespace octavo {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-
-void futex_wake_all(std::atomic<uint32_t>& word) {
-    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
-
-// Signals belong to the program's own threads: Python handles Ctrl-C there.
-class BlockedSignals {
-  public:
-    BlockedSignals() {
-        sigset_t all;
-        sigfillset(&all);
-        // Those that a thread causes itself: blocked, they would end the process without a word (mapping_guard.h).
-        for (const int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) sigdelset(&all, own);
-        pthread_sigmask(SIG_SETMASK, &all, &previous_);
-    }
-    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
-
-  private:
-    sigset_t previous_;
-};
 
 // Calls `done` with pauses until it is true or the time has come.
 template <typename Done>
@@ -59,7 +30,7 @@ bool spin_until(Clock::time_point end, Done done) {
 }  // namespace
 
 ThreadPool::ThreadPool(const PoolOptions& options)
-    : options_(options), pid_(getpid()), workers_(new PaddedWorker[std::max(options.count, 1)]) {
+    : options_(options), pid_(platform::process_id()), workers_(new PaddedWorker[std::max(options.count, 1)]) {
     options_.count = std::max(options.count, 1);
     for (int i = 0; i < options_.count; ++i) {
         Worker& worker = workers_[i].worker;
@@ -70,7 +41,7 @@ ThreadPool::ThreadPool(const PoolOptions& options)
         workers_[i].spin = Spin(options_.barrier_spin_us);
         worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(w.index, Place::inside); };
     }
-    const BlockedSignals blocked;
+    const platform::BlockedSignals blocked;
     try {
         for (int i = 0; i + 1 < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
     } catch (...) {
@@ -80,7 +51,7 @@ ThreadPool::ThreadPool(const PoolOptions& options)
 }
 
 ThreadPool::~ThreadPool() {
-    if (getpid() != pid_) {
+    if (platform::process_id() != pid_) {
         // The threads stayed in the parent. Their handles may by now belong to threads of this process, so they are
         // neither joined nor detached: they are never destroyed.
         new std::vector<std::thread>(std::move(threads_));
@@ -107,7 +78,7 @@ void ThreadPool::reserve_scratch(size_t bytes_per_worker) {
 }
 
 void ThreadPool::check_process() const {
-    if (getpid() != pid_)
+    if (platform::process_id() != pid_)
         throw std::runtime_error(
             "the model was loaded before a fork and its threads stayed in the parent process; "
             "load it in the process that uses it, or start processes with the spawn method");
@@ -179,7 +150,7 @@ void ThreadPool::wait(uint32_t number) {
     }
 }
 
-// Waits for the next boundary of the job; false if the job ended before. A pool of one worker has nobody to wait for.
+// Waits for the next boundary of the job; false if the job ended before. A pool of one worker waits for no other.
 bool ThreadPool::join(uint32_t number) {
     if (threads_.empty()) return true;
     Spin spin(options_.barrier_spin_us);
@@ -197,7 +168,7 @@ bool ThreadPool::join(uint32_t number) {
 }
 
 void ThreadPool::work(int index) {
-    pthread_setname_np(pthread_self(), ("octavo-" + std::to_string(index)).c_str());
+    platform::name_thread("octavo-" + std::to_string(index));
     if (options_.tiles) load_tile_configuration();
     Spin idle(options_.idle_spin_us);
     for (uint32_t seen = 0;; ++seen) {
@@ -245,7 +216,7 @@ void ThreadPool::barrier(int index, Place place, size_t position) {
 void ThreadPool::advance(Signal& signal) {
     // Sequentially consistent with the sleeper's increment and load: one of the two sees the other.
     signal.value.fetch_add(1, std::memory_order_seq_cst);
-    if (signal.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(signal.value);
+    if (signal.sleepers.load(std::memory_order_seq_cst) > 0) platform::wake_sleepers(signal.value);
 }
 
 void ThreadPool::wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles) {
@@ -255,7 +226,7 @@ void ThreadPool::wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool 
         // scheduler runs a thread that is woken from a sleep at once.
         if (tiles) release_tiles();
         signal.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        while (signal.value.load(std::memory_order_seq_cst) == old) futex_wait(signal.value, old);
+        while (signal.value.load(std::memory_order_seq_cst) == old) platform::sleep_while(signal.value, old);
         signal.sleepers.fetch_sub(1, std::memory_order_relaxed);
         if (tiles) load_tile_configuration();
     }

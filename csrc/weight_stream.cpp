@@ -1,14 +1,10 @@
 #include "weight_stream.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT 21  // Linux 5.4
-#endif
+#include "platform/pages.h"
+#include "platform/threads.h"
 
 namespace octavo {
 
@@ -18,12 +14,12 @@ WeightStream::WeightStream(std::vector<Item> items, size_t num_records, size_t a
       lap_(num_records + 1),
       ahead_bytes_(ahead_bytes),
       moved_(new std::condition_variable),
-      process_(getpid()) {
+      process_(platform::process_id()) {
     thread_ = std::thread([this] { run(); });
 }
 
 WeightStream::~WeightStream() {
-    if (process_ != getpid()) {
+    if (process_ != platform::process_id()) {
         // As in ~ThreadPool. To destroy the condition would mean to wait for the thread that is not here.
         moved_.release();
         new std::thread(std::move(thread_));
@@ -84,18 +80,16 @@ bool WeightStream::advance(uint64_t position) {
     for (size_t i = 0; i < end; ++i) {
         const size_t item = (first + i) % count;
         if (std::exchange(is_in_memory_[item], 1)) continue;
-        madvise(items_[item].data, items_[item].bytes, MADV_WILLNEED);
+        platform::fetch_pages(items_[item].data, items_[item].bytes);
         if (position_.load() != position) return false;
     }
     return true;
 }
 
 void WeightStream::release(const Item& item) {
-    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(item.data);
+    const uintptr_t page = platform::page_bytes(), at = reinterpret_cast<uintptr_t>(item.data);
     const uintptr_t begin = (at + page - 1) / page * page, end = (at + item.bytes) / page * page;
-    if (begin >= end) return;
-    void* const data = reinterpret_cast<void*>(begin);
-    madvise(data, end - begin, MADV_PAGEOUT);  // older systems refuse, and evict what was not used for longest
+    if (begin < end) platform::evict_pages(reinterpret_cast<void*>(begin), end - begin);
 }
 
 }  // namespace octavo

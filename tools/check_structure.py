@@ -38,6 +38,7 @@ LEAVES = {
     "generation_request",
     "lora_request",
     "unknown_options",
+    "platform",
     "__version__",
 }
 # room -> rooms it may import, beside itself and the leaves.
@@ -272,6 +273,26 @@ def check_calls() -> Iterator[str]:
                     yield f"{relative}:{node.lineno}: {node.func.id} is never called"
 
 
+# What differs between systems is in octavo/platform alone.
+SYSTEM_MODULES = {"fcntl", "resource", "ctypes", "msvcrt", "termios", "pwd", "_winapi"}
+SYSTEM_NAMES = re.compile(
+    r"\bsys\.platform\b|\bos\.name\b|[\"'](/proc|/sys|/dev/shm)\b|\bos\.(memfd_|eventfd|sched_|pread|pwrite|posix_|fork\b)"
+)
+
+
+def check_systems() -> Iterator[str]:
+    for path in package_files():
+        relative, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
+        if room_of(path) == "platform":
+            continue
+        for line, module in imports(parse(text)):
+            if module in SYSTEM_MODULES:
+                yield f"{relative}:{line}: {module} is of some systems; octavo.platform has what differs"
+        for found in SYSTEM_NAMES.finditer(text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield f"{relative}:{line}: {found.group()} is of some systems; octavo.platform has what differs"
+
+
 def python_files() -> list[Path]:
     roots = [PACKAGE, ROOT / "tests", ROOT / "tools", ROOT / "benchmarks"]
     return sorted(p for root in roots for p in root.rglob("*.py"))
@@ -406,6 +427,7 @@ CHECKS = {
     "imports": check_imports,
     "cycles": check_cycles,
     "calls": check_calls,
+    "systems": check_systems,
     "names": check_names,
     "python budgets": check_python_budgets,
     "C++ budgets": check_cpp_budgets,

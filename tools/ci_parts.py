@@ -41,6 +41,17 @@ class Part:
 
 PARTS = {
     "native": Part((".ci/native", "csrc", "CMakeLists.txt", "cmake", "tests/backends/cpu/kernel_agreement*")),
+    "systems": Part(
+        (
+            ".ci/systems",
+            "csrc",
+            "CMakeLists.txt",
+            "cmake",
+            "tests/platform/*.cpp",
+            "tests/backends/cpu/kernel_agreement*",
+        ),
+        extras=("systems",),
+    ),
     "triton": Part(
         (
             "src/octavo/backends/torch/kernels",

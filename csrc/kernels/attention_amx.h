@@ -174,7 +174,7 @@ class ManyRows {
         int key_step_, columns_ = 0;
     };
 
-    // The products of round `i`, which have so many slots for other work.
+    // The products of round `i`, which have that many slots for other work.
     template <typename Work>
     void multiply(int32_t i, int slots, Work& work) const {
         const int items = work.remaining();

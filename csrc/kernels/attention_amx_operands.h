@@ -31,7 +31,7 @@ struct SplitPairs {
     __m512i high, low;
 };
 
-// Numbers of which only the upper half has bits that are not zero.
+// Numbers with bits in their upper half alone.
 inline __m512i pair_up(__m512i a, __m512i b) { return _mm512_or_si512(_mm512_srli_epi32(a, 16), b); }
 inline __m512i upper_half(__m512i a) { return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000u))); }
 inline __m512i bits_of(F32x16 a) { return _mm512_castps_si512(a.v); }
@@ -52,7 +52,7 @@ inline SplitPairs split_floats(F32x16 a, F32x16 b) {
             pair_up(round_to_upper_half(a - floats_of(high_a)), round_to_upper_half(b - floats_of(high_b)))};
 }
 
-// Cache lines so many elements apart.
+// Cache lines that many elements apart.
 struct Lines {
     const Half* first;
     int64_t stride;

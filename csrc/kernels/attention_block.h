@@ -93,7 +93,7 @@ inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& bloc
     const int32_t low = block.first_position + first / shape.group;
     const int32_t high = block.first_position + last_row / shape.group;
     if (!block.last_seen) return {first_visible(shape, low), high + 1};
-    // From token to token it never falls. Whatever the step says, no key lies behind the end of the sequence.
+    // From token to token it never falls. Whatever the step says, the sequence has no key past its end.
     const int32_t last = block.last_seen[last_row / shape.group];
     const int32_t end = last > high ? last + 1 : high + 1;
     return {first_visible(shape, low), end < block.seq_len ? end : block.seq_len};
@@ -285,7 +285,7 @@ inline const typename Cache::Element* keys_ahead(const HeadCache& cache, const Q
     return find_group<Cache>(cache, block.block_table, g, block.seq_len, nullptr).keys;
 }
 
-// The chunk of the keys from position `start` on, of which the block sees `seen`.
+// The chunk of the keys from position `start` on; the block sees `seen` of them.
 template <typename Cache>
 inline Chunk<Cache> find_chunk(const HeadCache& cache, const QueryBlock& block, int32_t start, Interval seen) {
     Chunk<Cache> chunk;

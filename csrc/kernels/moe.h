@@ -223,7 +223,7 @@ class MoeRun {
         }
     }
 
-    // Writes the images of the pairs of an expert that lie in the range. source(pair): its row.
+    // Writes the images of the pairs of an expert in the range. source(pair): its row.
     template <typename F>
     void quantize(const Product& p, const PairRows& rows, int32_t expert, Range range, const F& source) const {
         const Activations a = rows.of(pairs_, expert);

@@ -57,7 +57,7 @@ inline void for_each_block(const HeadState& shape, const Args& args, const Step&
     for (int64_t unit = units.begin; unit < units.end;) {
         const int64_t head = unit / tiles, first = unit % tiles;
         const int64_t last = units.end - head * tiles < tiles ? units.end - head * tiles : tiles;
-        // The tiles lie side by side, from `offset` to `stop`.
+        // Tiles are adjacent, from `offset` to `stop`.
         const int64_t offset = shape.offset(head, first);
         const int64_t stop = last == tiles ? shape.offset(head + 1, 0) : shape.offset(head, last);
         for (int32_t request = 0; request < step.num_requests; ++request) {

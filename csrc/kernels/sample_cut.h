@@ -90,7 +90,7 @@ class Histogram {
         const float width = order.typical ? 1.5f : 1.0f, at = static_cast<float>(last_filled);
         return {(at - width) / scale_, (at + width) / scale_};
     }
-    // Forgets what lies behind the window.
+    // Forgets what the window has passed.
     void cut(const Order& order, const Window& window) {
         const int32_t center = center_of(order), last = static_cast<int32_t>(window.far * scale_);
         for (int32_t b = 0; b < NUM_BINS; ++b)

@@ -121,7 +121,7 @@ inline Border find_border(const Candidates& c, bool by_mass, double target, cons
     return take_in_order(c, active, count, by_mass, taken, target);
 }
 
-// Drops what lies behind the border; ids stay in ascending order.
+// Drops what is past the border; ids stay in ascending order.
 inline void keep_until(Candidates& c, Border border) {
     int32_t kept = 0;
     for (int32_t i = 0; i < c.count; ++i) {

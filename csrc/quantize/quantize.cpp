@@ -1,12 +1,13 @@
 // The quantizers of every type, for one instruction set.
 #include "grid_blocks.h"
+#include "platform/registry.h"
 #include "widen.h"
 
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
-#define OCTAVO_QUANTIZER(name, values, bytes, scratch, ...)                                                       \
-    __attribute__((used, retain,                                                                                  \
-                   section("octavo_quantizers"))) static const octavo::QuantizerEntry octavo_quantizer_##name = { \
+#define OCTAVO_QUANTIZER(name, values, bytes, scratch, ...)         \
+    OCTAVO_LISTED(quantizers)                                       \
+    static const octavo::QuantizerEntry octavo_quantizer_##name = { \
         #name, OCTAVO_STRINGIFY(OCTAVO_ISA), values, bytes, scratch, __VA_ARGS__, widen}
 #define OCTAVO_GRID_QUANTIZER(name, type) \
     OCTAVO_QUANTIZER(name, SUPER, type::bytes, sizeof(GridTables<type>), quantize_grid<type>)

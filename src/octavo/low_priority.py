@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from octavo.platform.threads import yield_to_others
+
 _T = TypeVar("_T")
-
-
-def yield_to_others() -> None:
-    """Give the calling thread the lowest priority, for the rest of its life. Does nothing outside Linux."""
-    if sys.platform == "linux":  # elsewhere a priority is of the process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def at_low_priority(function: Callable[[], _T]) -> _T:

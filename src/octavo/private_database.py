@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from octavo.errors import UsageError
+from octavo.platform import files
 
 _SALT = "CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL);"
 
@@ -29,7 +30,7 @@ def open_private(
     database: sqlite3.Connection | None = None
     try:
         if path is not None:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | files.O_CLOEXEC, 0o600))
         database = sqlite3.connect(path or ":memory:", check_same_thread=False)
         _prepare(database, tables, application_id, synchronous)
         with database:

@@ -98,7 +98,7 @@ def test_the_native_program_refuses_slots_and_parts_that_do_not_fit(checkpoint: 
             with pytest.raises(ValueError, match=rf"adapter slot {slot}, must be from 0 to 3"):
                 executor.load_adapter(slot, given)
     for part, message in (
-        ((0, weight, a, b, gain, rank, scale), f"no adapter can lie beside weight {weight} of record 0"),
+        ((0, weight, a, b, gain, rank, scale), f"an adapter cannot change weight {weight} of record 0"),
         ((record, 9, a, b, gain, rank, scale), f"beside weight 9 of record {record}"),
         ((record, weight, a, b, gain, 9, scale), "an adapter of rank 9, must be from 1 to 8"),
         ((record, weight, a[:-1], b, gain, rank, scale), rf"have {a.size - 1} and {b.size} numbers, its gain has 0"),

@@ -128,7 +128,8 @@ def test_the_process_can_open_neither_files_nor_connections(tmp_path: Path) -> N
 import socket, sys
 sys.path.insert(0, {str(Path(picture_worker.__file__).parents[2])!r})
 from octavo.media import picture_worker
-picture_worker._confine()
+from octavo.platform import limits
+limits.open_nothing()
 for attempt in (lambda: open({str(tmp_path / "file")!r}, "w"), lambda: open("/etc/passwd"), socket.socket):
     try:
         attempt()

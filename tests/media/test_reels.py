@@ -168,8 +168,9 @@ def test_the_process_imports_all_it_needs_before_it_is_confined(kind: str) -> No
     program = f"""
 import sys
 from octavo.media import picture_worker
+from octavo.platform import limits
 picture_worker._warm_up({kind!r})
-picture_worker._confine()
+limits.open_nothing()
 try:
     open("/etc/passwd")
 except OSError as error:

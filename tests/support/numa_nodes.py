@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.backends import numa
+from octavo.platform import numa
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, root: Path, *cpulists: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from octavo import env
+from octavo.platform import files, locks
+from octavo.platform.folders import Folder
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,9 @@ class KeptFile:
 
         content_of: raises `WrongFileError` if it is not what it must be; the file is removed then.
         """
-        flags = os.O_RDONLY | os.O_NONBLOCK
+        flags = os.O_RDONLY | files.O_NONBLOCK
         try:
-            with _open_folder(self.path.parent) as folder, _opened(self._name, flags, folder) as file:
+            with _open_folder(self.path.parent) as folder, folder.opened(self._name, flags) as file:
                 try:
                     status = os.fstat(file)
                     check_private(status)
@@ -64,7 +65,7 @@ class KeptFile:
                 except WrongFileError as reason:
                     logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
                     with contextlib.suppress(OSError):
-                        os.unlink(self._name, dir_fd=folder)
+                        folder.remove(self._name)
                     return None
                 with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
                     os.utime(file)
@@ -93,7 +94,7 @@ class KeptFile:
             logger.log(self._level, "%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
             return False
 
-    def _write(self, folder: int, size: int, write: Callable[[int], int], *, waits: bool) -> bool:
+    def _write(self, folder: Folder, size: int, write: Callable[[int], int], *, waits: bool) -> bool:
         if not self.fits(size):
             logger.log(
                 self._level,
@@ -106,25 +107,25 @@ class KeptFile:
                 logger.info("%s: another process is writing it", self.path)
                 return False
             logger.warning("%s: another process is writing it; waiting until that is done", self.path)
-            with contextlib.suppress(FileNotFoundError), _opened(draft, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError), folder.opened(draft, os.O_RDONLY | files.O_NONBLOCK) as file:
+                locks.lock(file)
             return True
         _make_room(folder, self._limit_bytes - size, self._name)
         with _new_draft(folder, self._stem) as (draft, file):
             try:
-                os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
+                files.reserve(file, size)  # a full disk is noticed before anything is written
                 size = write(file)
                 os.ftruncate(file, size)
                 if size > self._limit_bytes:
                     raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than pack_cache_size allows")
                 if not self._in_background:
                     os.fsync(file)
-                os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+                folder.rename(draft, self._name)
                 if not self._in_background:
-                    os.fsync(folder)
+                    folder.sync()
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.unlink(draft, dir_fd=folder)
+                    folder.remove(draft)
                 raise
         logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
         return True
@@ -144,21 +145,11 @@ def padded(nbytes: int) -> int:
 
 
 @contextlib.contextmanager
-def _opened(name: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
-    """A descriptor of a file in `folder`, only readable by its owner if it is new. Follows no symbolic link."""
-    file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400, dir_fd=folder)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-@contextlib.contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
-    """A descriptor of the folder, for all further accesses. Raises OSError if others may write to it."""
-    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
+def _open_folder(path: Path) -> Iterator[Folder]:
+    """The folder, for all further accesses. Raises OSError if others may write to it."""
+    with contextlib.closing(Folder(path)) as folder:
         try:
-            check_private(os.fstat(folder))
+            check_private(folder.status())
         except WrongFileError as reason:
             remedy = f"chmod 700 {path}, or set OCTAVO_CACHE"
             raise PermissionError(0, f"the folder is not safe, {reason} ({remedy})") from None
@@ -167,45 +158,45 @@ def _open_folder(path: Path) -> Iterator[int]:
 
 def check_private(status: os.stat_result) -> None:
     """Checks that no other user could have written the mapped file, or could write to it while it is in use."""
-    if status.st_uid != os.geteuid():
+    if status.st_uid != files.user_id():
         raise WrongFileError(f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise WrongFileError("others may write to it")
 
 
 @contextlib.contextmanager
-def _new_draft(folder: int, stem: str) -> Iterator[tuple[str, int]]:
+def _new_draft(folder: Folder, stem: str) -> Iterator[tuple[str, int]]:
     """The name and a descriptor of a new file. Its lock tells others that its writer lives."""
     while True:
         draft = f".{stem}-{secrets.token_hex(8)}.draft"
-        with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with folder.opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            locks.lock(file)
             if os.fstat(file).st_nlink > 0:  # else another process has removed it before it had its lock
                 yield draft, file
                 return
 
 
-def _remove_dead_files(folder: int, stem: str) -> str:
+def _remove_dead_files(folder: Folder, stem: str) -> str:
     """Removes drafts of dead writers. The name of the draft of `stem` that a living process is writing, else empty."""
     alive = ""
-    for name in os.listdir(folder):
+    for name in folder.names():
         if not name.endswith(".draft"):
             continue
-        with contextlib.suppress(OSError), _opened(name, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
+        with contextlib.suppress(OSError), folder.opened(name, os.O_RDONLY | files.O_NONBLOCK) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(name, dir_fd=folder)
+                locks.lock_now(file)
+                folder.remove(name)
             except BlockingIOError:
                 alive = name if name.startswith(f".{stem}-") else alive
     return alive
 
 
-def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
+def _make_room(folder: Folder, left_bytes: int, own_name: str) -> None:
     """Removes the least recently used files until the others take at most `left_bytes`."""
     found = []
-    for name in os.listdir(folder):
+    for name in folder.names():
         with contextlib.suppress(OSError):
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = folder.status_of(name)
             if name.endswith(_SUFFIX) and name != own_name and stat.S_ISREG(status.st_mode):
                 found.append((status.st_mtime_ns, name, status.st_size))
     total = sum(size for _, _, size in found)
@@ -214,5 +205,5 @@ def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
             break
         logger.info("%s: removed packed weights that were not used for longest, %d MB", name, size // 10**6)
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            os.unlink(name, dir_fd=folder)
+            folder.remove(name)
         total -= size

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from octavo.platform import memory
 
 if TYPE_CHECKING:  # a program that asks for its memory or its threads alone starts without graphs
     from octavo.graph.builder import Graph
@@ -18,7 +17,6 @@ if TYPE_CHECKING:  # a program that asks for its memory or its threads alone sta
 
 # Kept free for the rest of the machine: a tenth of the memory, but not less than this.
 _MIN_HEADROOM_BYTES = 256 * 2**20
-_UNLIMITED = 2**60  # cgroup v1 writes a huge number for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,72 +44,19 @@ class MemoryBudget:
         return MemoryBudget(self.available_bytes - num_bytes)
 
 
-def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryBudget:
+def host_memory(proc: Path = memory.PROC, cgroups: Path = memory.CGROUPS) -> MemoryBudget:
     """The main memory: the minimum of what the system has available and the rest of each enclosing control group.
 
-    A limit on the address space (`ulimit -v`) counts too. File cache counts as available, in a group as on the machine.
-    proc, cgroups: the mount points of these file systems; without the first, only free memory counts.
+    A limit on the address space (`ulimit -v`) counts too. proc, cgroups: the mount points of Linux's file systems of
+    these names; without the first, only free memory counts.
     """
-    page, available = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError):
-        lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
-        available = next(int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"])
-    if (address_space := address_space_limit()) is not None:
-        with suppress(OSError):
-            used = int((proc / "self" / "statm").read_text().split()[0]) * page
-            available = min(available, max(address_space - used, 0))
-    for group in control_groups("memory", proc / "self" / "cgroup", cgroups):
-        limit = _number(group, "memory.max", "memory.limit_in_bytes")
-        usage = _number(group, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and usage is not None and limit < _UNLIMITED:
-            available = min(available, max(limit - usage + _reclaimable(group), 0))
-    return MemoryBudget(available)
-
-
-def address_space_limit() -> int | None:
-    """The bytes of addresses that this process may have at most (RLIMIT_AS, `ulimit -v`); None: no limit."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
+    return MemoryBudget(memory.available_bytes(proc, cgroups))
 
 
 def address_space_note() -> str:
     """The end of an error about memory: a sentence with that limit in the unit of `ulimit`, or nothing without one."""
-    limit = address_space_limit()
+    limit = memory.address_space_limit()
     return "" if limit is None else f". The address space is limited to {limit >> 10} KiB (RLIMIT_AS): raise ulimit -v"
-
-
-def control_groups(controller: str, self_cgroup: Path, cgroups: Path) -> list[Path]:
-    """The directories of this process's groups with that controller (v1 or v2), each from the innermost out.
-
-    self_cgroup: `/proc/self/cgroup` or another file like it. cgroups: the mount point. Empty if nothing can be read.
-    """
-    found = []
-    with suppress(OSError, ValueError):
-        for line in self_cgroup.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            # In a container the path may be that of the host, which is not visible; its own group is the root then.
-            parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-            if controllers == "" or controller in controllers.split(","):
-                for root in dict.fromkeys((cgroups / controllers, cgroups / (controller if controllers else ""))):
-                    found += [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-    return found
-
-
-def _number(group: Path, *names: str) -> int | None:
-    """The number in the first of these files (of v2 and v1) that holds one."""
-    for name in names:
-        with suppress(OSError, ValueError):
-            return int((group / name).read_text())
-    return None
-
-
-def _reclaimable(group: Path) -> int:
-    """The file cache in the group's usage, which the kernel reclaims under pressure."""
-    with suppress(OSError, ValueError):
-        pairs = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        kinds = ("inactive_file", "active_file")  # "total_": in v1, with the groups inside
-        return sum(int(pairs.get(f"total_{kind}", pairs.get(kind, "0"))) for kind in kinds)
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

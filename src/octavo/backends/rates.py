@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.graph.cost import Cost
+from octavo.platform import files
 
 _ROUNDS = 5
 _READ_BYTES = 8 << 20
@@ -42,43 +43,37 @@ def best_rate(amount: float, run: Callable[[], None]) -> float:
     return amount / max(min(times), 1e-9)
 
 
-def _is_hollow(path: Path) -> bool:
-    """True if most of a file takes no room on the disk."""
-    status = path.stat()
-    return status.st_blocks * 512 < status.st_size // 2
-
-
 def read_rate(path: Path) -> float:
     """Bytes per second of large reads of a file, past the system's cache where the file system allows it.
 
     The reads are spread over the file: a host may still have a part of it in its own cache. Of a file that is not
     there yet but for its size, the rate is that of another one in its folder, of 64 MiB, which is removed again.
     """
-    if _is_hollow(path):
+    if files.is_hollow(path):
         import tempfile  # here, because few models are measured so
 
         with tempfile.NamedTemporaryFile(dir=path.parent) as other:
             other.write(os.urandom(_READ_BYTES) * _SAMPLE_READS)
             other.flush()
             os.fsync(other.fileno())
-            os.posix_fadvise(other.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            files.drop_cached(other.fileno())
             return _rate_of(Path(other.name))
     return _rate_of(path)
 
 
 def _rate_of(path: Path) -> float:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        file = os.open(path, os.O_RDONLY | files.O_CLOEXEC | files.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | files.O_CLOEXEC)
     try:
         step = max(os.fstat(file).st_size // _MAX_READS // _READ_BYTES, 1) * _READ_BYTES
         with mmap.mmap(-1, _READ_BYTES) as buffer:  # on a page, as direct reads need it
             done, began = 0, time.perf_counter()
             for i in range(_MAX_READS):
-                count = os.preadv(file, [buffer], i * step)
+                count = files.read_into(file, buffer, i * step)
                 done += count
                 if count < _READ_BYTES or time.perf_counter() - began > _MAX_READ_S:
                     break

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
+
+from octavo.platform import memory, processes
 
 
 @runtime_checkable
@@ -23,9 +23,8 @@ def work_done(executor: object) -> int:
     A step whose weights are read from a slow disk may compute nothing for a long time, but it has page faults that
     wait for the disk, and blocks that arrive.
     """
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     own = executor.progress() if isinstance(executor, WatchedExecutor) else 0
-    return own + usage.ru_majflt + usage.ru_inblock
+    return own + memory.disk_reads()
 
 
 class WaitMeter:
@@ -43,17 +42,14 @@ class WaitMeter:
         """The seconds so far. Of each interval those of the thread that waited longest, and no more than passed."""
         now, longest_s, queued_s = time.monotonic(), 0.0, {}
         with suppress(OSError):
-            for thread in os.listdir("/proc/self/task"):
+            for thread in processes.threads_of("self"):
                 with suppress(OSError, IndexError, ValueError):  # the thread has just ended
-                    if _read(thread, "stat").rpartition(b")")[2].split()[0] == b"D":  # at a disk
+                    status = processes.thread_file("self", thread, "stat")
+                    if status.rpartition(b")")[2].split()[0] == b"D":  # at a disk
                         longest_s = max(longest_s, now - self._at)
-                    queued_s[thread] = int(_read(thread, "schedstat").split()[1]) * 1e-9  # not on every system
+                    queued = processes.thread_file("self", thread, "schedstat")  # not on every system
+                    queued_s[thread] = int(queued.split()[1]) * 1e-9
                     longest_s = max(longest_s, queued_s[thread] - self._queued_s.get(thread, queued_s[thread]))
         self._waited_s += min(longest_s, now - self._at)
         self._at, self._queued_s = now, queued_s
         return self._waited_s
-
-
-def _read(thread: str, name: str) -> bytes:
-    with open(f"/proc/self/task/{thread}/{name}", "rb", buffering=0) as file:
-        return file.read(1024)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 from octavo.batches.lines import LineResult, usage_of
 from octavo.errors import UsageError
+from octavo.platform import locks
 
 _SYNC_S = 1.0
 
@@ -138,7 +138,7 @@ def _locked(path: Path) -> BinaryIO:
         raise UsageError(f"{path} is no ordinary file; results are kept in one, so that a batch can go on")
     try:
         file = path.open("a+b")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock_now(file.fileno())
     except BlockingIOError:
         raise UsageError(f"{path} is being written by another batch; wait for its end, or name another file") from None
     except OSError as error:

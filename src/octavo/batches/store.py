@@ -5,7 +5,6 @@ Each belongs to the API key of its request; others do not see it. All methods re
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.errors import UsageError
+from octavo.platform import files, locks
 from octavo.private_database import open_private
 
 MAX_FILE_BYTES = 200 << 20
@@ -107,12 +107,12 @@ def temporary_folder() -> Path:
     """A new folder for a store. Those that killed processes of this user have left are removed."""
     for folder in Path(tempfile.gettempdir()).glob(_TEMPORARY + "*"):
         with suppress(OSError):
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            lock = os.open(folder / "lock", os.O_RDWR | files.O_NOFOLLOW | files.O_CLOEXEC)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks.lock_now(lock)
                 status = os.fstat(lock)
                 # A new one is made before it is locked.
-                if status.st_uid == os.getuid() and time.time() - status.st_mtime > _MIN_AGE_S:
+                if status.st_uid == files.user_id() and time.time() - status.st_mtime > _MIN_AGE_S:
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
@@ -129,8 +129,8 @@ class BatchStore:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | files.O_CLOEXEC, 0o600)
+            locks.lock_now(self._lock)
         except BlockingIOError:
             os.close(self._lock)
             raise UsageError(f"--batch-store {path} is used by another server; give each its own") from None

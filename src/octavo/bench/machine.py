@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from octavo import __version__
 from octavo.engine.loading.devices import backend_name
 from octavo.engine.session import Session
+from octavo.platform import processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def describe_machine(session: Session) -> Machine:
         python=platform.python_version(),
         system=system(),
         processor=processor().get("model name", platform.machine()),
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=len(processors.allowed_cpus()),
         backend=backend_name(session.config),
         isa=isa,
         num_threads=None if isa is None else executor.num_threads,
@@ -57,9 +56,5 @@ def system() -> str:
 
 
 def processor() -> dict[str, str]:
-    """The facts of `/proc/cpuinfo` about the first processor; without that file, only its name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return {"model name": platform.processor() or platform.machine()}
-    return dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    """The facts that the system knows about the first processor, at least its name."""
+    return processors.description() or {"model name": platform.processor() or platform.machine()}

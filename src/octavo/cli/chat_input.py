@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo import env
 from octavo.cli.terminal import is_terminal, write
+from octavo.platform import files
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -63,7 +64,7 @@ def _session(commands: list[str]) -> PromptSession[str]:
     path = env.cache_dir() / "chat_history"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW, 0o600))
         history = FileHistory(path)
     except OSError:
         pass  # a folder that cannot be written: the history lasts as long as the conversation

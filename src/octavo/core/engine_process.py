@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from octavo.core.wire import (
     frame_size,
 )
 from octavo.errors import EngineDeadError
+from octavo.platform import processes
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,9 @@ class EngineProcess:
         except OSError as error:
             raise EngineDeadError(f"the engine's process cannot be started: {error}") from error
         try:
-            self._engine = _EngineThread(theirs) if in_thread else _spawn(theirs)
+            self._engine = (
+                _EngineThread(theirs) if in_thread else processes.spawn("octavo.core.main", theirs, os.getpid())
+            )
         except (OSError, RuntimeError) as error:  # no thread is a RuntimeError
             self._socket.close()
             theirs.close()
@@ -79,7 +81,8 @@ class EngineProcess:
 
     async def kill_stalled(self) -> None:
         """Kills it after it has written its threads' stacks to standard error, if it still can."""
-        self._engine.send_signal(signal.SIGUSR1)
+        if isinstance(self._engine, subprocess.Popen):
+            processes.request_stacks(self._engine)
         await asyncio.sleep(_DUMP_S)
         self.kill()
 
@@ -140,29 +143,6 @@ class _EngineThread(threading.Thread):
 
     def kill(self) -> None:
         """It ends with its connection."""
-
-    def send_signal(self, number: int) -> None:
-        """It takes none."""
-
-
-def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
-    """A new process with this end of a connection, which is closed here.
-
-    It runs `octavo.core.main` with the modules that this process has. With `-m` the working directory would come first
-    in the path, so that a file there could replace any module.
-    """
-    path, call = f"sys.path[:] = {sys.path!r}", f"main({sock.fileno()}, {os.getpid()})"
-    # In the loop's own thread: the system would end the process with the thread that spawned it.
-    # In a session of its own: Ctrl-C at a terminal is meant for the server.
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; {path}; from octavo.core.main import main; {call}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[sock.fileno()],
-        start_new_session=True,
-    )
-    sock.close()
-    return process
 
 
 def _how_it_ended(code: int) -> str:

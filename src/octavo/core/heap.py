@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from octavo.platform.memory import set_allocator
 
 # Of glibc's malloc.h.
 _M_MMAP_THRESHOLD = -3
@@ -16,7 +16,7 @@ def return_large_blocks() -> None:
 
     glibc raises its own limit up to 32 MiB with the first large body, and then keeps the memory of such bodies forever.
     """
-    _set(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    set_allocator(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def limit_heaps() -> None:
@@ -27,11 +27,4 @@ def limit_heaps() -> None:
     grammars, of which 108 are kept, leave 19 MiB of holes in 16 heaps, 3 in four and 1 in a single one; but threads
     that compute masks would wait for the lock of a single one.
     """
-    _set(_M_ARENA_MAX, _MAX_HEAPS)
-
-
-def _set(parameter: int, value: int) -> None:
-    """Sets an option of the allocator. Other C libraries have no such call and need none."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(parameter, value)
+    set_allocator(_M_ARENA_MAX, _MAX_HEAPS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+
+from octavo.platform import processes
 
 
 class UsageMeter:
@@ -49,11 +50,8 @@ def run_queue_meter(pid: int) -> UsageMeter:
 def _waited_s(pid: int) -> float:
     """The time as Linux counts it in `schedstat`."""
     total_ns = 0
-    with suppress(OSError):  # the process has just exited, or this is not Linux
-        for thread_id in os.listdir(f"/proc/{pid}/task"):
-            with (
-                suppress(OSError, IndexError),  # one of its threads has
-                open(f"/proc/{pid}/task/{thread_id}/schedstat", "rb", buffering=0) as file,
-            ):
-                total_ns += int(file.read(128).split()[1])
+    with suppress(OSError):  # the process has just exited
+        for thread_id in processes.threads_of(pid):
+            with suppress(OSError, IndexError):  # one of its threads has
+                total_ns += int(processes.thread_file(pid, thread_id, "schedstat").split()[1])
     return total_ns * 1e-9

@@ -6,7 +6,6 @@ Between machines everything passes over a socket. Between processes of one machi
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -23,6 +22,8 @@ from octavo.distributed.rank_messages import (
     encode,
 )
 from octavo.distributed.ring import Ring, RingEndedError
+from octavo.platform import shared_memory
+from octavo.platform.sockets import limit_unanswered
 
 ALIVE_S = 0.5  # between two signs of life
 SILENCE_S = 3.0  # after which a rank counts as dead or stopped
@@ -48,7 +49,7 @@ class Connection:
         self.heard = Alive()  # the last sign of life
         with suppress(OSError):  # a local one has no such options
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+            limit_unanswered(sock, _UNANSWERED_MS)
 
     def send(self, message: RankMessage) -> None:
         """Raises ConnectionEndedError if the other end is gone."""
@@ -114,11 +115,7 @@ class Connection:
             descriptor = self._socket.fileno()
             if descriptor < 0:
                 raise ConnectionEndedError("it was closed")
-            poll = select.poll()
-            poll.register(incoming.written_fd, select.POLLIN)
-            poll.register(descriptor, select.POLLIN)
-            ready = dict(poll.poll())
-            if incoming.written_fd not in ready:
+            if not shared_memory.wait_for_either(incoming.written_fd, descriptor, for_end=False):
                 # It may have written before its end.
                 return self._read_from_ring if incoming.has_bytes() else self._read
         return self._read_from_ring

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 from octavo import errors
@@ -20,6 +19,7 @@ from octavo.distributed.patience import LEAST_S, MOST_WAITED_S, Patience
 from octavo.distributed.rank_messages import Alive, RankFailed, RankMessage
 from octavo.distributed.ring import Ring
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.platform import processes
 
 M = TypeVar("M")
 
@@ -62,7 +62,7 @@ class RemoteRank:
 
     def stopped_s(self, now: float) -> float:
         """For how long its process has been seen stopped; 0: it runs, or is not a child of this one."""
-        if self.process is None or _state_of(self.process.pid) not in "Tt":
+        if self.process is None or processes.state_of(self.process.pid) not in ("T", "t"):
             self._stopped_at = None
             return 0.0
         self._stopped_at = now if self._stopped_at is None else self._stopped_at
@@ -216,9 +216,10 @@ class Leader:
     def _run_child(self, rank: int, started: queue.SimpleQueue[OSError | None]) -> None:
         try:
             ours, theirs = socket.socketpair()
-            there, here = Ring.create(), Ring.create()
-            rings = Ring(there, is_new=True), Ring(here)  # which close them
-            process = _spawn(theirs, here, there)
+            rings, here, there = _new_rings()
+            process = processes.spawn(
+                "octavo.engine.ranks.rank_process", theirs, here, there, os.getpid(), descriptors=(*here, *there)
+            )
         except OSError as error:
             started.put(error)
             return
@@ -260,14 +261,6 @@ class Leader:
         self.progress += 1
 
 
-def _state_of(pid: int) -> str:
-    """The letter of /proc: T is stopped. A blank: there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return " "
-
-
 def _made(kind: type[OctavoError], text: str) -> OctavoError:
     try:
         return kind(text)
@@ -275,17 +268,15 @@ def _made(kind: type[OctavoError], text: str) -> OctavoError:
         return EngineDeadError(text)
 
 
-def _spawn(sock: socket.socket, outgoing: tuple[int, ...], incoming: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """A process of a rank with this end of a connection, which is closed here. See `octavo.core.engine_process`.
+def _new_rings() -> tuple[tuple[Ring, Ring] | None, tuple[int, ...], tuple[int, ...]]:
+    """The rings to a child and from it, and the descriptors of its own, outgoing first.
 
-    outgoing, incoming: descriptors of its rings, which stay open here.
+    None and no descriptors where the system has no such memory: the socket carries all.
     """
-    path, call = f"sys.path[:] = {sys.path!r}", f"main({sock.fileno()}, {outgoing}, {incoming}, {os.getpid()})"
-    with sock:
-        return subprocess.Popen(
-            [sys.executable, "-c", f"import sys; {path}; from octavo.engine.ranks.rank_process import main; {call}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[sock.fileno(), *outgoing, *incoming],
-            start_new_session=True,
-        )
+    try:
+        there, here = Ring.create(), Ring.create()
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return None, (), ()
+    return (Ring(there, is_new=True), Ring(here)), here, there

@@ -1,7 +1,7 @@
 """A pipe of bytes through memory that two processes of one machine share: a ring with one writer and one reader.
 
 The memory and two counters are file descriptors that a child inherits, so nothing has a name that could be left behind.
-The counters are eventfds: one for bytes that were written and not yet seen by the reader, one for bytes that were read
+One counter is for bytes that were written and not yet seen by the reader, one for bytes that were read
 and not yet seen by the writer. A process sleeps in the kernel until there are some, and what the other one wrote before
 it counted them is visible then, on every processor.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 from collections.abc import Sequence
 from contextlib import suppress
+
+from octavo.platform import shared_memory
 
 RING_BYTES = 1 << 20  # of a direction; longer messages pass in parts
 
@@ -37,9 +38,9 @@ class Ring:
         """The descriptors of an empty ring of `size` bytes. Raises OSError if the system provides none."""
         made: list[int] = []
         try:
-            made.append(os.memfd_create("octavo-ring", os.MFD_CLOEXEC))
-            os.ftruncate(made[0], size)
-            made += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)]
+            made.append(shared_memory.new_memory(size))
+            made.append(shared_memory.new_counter())
+            made.append(shared_memory.new_counter())
         except OSError:
             for descriptor in made:
                 os.close(descriptor)
@@ -75,8 +76,7 @@ class Ring:
     def has_bytes(self) -> bool:
         """True if the other end has written something that was not read."""
         if self._count == 0:
-            with suppress(BlockingIOError):
-                self._count = os.eventfd_read(self._written_fd)
+            self._count = shared_memory.taken_from(self._written_fd)
         return self._count > 0
 
     def __del__(self) -> None:
@@ -87,18 +87,12 @@ class Ring:
     def _pass(self, count: int, counter_fd: int) -> None:
         self._at = (self._at + count) % self._size
         self._count -= count
-        os.eventfd_write(counter_fd, count)
+        shared_memory.add_to(counter_fd, count)
 
     def _available(self, counter_fd: int, ended_fd: int) -> int:
         """Bytes that this end may write or read: at least one."""
         while self._count == 0:
-            with suppress(BlockingIOError):
-                self._count = os.eventfd_read(counter_fd)
-                continue
-            poll = select.poll()
-            poll.register(counter_fd, select.POLLIN)
-            poll.register(ended_fd, select.POLLRDHUP)
-            ready = dict(poll.poll())
-            if counter_fd not in ready:
+            self._count = shared_memory.taken_from(counter_fd)
+            if self._count == 0 and not shared_memory.wait_for_either(counter_fd, ended_fd, for_end=True):
                 raise RingEndedError("the other process is gone")
         return self._count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from octavo import env
 from octavo.backends import CHECKING, Executor, ExecutorLimits, KeepJob
-from octavo.backends.memory import MemoryBudget, address_space_limit, address_space_note, host_memory
+from octavo.backends.memory import MemoryBudget, address_space_note, host_memory
 from octavo.backends.split import SplitBackend
 from octavo.config import EngineConfig, LoadProgress, parse_bytes
 from octavo.engine.engine import Engine
@@ -46,6 +45,8 @@ from octavo.graph.spans import span_width
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
+from octavo.platform import processors
+from octavo.platform.memory import address_space_limit
 from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -363,7 +364,7 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
             trained,
             trained,
         )
-    num_cpus = len(os.sched_getaffinity(0))
+    num_cpus = len(processors.allowed_cpus())
     if config.num_threads > num_cpus:
         logger.warning(
             "num_threads %d exceeds the %d CPUs that this process may use, which makes every step slower; leave it out",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.backends import Executor
-from octavo.backends.numa import kept_affinity
 from octavo.backends.work_done import work_done
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.client import ModelInfo
@@ -29,6 +28,7 @@ from octavo.engine.weight_keeping import WeightKeeping
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, PromptInput, RequestOptions
 from octavo.lora_request import LoRARequest
+from octavo.platform.processors import kept_affinity
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message, TemplateProcess

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelWriteError
+from octavo.platform import files, locks
 
 Chunk = bytes | NDArray[np.uint8]
 
@@ -37,7 +37,7 @@ class AtomicFile:
             if path.exists() and not path.is_file():
                 raise ModelWriteError(f"{path}: no ordinary file, which could be replaced; write to another name")
         with _errors_of(self.partial if path.parent.is_dir() else path):
-            self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | files.O_CLOEXEC | files.O_NOFOLLOW, 0o666)
         self._is_complete = False
         try:
             with _errors_of(self.partial):
@@ -70,7 +70,7 @@ class AtomicFile:
         """Brings all bytes to the disk, and the first ones after the others."""
         with _errors_of(self.partial):
             os.fsync(self._file)
-            os.pwrite(self._file, self._magic, 0)
+            files.pwrite(self._file, self._magic, 0)
             os.fsync(self._file)
         self._is_complete = True
 
@@ -80,15 +80,11 @@ class AtomicFile:
             raise ValueError(f"{self.partial} is not complete")
         with _errors_of(self.path):
             os.replace(self.partial, self.path)
-            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            files.sync_folder(self.path.parent)
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock_now(self._file)
         except BlockingIOError as error:
             raise ModelWriteError(f"{self.path}: another process is writing this file; wait until it ends") from error
 
@@ -138,7 +134,7 @@ def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np
         made: np.memmap[Any, Any] = np.lib.format.open_memmap(path, "w+", dtype, shape)
         try:
             with path.open("rb+") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+                files.reserve(file.fileno(), path.stat().st_size)
         except OSError:
             path.unlink()
             raise
@@ -148,8 +144,7 @@ def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np
 def check_free_space(directory: Path, num_bytes: int) -> None:
     """Raises ModelWriteError if the file system of an existing directory has no room for so many bytes."""
     with _errors_of(directory):
-        status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
+        free = files.free_bytes(directory)
     if num_bytes > free:
         raise ModelWriteError(
             f"{directory}: the result takes {num_bytes:,} bytes and {free:,} are free; free some or write elsewhere"

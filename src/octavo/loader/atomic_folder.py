@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from octavo.errors import ModelWriteError
+from octavo.platform import files, locks
 
 _LOCK = ".lock"
 
@@ -28,11 +28,13 @@ class AtomicFolder:
         self.partial = path.with_name(f"{path.name}.partial")
         try:
             self.partial.mkdir(exist_ok=True)
-            self._lock = os.open(self.partial / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            self._lock = os.open(
+                self.partial / _LOCK, os.O_RDWR | os.O_CREAT | files.O_CLOEXEC | files.O_NOFOLLOW, 0o666
+            )
         except OSError as error:
             raise ModelWriteError(f"{self.partial}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock_now(self._lock)
         except OSError as error:
             os.close(self._lock)
             raise ModelWriteError(f"{path}: another process is writing it; wait until it ends") from error
@@ -47,13 +49,14 @@ class AtomicFolder:
         """Gives the folder its name, in place of a folder that has it."""
         try:
             (self.partial / _LOCK).unlink()
-            for path in (*self.partial.iterdir(), self.partial):
+            for path in self.partial.iterdir():
                 _sync(path)
+            files.sync_folder(self.partial)
             if self.path.exists():
                 self._replace()
             else:
                 os.rename(self.partial, self.path)
-            _sync(self.path.parent)
+            files.sync_folder(self.path.parent)
         except OSError as error:
             raise ModelWriteError(f"{self.path}: {error.strerror}") from error
 
@@ -93,7 +96,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
+    """Brings a file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
+from octavo.platform import files
 
 _RACY_NS = 2 * 10**9  # the coarsest time stamps of file systems
 
@@ -28,7 +29,7 @@ class MappedFile:
                 # A FIFO or a terminal would block in open(); the second check is of the opened file.
                 if not stat.S_ISREG(os.stat(path).st_mode):
                     raise ModelLoadError(f"{path}: not a regular file")
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._descriptor = os.open(path, os.O_RDONLY | files.O_NONBLOCK | files.O_CLOEXEC)
                 opened.callback(os.close, self._descriptor)
                 status = os.fstat(self._descriptor)
                 if not stat.S_ISREG(status.st_mode):
@@ -75,14 +76,14 @@ class MappedFile:
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")
         begin = offset + max((nbytes - mmap.PAGESIZE) // 2, 0)
-        return os.pread(self._descriptor, min(nbytes, mmap.PAGESIZE), begin)
+        return files.pread(self._descriptor, min(nbytes, mmap.PAGESIZE), begin)
 
     def release(self, offset: int, nbytes: int) -> None:
         """Lets the system reclaim the whole pages within these bytes; they are read again if needed."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if self._is_open and end > start:
-            self.data.madvise(mmap.MADV_DONTNEED, start, end - start)
+            files.drop_pages(self.data, start, end - start)
 
     def close(self) -> None:
         """Closes the file. Arrays that are still alive keep their mapping. May be called twice."""

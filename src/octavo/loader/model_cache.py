@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from octavo import env
 from octavo.errors import ModelLoadError
+from octavo.platform import files, locks
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def staging_dir(directory: Path, key: str) -> Iterator[Path]:
     """
     prefix = f".{key}.staging-"
     with open(directory / f".{key}.lock", "ab", opener=partial(os.open, mode=0o600)) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.lock(lock.fileno())
         for leftover in directory.glob(f"{prefix}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
@@ -98,7 +98,7 @@ def check_free_space(directory: Path, needed: int, what: str) -> None:
 
 def _directories() -> tuple[Path, Path]:
     """The configured folder, and the private one for when it cannot be used."""
-    return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
+    return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{files.user_id()}"
 
 
 def is_trusted(directory: Path) -> bool:
@@ -121,7 +121,7 @@ def _check_usable(directory: Path) -> None:
 def _check_trusted(directory: Path) -> None:
     """Checks that only this user and the system may write to the folder."""
     status = directory.stat()
-    if status.st_uid not in (os.getuid(), 0):
+    if status.st_uid not in (files.user_id(), 0):
         raise PermissionError(0, f"it belongs to user {status.st_uid}")
     if status.st_mode & stat.S_IWOTH:
         raise PermissionError(0, "everybody may write to it")

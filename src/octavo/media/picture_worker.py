@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import io
 import json
-import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +35,10 @@ _WAIT = 6.0  # times the limit of computing
 def main() -> None:
     """Serves requests over standard input and output until the input ends."""
     sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
+    from octavo.platform import limits
+
     _warm_up(sys.argv[2])
-    _confine()
+    limits.open_nothing()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         data = sys.stdin.buffer.read(request["num_bytes"])
@@ -78,23 +77,14 @@ def _warm_up(kind: str) -> None:
         resized(picture.pixels, 4, 4, Image.Resampling.BICUBIC)
 
 
-def _confine() -> None:
-    """From here on the process opens no file and no connection, and starts no process."""
-    limits = [(resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)]
-    for kind, most in [*limits, (resource.RLIMIT_NPROC, 0)]:
-        with suppress(ValueError, OSError):  # a lower limit is set already
-            resource.setrlimit(kind, (most, most))
-
-
 def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], dict[str, Any]]:
     """The tiles and the answer about them. Computing for longer than allowed kills the process."""
     from octavo.errors import UsageError
+    from octavo.platform import limits
 
     most = _BASE_BYTES + _BYTES_OF_PIXEL * request["pixels"]
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
-    signal.setitimer(signal.ITIMER_REAL, _WAIT * request["seconds"])
+    limits.limit_memory(most, raises=True)
+    limits.start_clock(request["seconds"], _WAIT * request["seconds"])
     try:
         tiles, header = (_tiles(data, request), None) if request["kind"] == "image" else _shots(data, request)
         return tiles, {"tiles": [tile.shape[:2] for tile in tiles], "header": header}
@@ -107,8 +97,7 @@ def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], d
     except Exception as error:  # whatever a file can provoke in a decoder
         refusal = "is damaged: it ends early" if "truncated" in str(error) else f"is damaged: {type(error).__name__}"
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        limits.stop_clock()
     return (), {"refusal": refusal}
 
 

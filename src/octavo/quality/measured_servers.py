@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -20,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from octavo.errors import OctavoError
+from octavo.platform import processes
 
 _LINE_BYTES = 1 << 20
 _ERROR_CHARS = 300
@@ -68,7 +67,7 @@ class ServerProcess:
             self._process.wait(timeout=40)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                processes.kill_group(self._process.pid)
         return self._process.wait()
 
 

@@ -8,13 +8,13 @@ from types import TracebackType
 
 import numpy as np
 
-from octavo.backends.numa import kept_affinity
 from octavo.backends.sampling import SamplingError
 from octavo.batch import Batch, Float32, Int32, SamplingBatch, StepOutput, greedy_rows
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.errors import InsufficientMemoryError, NumericalError, UsageError
 from octavo.loader.finite_weights import check_weights
+from octavo.platform.processors import kept_affinity
 from octavo.quality.windows import Window
 
 # A step gives back at most so many rows of logits, 300 MB of them with a vocabulary of 150,000.

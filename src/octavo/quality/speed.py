@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
+from octavo.platform import memory
 from octavo.quality.language_model import LanguageModel
 
 PROMPT_TOKENS, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS = 512, 16, 64
@@ -49,7 +48,7 @@ def measure_speed(model: str, options: Mapping[str, Any]) -> Speed:
         return Speed(
             decode=(short.num_generated_tokens - 1) / short.decode_s,
             prefill=PROMPT_TOKENS / long.prefill_s,
-            peak_bytes=_peak_bytes(),
+            peak_bytes=memory.peak_bytes(),
         )
 
 
@@ -62,15 +61,6 @@ def speed_of(model: str, options: Mapping[str, Any]) -> Speed:
         lines = done.stderr.strip().splitlines() or ["it gave no reason"]
         raise OctavoError(f"{model}: the measurement ended with status {done.returncode}: {lines[-1]}")
     return Speed(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _peak_bytes() -> int:
-    """0 where the system does not tell."""
-    try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) * 1024 if found else 0
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from octavo import env
+from octavo.platform import processes
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,13 @@ class RunningServer(msgspec.Struct, frozen=True):
     @property
     def is_alive(self) -> bool:
         """True while this very process exists, and does not merely wait for its parent to take notice."""
-        return _start_of(self.pid) == self.started
+        return processes.start_of(self.pid) == self.started
 
 
 @contextlib.contextmanager
 def registered(url: str, models: tuple[str, ...], began: float) -> Iterator[None]:
     """Lists the server while the block runs. A folder that cannot be written costs a warning only."""
-    server = RunningServer(os.getpid(), _start_of(os.getpid()) or 0, began, url, models)
+    server = RunningServer(os.getpid(), processes.start_of(os.getpid()) or 0, began, url, models)
     file = _folder() / f"{server.pid}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,13 +69,3 @@ def running_servers() -> list[RunningServer]:
 
 def _folder() -> Path:
     return env.cache_dir() / "servers"
-
-
-def _start_of(pid: int) -> int | None:
-    """When a process began, in clock ticks; None if there is none, or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    state, *fields = stat.rpartition(b")")[2].split()  # the name in parentheses may hold anything
-    return None if state in (b"Z", b"X") else int(fields[18])

@@ -8,31 +8,13 @@ as an exception, but before that Rust writes its message and a backtrace to file
 from __future__ import annotations
 
 import _thread
-import ctypes
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import TypeVar
 
+from octavo.platform.threads import close_files_of_this_thread
+
 T = TypeVar("T")
-
-_LAST_FILE = 0xFFFFFFFF
-_CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h: give this thread a table of its own first
-
-
-@cache
-def _close_range() -> Callable[[int, int, int], int] | None:
-    """The C library's function, since glibc 2.34."""
-    return getattr(ctypes.CDLL(None, use_errno=True), "close_range", None)
-
-
-def close_files_of_this_thread() -> None:
-    """Takes all files from the calling thread, and from no other; it must end soon and do no input or output.
-
-    It does nothing before Linux 5.9 and where the C library lacks the call.
-    """
-    if (close_range := _close_range()) is not None:
-        close_range(0, _LAST_FILE, _CLOSE_RANGE_UNSHARE)
 
 
 def run_quietly(work: Callable[[], T]) -> T:

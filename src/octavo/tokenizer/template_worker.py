@@ -7,19 +7,17 @@ The argument is `sys.path` as JSON. Protocol: lines of JSON. The first, perhaps 
 `{"source": template, "seconds": limit of computing}` and gets no answer. Each further line holds variables. Its answer
 is `{"text": ...}`, or `{"refusal": ...}` or `{"fault": ...}` with the rest of a sentence that begins with the
 template's name: the template does not accept this conversation, or is itself wrong.
-This file runs as a script, so that the process starts without importing the package.
+This file runs as a script, and imports of the package only the limits, so that the process starts at once.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -78,9 +76,11 @@ def render(template: Template, variables: str) -> str:
 
 def main() -> None:
     """Serves one template over standard input and output until the input ends."""
-    sys.path[:] = json.loads(sys.argv[1])
+    sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
 
     import jinja2.sandbox  # noqa: F401  (before the limits apply, since the import is not the template's doing)
+
+    from octavo.platform import limits
 
     if not (line := sys.stdin.readline()):  # closed without a template
         return
@@ -92,9 +92,8 @@ def main() -> None:
         template = compile_template(setup["source"])
         return ""
 
-    with suppress(ValueError, OSError):  # a lower limit is set already
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits.limit_memory(MAX_MEMORY_BYTES)
+    limits.leave_no_core()
     compiled = _attempt(compile_source, setup["seconds"], "fault", "is broken")
     for line in sys.stdin:
         answer = compiled
@@ -112,10 +111,9 @@ def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -
     """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 
-    # The default action of both signals ends the process, even within one long call. The limit is on processor time,
-    # so that a busy machine does not fail a normal template.
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, _MAX_WAIT_SECONDS)
+    from octavo.platform import limits
+
+    limits.start_clock(seconds, _MAX_WAIT_SECONDS)
     try:
         return {"text": work()}
     except RaisedByTemplateError as error:
@@ -135,8 +133,7 @@ def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -
     except Exception as error:  # anything that a template can provoke in Python
         reason = f"{failure}: {type(error).__name__}: {error}"
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        limits.stop_clock()
     return {kind: reason[:500]}
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from octavo.backends import rank_segments
 from octavo.backends.cpu import _native, _native_tests, rank_group
+from octavo.platform import shared_memory
 from tests.support.numa_nodes import pretend
 
 SHAPES = [(1, 1), (1, 17), (3, 576), (64, 640), (50, 1111)]  # the last two are larger than a buffer
@@ -225,7 +226,7 @@ def test_a_name_is_no_path() -> None:
 
 def test_segments_left_by_killed_ranks_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of ranks that were all killed before they had come together; names of others stay."""
-    monkeypatch.setattr(rank_segments, "_SEGMENTS", tmp_path)
+    monkeypatch.setattr(shared_memory, "SEGMENTS", tmp_path)
     left, new, other = (tmp_path / name for name in (f"octavo-{'a' * 16}-0-1", f"octavo-{'b' * 16}-0-1", "octavo-x"))
     for path in (left, new, other):
         path.write_bytes(b"")

@@ -19,6 +19,7 @@ from octavo.backends.cpu import _native
 from octavo.errors import EngineDeadError
 from tests.support import tiny_models
 from tests.support.batches import Request, step
+from tests.support.native_sources import platform_sources
 
 PAGE = mmap.PAGESIZE
 CSRC = Path(__file__).parents[3] / "csrc"
@@ -104,7 +105,7 @@ def test_the_weight_stream_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> 
     compiler = shutil.which("g++") or shutil.which("clang++")
     assert compiler, "the native library needs a C++ compiler, and so does this test"
     binary = tmp_path / "stress"
-    sources = [STRESS, CSRC / "weight_stream.cpp", CSRC / "mapping_guard.cpp"]
+    sources = [STRESS, CSRC / "weight_stream.cpp", CSRC / "mapping_guard.cpp", *platform_sources()]
     flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread", f"-I{CSRC}"]
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(binary)], check=True)
     command = [str(binary), str(tmp_path / "weights"), "60"]

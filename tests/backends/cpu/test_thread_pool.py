@@ -12,6 +12,7 @@ import pytest
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
 from tests.support.forked import in_fork
+from tests.support.native_sources import platform_sources
 
 CSRC = Path(__file__).parents[3] / "csrc"
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
@@ -112,6 +113,7 @@ def test_stress_under_a_sanitizer(sanitizer, tmp_path):
     assert compiler, "the native library needs a C++ compiler, and so does this test"
     binary = tmp_path / "stress"
     sources = [STRESS, *(CSRC / name for name in ("thread_pool.cpp", "memory.cpp", "isa.cpp", "kernels/add.cpp"))]
+    sources += platform_sources()
     flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread", f"-I{CSRC}", "-DOCTAVO_ISA=scalar"]
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(binary)], check=True)
     result = subprocess.run([str(binary), "300"], capture_output=True, text=True, timeout=300)

@@ -10,6 +10,6 @@ import sys
 from pathlib import Path
 
 if "OCTAVO_TEST_NODES" in os.environ and any("octavo.engine.ranks.rank_process" in each for each in sys.orig_argv):
-    from octavo.backends import numa
+    from octavo.platform import numa
 
     numa.NODES = Path(os.environ["OCTAVO_TEST_NODES"])

@@ -31,6 +31,7 @@ import numpy as np
 from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 from octavo.backends.kept_files import KeptFile, WrongFileError, padded
+from octavo.platform import files
 
 _MAGIC = b"octavo packed 3\n"
 _ENTRY = struct.Struct("<QQ")  # index among the possible packed types, checksum of the packed bytes
@@ -81,11 +82,11 @@ class PackCache:
         return self._file.write(size, lambda file: self._write(file, packed))
 
     def _map(self, file: int, num_threads: int, reported: Callable[[Packed], Packed]) -> list[_native.PackedWeight]:
-        entries = self._read_header(os.pread(file, self._header_bytes, 0))
+        entries = self._read_header(files.pread(file, self._header_bytes, 0))
         offsets, size = self._places([type_name for type_name, _ in entries])
         if (found := os.fstat(file).st_size) != size:
             raise WrongFileError(f"it has {found} bytes, must have {size}")
-        mapped = np.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
+        mapped = np.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_READ), np.uint8)
         guard = _native.MappingGuard(mapped, str(self.path))
 
         panels = [

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from octavo.backends import numa
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.compiler import (
     CompileOptions,
@@ -16,6 +15,7 @@ from octavo.backends.cpu.compiler import (
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.rank_segments import remove_leftovers
 from octavo.errors import EngineDeadError
+from octavo.platform import numa, processors
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def join_group(
 ) -> CpuRankGroup:
     """See `octavo.backends.Backend`. The ranks share memory: they are on one machine."""
     remove_leftovers()
-    node = numa.node_of(os.sched_getaffinity(0))
+    node = numa.node_of(processors.allowed_cpus())
     try:
         group = _native.CollectiveGroup(
             name, rank, size, buffer_bytes=buffer_bytes, numa_node=-1 if node is None else node, given_up=given_up

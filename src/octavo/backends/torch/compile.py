@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -54,6 +53,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.domains import check_limits
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.passes import optimize
+from octavo.platform import memory
 from octavo.quantization.packed import Weight
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class TorchBackend:
     def total_memory(self) -> int:
         """See `octavo.backends.split.Device`."""
         if self.device.type == "cpu":
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            return memory.total_bytes()
         return torch.cuda.mem_get_info(self.device)[1]
 
     def rates(self) -> Rates:

@@ -24,6 +24,7 @@ from octavo.backends.torch.layer_ring import FileLayer
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.errors import InsufficientMemoryError, ModelLoadError
 from octavo.graph.values import Parameter
+from octavo.platform import files
 from octavo.quantization.packed import Weight
 
 _MAGIC = b"octavo layers 1\n"
@@ -104,7 +105,7 @@ class LayerFile:
         return end
 
     def _read(self, file: int, make: Maker, report: LayersReport) -> list[tuple[DeviceWeights, FileLayer]]:
-        header = os.pread(file, self._header_bytes, 0)
+        header = files.pread(file, self._header_bytes, 0)
         if len(header) != self._header_bytes or not header.startswith(self._key):
             raise WrongFileError("not the streamed layers of this model, or damaged")
         entries = [*_ENTRY.iter_unpack(header[len(self._key) :])]

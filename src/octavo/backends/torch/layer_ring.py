@@ -8,7 +8,6 @@ the first ones of the next. (ZeRO-Inference, Accelerate's offload with overlap.)
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import Tensor
 from octavo.errors import EngineDeadError
 from octavo.graph.builder import Node
 from octavo.graph.values import Value
+from octavo.platform import files
 
 _READ_BYTES = 16 << 20  # of one call that reads a file
 _STAGED = 2  # layers on their way from the disk
@@ -39,7 +39,7 @@ class FileLayer:
         """Raises OSError if the disk has an error or the file has become shorter."""
         view, done = buffer[: self.num_bytes].numpy().data, 0
         while done < self.num_bytes:
-            count = os.preadv(self.file.fileno(), [view[done : done + _READ_BYTES]], self.offset + done)
+            count = files.read_into(self.file.fileno(), view[done : done + _READ_BYTES], self.offset + done)
             if not count:
                 raise OSError(errno.EIO, "the file was truncated")
             done += count

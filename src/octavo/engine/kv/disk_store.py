@@ -8,7 +8,6 @@ records in it, and nothing else.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from octavo.backends.kept_files import WrongFileError, check_private
 from octavo.engine.kv.block_tier import BlockRow, StoredRecord, digest_of, fresh_memory, sealed
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.segment import RECORD_HEAD_BYTES, SEGMENT_HEAD_BYTES, RecordHead, Segment, SegmentHead
+from octavo.platform import files, locks
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class DiskStore:
 
         def read(some: list[tuple[int, _Place, memoryview]]) -> None:
             for i, place, record in some:
-                count = os.preadv(place.segment.file.fileno(), [record], place.offset)
+                count = files.read_into(place.segment.file.fileno(), record, place.offset)
                 records[i] = record.toreadonly()[:count]
 
         # The pages of the memory are new, and clearing them takes longer than copying into them.
@@ -280,9 +280,9 @@ class DiskStore:
         """True: this process is the writer. Raises OSError if the folder is read-only."""
         if self._writer_lock >= 0:
             return True
-        file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW | files.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock_now(file)
         except BlockingIOError:
             os.close(file)
             return False
@@ -298,7 +298,7 @@ class DiskStore:
             self._append_record(key, content, is_gone=is_gone)
             while self._to_append:
                 old_key, place = self._to_append.popleft()
-                record = os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
+                record = files.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
                 self._append_record(old_key, [record], is_gone=False)
 
     def _append_record(self, key: bytes, content: Sequence[_Piece], *, is_gone: bool) -> None:
@@ -328,7 +328,7 @@ class DiskStore:
         self._make_room(num_bytes + SEGMENT_HEAD_BYTES)
         taken = [name for name in os.listdir(self._folder) if _NAME.fullmatch(name)]
         path = self._folder / f"{int(max(taken)[:8]) + 1 if taken else 0:08}.octkv"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | files.O_CLOEXEC
         segment = Segment(path, FileIO(os.open(path, flags, 0o600), "r+b"), head=self._head)
         self._current = self._segments[path.name] = segment
         _write_at(segment, self._head.content)
@@ -379,7 +379,7 @@ def _may_go_on(segment: Segment, head: SegmentHead) -> bool:
 
 
 def _writable(segment: Segment) -> Segment:
-    file = FileIO(os.open(segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b")
+    file = FileIO(os.open(segment.path, os.O_RDWR | files.O_NOFOLLOW | files.O_CLOEXEC), "r+b")
     return Segment(segment.path, file, segment.end, is_whole=True, head=segment.head)
 
 
@@ -388,7 +388,7 @@ def _write_at(segment: Segment, *content: _Piece) -> None:
     file, left, end = segment.file.fileno(), deque(memoryview(each) for each in content), segment.end
     try:
         while left:
-            count = os.pwritev(file, left, end)
+            count = files.write_pieces(file, left, end)
             end += count
             while left and count >= len(left[0]):
                 count -= len(left.popleft())
@@ -427,9 +427,9 @@ class KeptFolder(NamedTuple):
 
     def clear(self) -> bool:
         """Deletes the segments. False: a process writes there, and nothing is deleted. Raises OSError."""
-        file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW | files.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock_now(file)
             for segment in _segments_in(self.path):
                 segment.unlink(missing_ok=True)
         except BlockingIOError:

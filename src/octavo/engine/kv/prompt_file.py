@@ -13,6 +13,7 @@ import numpy as np
 from octavo.engine.kv.block_tier import DIGEST_BYTES, BlockRow, opened, sealed
 from octavo.engine.kv.segment import RecordHead, Segment, SegmentHead
 from octavo.errors import UsageError
+from octavo.platform import files
 
 _PROMPT_KEY = b"prompt"
 _PROMPT = struct.Struct("<?QQ")  # is it private, tokens, blocks
@@ -38,7 +39,7 @@ def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
     first = np.frombuffer(head + tokens + b"".join(prompt.hashes), np.uint8)
     other = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+        with open(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | files.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(SegmentHead(identity, "one prompt").content)
             for key, data in ((_PROMPT_KEY, first), *prompt.data.items()):
                 record = sealed(key, data)
@@ -81,12 +82,12 @@ def _read(
         if segment.head is None or segment.head.identity != identity:
             break
         if prompt is None:
-            prompt = _opened_prompt(head, os.pread(file, head.num_bytes, offset))
+            prompt = _opened_prompt(head, files.pread(file, head.num_bytes, offset))
             if prompt is None:
                 break
             wanted, num_bytes = is_wanted(prompt.hashes), head.num_bytes
         elif head.key in wanted and head.num_bytes == size_of(head.key) + DIGEST_BYTES:
-            data = opened(head.key, os.pread(file, head.num_bytes, offset), size_of(head.key))
+            data = opened(head.key, files.pread(file, head.num_bytes, offset), size_of(head.key))
             if data is not None:
                 prompt.data[head.key] = data
                 num_bytes += head.num_bytes

@@ -16,6 +16,8 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from octavo.platform import files
+
 _MAGIC, _RECORD_MAGIC = b"OCTKV002", b"REC1"
 _SEGMENT_HEAD = struct.Struct("<8s32s200s")  # magic, digest of the identity, label
 _RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is it gone, bytes of the key, key, bytes of the content
@@ -82,7 +84,7 @@ class Segment:
     @classmethod
     def open(cls, path: Path) -> Segment:
         """Raises OSError."""
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDONLY | files.O_NONBLOCK | files.O_NOFOLLOW | files.O_CLOEXEC
         return cls(path, FileIO(os.open(path, flags), "rb"))
 
     def new_records(self) -> Iterator[tuple[RecordHead, int]]:
@@ -94,10 +96,10 @@ class Segment:
         if not stat.S_ISREG(status.st_mode):
             return
         if self.head is None:
-            self.head = SegmentHead.read(os.pread(file, SEGMENT_HEAD_BYTES, 0))
+            self.head = SegmentHead.read(files.pread(file, SEGMENT_HEAD_BYTES, 0))
             self.end = SEGMENT_HEAD_BYTES
         while self.head is not None:
-            head = RecordHead.read(os.pread(file, RECORD_HEAD_BYTES, self.end))
+            head = RecordHead.read(files.pread(file, RECORD_HEAD_BYTES, self.end))
             if head is None or self.end + RECORD_HEAD_BYTES + head.num_bytes > status.st_size:
                 break
             self.end += RECORD_HEAD_BYTES + head.num_bytes

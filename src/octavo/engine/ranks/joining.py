@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from octavo.backends import RankGroup, numa
+from octavo.backends import RankGroup
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks
 from octavo.engine.loading.devices import backend_name, backend_of, threads_of_rank
 from octavo.graph.builder import Graph
+from octavo.platform import numa, processors
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def settled(config: EngineConfig, rank: int) -> EngineConfig:
     cpus = numa.cpus_of_process(rank % here, here, threads)
     if cpus is not None:
         try:
-            os.sched_setaffinity(0, cpus)
+            processors.bind(cpus)
         except OSError as error:  # a container may forbid it
             logger.warning("rank %d is not bound to a NUMA node, and may be slower: %s", rank, error.strerror)
             return config

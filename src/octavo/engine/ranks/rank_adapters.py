@@ -12,7 +12,7 @@ from octavo.batch import Float32
 from octavo.distributed.rank_messages import AdapterPart, DropAdapter, HoldAdapter, LoadAdapter, Tensor
 from octavo.errors import OctavoError
 from octavo.graph.ops.low_rank import LowRank
-from octavo.low_priority import yield_to_others
+from octavo.platform.threads import yield_to_others
 
 
 class RankAdapters:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.errors import OverloadedError
-from octavo.tokenizer.quiet_thread import close_files_of_this_thread
+from octavo.platform.threads import clock_of_this_thread, close_files_of_this_thread
 
 # Memory is taken only as far as the recursion goes.
 _STACK_BYTES = 256 * 2**20
@@ -31,12 +31,12 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up
     done = threading.Event()
     results: list[T] = []
-    clocks: list[int] = []  # that of the thread, once it has begun
+    clocks: list[Callable[[], float]] = []  # that of the thread, once it has begun
 
     def run() -> None:
         if begun.acquire(blocking=False):
             try:
-                clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+                clocks.append(clock_of_this_thread())
                 close_files_of_this_thread()
                 results.append(work())
             finally:
@@ -59,12 +59,12 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     return results[0] if results else None
 
 
-def _wait(done: threading.Event, clocks: list[int], timeout_s: float) -> None:
+def _wait(done: threading.Event, clocks: list[Callable[[], float]], timeout_s: float) -> None:
     """Waits until the thread is done, has computed for `timeout_s`, or the wait is too long."""
     end, left = time.monotonic() + _MAX_WAIT * timeout_s, timeout_s
     while not done.wait(left):
         try:
-            left = timeout_s - (time.clock_gettime(clocks[0]) if clocks else 0.0)
+            left = timeout_s - (clocks[0]() if clocks else 0.0)
         except OSError:  # it has just ended
             left = timeout_s
         if left <= 0 or time.monotonic() > end:

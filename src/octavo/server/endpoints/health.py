@@ -6,13 +6,12 @@ They come from state that is already known: a probe asks no engine and never wai
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from pathlib import Path
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from octavo.engine.client import EngineState
+from octavo.platform import processes
 from octavo.server.errors import ApiError
 from octavo.server.models.served_model import ServedModel
 from octavo.server.server_state import state_of
@@ -72,16 +71,9 @@ def _check_engine(model: ServedModel) -> None:
     if engine.state in _PROBLEMS:
         reason = f"{model.name}: {engine.reason or 'unknown reason'}"
         raise _problem(engine.state.value, reason, *_PROBLEMS[engine.state])
-    if engine.pid is not None and engine.pid != os.getpid() and _is_gone(engine.pid):
+    if engine.pid is not None and engine.pid != os.getpid() and processes.has_exited(engine.pid):
         raise _problem("dead", f"{model.name}: its process {engine.pid} has exited", "engine_restarting", 2)
 
 
 def _problem(state: str, reason: str, code: str, retry_after_s: int) -> ApiError:
     return ApiError(503, f"{state}: {reason}", code=code, headers={"Retry-After": str(retry_after_s)})
-
-
-def _is_gone(pid: int) -> bool:
-    """True if a process has exited, even if its exit status has not been collected yet."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
-    return True

@@ -17,6 +17,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from octavo.platform.sockets import is_reset
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.http.access_log import new_request_id
@@ -30,7 +31,6 @@ IDLE_TIMEOUT_S = 75  # of a connection between two requests
 _REFUSAL_S = 1.0
 _PROBE_PERIOD_S = 1.0
 _CHECK_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
-_TCP_INFO_CLOSED = 7  # first byte of Linux's struct tcp_info
 
 _CHUNK_FRAME_BYTES = 20  # of a chunk without extensions: 16 digits and two line ends
 _UNKNOWN_LENGTH = 1 << 62  # of an answer that ends with its connection
@@ -396,7 +396,7 @@ class BoundedProtocol(HttpToolsProtocol):
         raw = self.transport.get_extra_info("socket")
         if self.transport.is_closing() or raw is None:
             return
-        if raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_INFO_CLOSED:
+        if is_reset(raw):
             self.transport.abort()
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -20,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from octavo.errors import OctavoError, UsageError
+from octavo.platform import limits, processes
 from octavo.server.config import ServerConfig
 from octavo.server.errors import shutting_down
 from octavo.server.http.http_protocol import IDLE_TIMEOUT_S, BoundedProtocol, RateLimitedWarning
@@ -90,14 +90,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 def num_spare_files() -> int:
     """The number of files that this process may still open, after raising its limit as far as allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    if soft == resource.RLIM_INFINITY:
-        return 1 << 20
-    return max(2, soft - len(os.listdir("/proc/self/fd")) - _NUM_OTHER_FILES)
+    return max(2, limits.spare_files() - _NUM_OTHER_FILES)
 
 
 class WebServer(uvicorn.Server):
@@ -149,7 +142,7 @@ async def serve(
     server = web_server(app, config)
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, received.put_nowait, number)
+        processes.on_signal(loop, number, received.put_nowait)
     loop.set_exception_handler(partial(_on_loop_error, RateLimitedWarning()))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
@@ -163,7 +156,7 @@ async def serve(
         await _end_requests(app, server)
         await asyncio.wait({serving}, timeout=_END_S * 3)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+            processes.off_signal(loop, number)
         serving.cancel()
 
 

@@ -8,13 +8,11 @@ to Prometheus, and `/dashboard/data` to the server's own page.
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import anyio
@@ -22,6 +20,7 @@ import anyio
 from octavo.engine.client import EngineReplica, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, UsageError
+from octavo.platform import processes
 from octavo.server.observability.batch_figures import BatchFigures
 from octavo.server.observability.tracing import RequestTracer
 
@@ -89,14 +88,10 @@ class ModelFigures:
 
     @property
     def resident_bytes(self) -> int:
-        """Physical memory of the engine's process (Linux, proc(5)); 0 if it is gone or unknown."""
+        """Physical memory of the engine's process; 0 if it is gone or unknown."""
         if self.status is None or self.status.pid is None:
             return 0
-        try:
-            pages = int(Path(f"/proc/{self.status.pid}/statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return processes.resident_bytes(self.status.pid)
 
     def plus(self, other: ModelFigures) -> ModelFigures:
         """The sums of two replicas, without their states."""

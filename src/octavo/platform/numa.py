@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
 from pathlib import Path
+
+from octavo.platform.processors import allowed_cpus
 
 NODES = Path("/sys/devices/system/node")
 
@@ -29,11 +29,11 @@ def node_of(cpus: Collection[int]) -> int | None:
 
 
 def cpus_of_process(at: int, count: int, threads: int) -> frozenset[int] | None:
-    """The CPUs of process `at` of `count`, each of so many threads, if they share the nodes evenly; else None.
+    """The CPUs of process `at` of `count`, each of that many threads, if they share the nodes evenly; else None.
 
     Neighbours share a node. Only CPUs of this thread's affinity mask count, and only nodes that have some of them.
     """
-    allowed = os.sched_getaffinity(0)
+    allowed = allowed_cpus()
     nodes = [cpus & allowed for cpus in nodes_with_cpus().values() if cpus & allowed]
     if len(nodes) < 2 or count % len(nodes) != 0:
         return None
@@ -41,18 +41,6 @@ def cpus_of_process(at: int, count: int, threads: int) -> frozenset[int] | None:
     if of_node * threads > min(len(cpus) for cpus in nodes):
         return None
     return nodes[at // of_node]
-
-
-@contextmanager
-def kept_affinity() -> Iterator[None]:
-    """Gives this thread its CPUs back at the end. Threads that were started meanwhile keep theirs."""
-    before = os.sched_getaffinity(0)
-    try:
-        yield
-    finally:
-        if os.sched_getaffinity(0) != before:
-            with suppress(OSError):  # the CPUs of this process have changed meanwhile
-                os.sched_setaffinity(0, before)
 
 
 def _cpus_of(text: str) -> frozenset[int]:

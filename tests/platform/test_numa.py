@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo.backends import numa
 from octavo.config import EngineConfig
 from octavo.engine.ranks.joining import settled
 from octavo.errors import ModelLoadError
+from octavo.platform import numa, processors
 from octavo.quality import scorer
 from tests.support.numa_nodes import pretend
 
@@ -84,7 +84,7 @@ def test_a_thread_gets_its_cpus_back() -> None:
     before = os.sched_getaffinity(0)
     seen: list[set[int]] = []
     one = {min(before)}
-    with numa.kept_affinity():
+    with processors.kept_affinity():
         os.sched_setaffinity(0, one)
         started = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
         started.start()

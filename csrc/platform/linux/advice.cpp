@@ -1,0 +1,20 @@
+// Advice to Linux about pages of memory.
+#include <sys/mman.h>
+
+#include "platform/pages.h"
+
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT 21  // Linux 5.4
+#endif
+
+namespace octavo::platform {
+
+// Refused on kernels without huge pages: harmless.
+void prefer_huge_pages(void* data, size_t bytes) { madvise(data, bytes, MADV_HUGEPAGE); }
+
+void drop_pages(void* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); }
+
+// Older systems refuse, and evict what was not used for longest.
+void evict_pages(void* data, size_t bytes) { madvise(data, bytes, MADV_PAGEOUT); }
+
+}  // namespace octavo::platform

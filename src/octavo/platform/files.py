@@ -1,0 +1,107 @@
+"""Files: flags, reads and writes at an offset, room on the disk, owners, and the system's cache."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Flags of `os.open`; 0 where the system has no such thing.
+if sys.platform == "win32":
+    O_CLOEXEC = os.O_NOINHERIT | os.O_BINARY  # bytes as they are
+    O_NOFOLLOW = O_NONBLOCK = O_DIRECTORY = 0
+else:
+    O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK, O_DIRECTORY = os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK, os.O_DIRECTORY
+if sys.platform == "linux":
+    O_DIRECT = os.O_DIRECT
+else:
+    O_DIRECT = 0
+
+
+def user_id() -> int:
+    """The number of this user, as `os.stat` gives it for the owner of a file; 0 on Windows, where all files have 0."""
+    if sys.platform == "win32":
+        return 0
+    return os.geteuid()
+
+
+def pread(file: int, count: int, offset: int) -> bytes:
+    """At most `count` bytes from an offset on. The position of the descriptor is not used, and may change."""
+    if sys.platform == "win32":
+        os.lseek(file, offset, os.SEEK_SET)
+        return os.read(file, count)
+    return os.pread(file, count, offset)
+
+
+def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int) -> int:
+    """Fills the buffer from an offset on as far as the file goes; the number of bytes. See `pread`."""
+    if hasattr(os, "preadv"):
+        count: int = os.preadv(file, [buffer], offset)
+        return count
+    data = pread(file, len(buffer), offset)
+    memoryview(buffer).cast("B")[: len(data)] = data
+    return len(data)
+
+
+def pwrite(file: int, data: bytes, offset: int) -> int:
+    """Writes at an offset; the number of bytes written. See `pread`."""
+    if sys.platform == "win32":
+        os.lseek(file, offset, os.SEEK_SET)
+        return os.write(file, data)
+    return os.pwrite(file, data, offset)
+
+
+def write_pieces(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
+    """Writes several pieces one behind the other at an offset; the number of bytes written. See `pread`."""
+    if hasattr(os, "pwritev"):
+        count: int = os.pwritev(file, pieces, offset)
+        return count
+    return pwrite(file, b"".join(pieces), offset)
+
+
+def reserve(file: int, num_bytes: int) -> None:
+    """Makes the file at least so large, with room on the disk where the system can promise it. Raises OSError."""
+    if sys.platform == "linux":
+        os.posix_fallocate(file, 0, num_bytes)
+    elif os.fstat(file).st_size < num_bytes:
+        os.ftruncate(file, num_bytes)
+
+
+def free_bytes(folder: Path) -> int:
+    """The room that this user has on the file system of a folder. Raises OSError."""
+    if sys.platform == "win32":
+        return shutil.disk_usage(folder).free
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def is_hollow(path: Path) -> bool:
+    """True if most of a file takes no room on the disk; False where the system does not say."""
+    status = path.stat()
+    return sys.platform != "win32" and status.st_blocks * 512 < status.st_size // 2
+
+
+def drop_cached(file: int) -> None:
+    """Asks the system to forget a file's content in its cache, which is on the disk already."""
+    if sys.platform == "linux":
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def drop_pages(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Lets the system reclaim whole pages of a mapped file; they are read again if needed."""
+    if sys.platform != "win32":
+        mapping.madvise(mmap.MADV_DONTNEED, start, num_bytes)
+
+
+def sync_folder(path: Path) -> None:
+    """Brings the names in a folder to the disk. Windows does so by itself. Raises OSError."""
+    if sys.platform == "win32":
+        return
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,61 @@
+"""A folder that stays the same one while it is used, whatever becomes of its path."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from octavo.platform import files
+
+
+class Folder:
+    """Names in a folder. By descriptor; by path on Windows, which does not let an open folder be replaced.
+
+    Follows no symbolic link. Methods raise OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = os.O_RDONLY | files.O_DIRECTORY | files.O_NOFOLLOW | files.O_CLOEXEC
+        self._descriptor = None if sys.platform == "win32" else os.open(path, flags)
+
+    def status(self) -> os.stat_result:
+        return os.stat(self._path if self._descriptor is None else self._descriptor)
+
+    def names(self) -> list[str]:
+        return os.listdir(self._path if self._descriptor is None else self._descriptor)
+
+    @contextmanager
+    def opened(self, name: str, flags: int) -> Iterator[int]:
+        """A descriptor of a file, only readable by its owner if it is new."""
+        flags |= files.O_NOFOLLOW | files.O_CLOEXEC
+        file = os.open(self._place(name), flags, 0o400, dir_fd=self._descriptor)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def status_of(self, name: str) -> os.stat_result:
+        return os.stat(self._place(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def remove(self, name: str) -> None:
+        os.unlink(self._place(name), dir_fd=self._descriptor)
+
+    def rename(self, old: str, new: str) -> None:
+        """In place of a file that has the new name."""
+        os.replace(self._place(old), self._place(new), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def sync(self) -> None:
+        """Brings the names to the disk."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _place(self, name: str) -> str | Path:
+        return self._path / name if self._descriptor is None else name

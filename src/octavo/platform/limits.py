@@ -1,0 +1,93 @@
+"""Limits that a process sets for itself: open files, memory, time of computing.
+
+Worker scripts import it alone, from the folder of the package: it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+
+if sys.platform != "win32":
+    import resource
+    import signal
+
+_MANY_FILES = 1 << 20
+
+
+def spare_files() -> int:
+    """The number of files that this process may still open, after raising its limit as far as allowed."""
+    if sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                soft = hard
+        return _MANY_FILES if soft == resource.RLIM_INFINITY else soft - _num_open_files()
+    return _MANY_FILES
+
+
+def _num_open_files() -> int:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            return len(os.listdir(folder))
+    return 0
+
+
+def limit_memory(num_bytes: int, *, raises: bool = False) -> None:
+    """At most so many bytes of addresses from now on. Nothing happens where the system has no such limit.
+
+    raises: the limit may be raised again later, up to that of the system.
+    """
+    if sys.platform != "win32":
+        with suppress(ValueError, OSError):  # a lower limit is set already
+            most = resource.getrlimit(resource.RLIMIT_AS)[1] if raises else num_bytes
+            resource.setrlimit(resource.RLIMIT_AS, (num_bytes, most))
+
+
+def leave_no_core() -> None:
+    """A crash writes no image of the memory."""
+    _set("RLIMIT_CORE", 0)
+
+
+def open_nothing() -> None:
+    """From here on the process opens no file and no connection, and starts no process, where the system has limits."""
+    for name, most in (("RLIMIT_NOFILE", 3), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0), ("RLIMIT_NPROC", 0)):
+        _set(name, most)
+
+
+def _set(name: str, most: int) -> None:
+    if sys.platform != "win32":
+        with suppress(ValueError, OSError):  # a lower limit is set already
+            resource.setrlimit(getattr(resource, name), (most, most))
+
+
+_watch: list[threading.Timer] = []
+
+
+def start_clock(seconds: float, most_s: float) -> None:
+    """Ends this process if `stop_clock` is not called in time, even within one long call of native code.
+
+    seconds: of computing, so that a busy machine fails nobody. most_s: in all. Windows knows the second alone, and not
+    within native code that holds the interpreter.
+    """
+    if sys.platform == "win32":
+        _watch.append(threading.Timer(most_s, os._exit, (1,)))
+        _watch[-1].daemon = True
+        _watch[-1].start()
+    else:
+        # The default action of both signals ends the process.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, most_s)
+
+
+def stop_clock() -> None:
+    """Ends the watch of `start_clock`."""
+    if sys.platform == "win32":
+        while _watch:
+            _watch.pop().cancel()
+    else:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)

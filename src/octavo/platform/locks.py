@@ -1,0 +1,49 @@
+"""Locks of whole files among processes, which end with the descriptor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_PLACE = 1 << 40  # of the byte that stands for the file on Windows, where nobody can read or write what is locked
+_POLL_S = 0.05
+
+
+def lock(file: int) -> None:
+    """Waits until no other process has the lock. Raises OSError."""
+    if sys.platform == "win32":
+        while not _is_free(file):
+            time.sleep(_POLL_S)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_free(file: int) -> bool:
+    """True if this call has taken the lock."""
+    try:
+        lock_now(file)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_now(file: int) -> None:
+    """Raises BlockingIOError if another process has the lock, and OSError."""
+    if sys.platform == "win32":
+        place = os.lseek(file, 0, os.SEEK_CUR)
+        try:
+            os.lseek(file, _PLACE, os.SEEK_SET)
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(errno.EAGAIN, "another process has the lock") from error
+        finally:
+            os.lseek(file, place, os.SEEK_SET)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
