@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from transformers import AutoModelForCausalLM  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel  # noqa: E402
 
 from octavo.backends import ExecutorLimits, reference  # noqa: E402
 from octavo.backends.cpu.lowering import PASSES  # noqa: E402
@@ -113,15 +114,47 @@ def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]
     return logits
 
 
+def judge(path: Path) -> PreTrainedModel:
+    """The model of a checkpoint in transformers, in float32."""
+    if path.suffix == ".gguf":
+        return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(path)
+    if getattr(config, "quantization_config", {}).get("quant_method") == "bitnet":
+        return plain_bitnet(path, config)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def plain_bitnet(path: Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """The network of BitNet with the weights that its packed ones stand for, four rows of codes from -1 to 1 a byte.
+
+    Its own linear layers round activations to eight bits, and the reference backend does not.
+    """
+    divides = config.quantization_config.get("linear_class", "bitlinear") == "bitlinear"
+    del config.quantization_config
+    stored = {name: tensor for file in sorted(path.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    weights = {}
+    for name, tensor in stored.items():
+        if tensor.dtype == torch.uint8:
+            codes = torch.cat([(tensor >> 2 * i) & 3 for i in range(4)]).float() - 1
+            scale = stored[f"{name}_scale"].float()
+            weights[name] = codes / scale if divides else codes * scale
+        elif not name.endswith(".weight_scale"):
+            weights[name] = tensor
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"tensors that do not fit: {unexpected[:3]}; missing ones: {missing[:3]}")
+    model.tie_weights()
+    return model
+
+
 def difference(path: Path) -> tuple[str, float]:
     """The family of a checkpoint, and the largest difference from transformers relative to the largest logit."""
     with contextlib.closing(open_checkpoint(path)) as checkpoint:
         low, high = 3, min(checkpoint.config.vocab_size, 40000)
         tokens = np.random.default_rng(0).integers(low, high, NUM_TOKENS).tolist()
         found, family = own_logits(checkpoint, tokens), checkpoint.architecture
-    is_file = path.suffix == ".gguf"
-    source = {"gguf_file": path.name} if is_file else {}
-    model = AutoModelForCausalLM.from_pretrained(path.parent if is_file else path, dtype=torch.float32, **source).eval()
+    model = judge(path).eval()
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
     return family, float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -16,7 +16,7 @@ from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph, known_architectures
 from tests.models.test_parity import assert_close
-from tests.support import tiny_models
+from tests.support import quantized_checkpoints, tiny_models
 from tests.support.batches import Request, step
 from tests.support.scripts import load_script
 from tests.support.tiny_models import expected_logits
@@ -61,6 +61,14 @@ def test_the_tool_compares_a_checkpoint(name: str, tmp_path: Path) -> None:
     assert result.passed, result
     assert result.family == known_architectures()[tiny_models.config_values(name)["model_type"]]
     assert "not compared" not in result.row()
+
+
+@pytest.mark.parametrize("layout", ["bitnet", "bitnet-divided"])
+def test_the_tool_compares_bitnet_without_the_rounding_of_activations(layout: str, tmp_path: Path) -> None:
+    """transformers rounds them to eight bits, the reference backend does not."""
+    quantized_checkpoints.write(tiny_models.tiny_model("bitnet"), tmp_path, *quantized_checkpoints.CASES[layout])
+    result = real_models.compared("bitnet", "tiny", tmp_path)
+    assert result.passed, result
 
 
 def test_the_tool_reports_what_differs_and_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
