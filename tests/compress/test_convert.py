@@ -26,7 +26,7 @@ from octavo.loader.generation_config import sampling_defaults
 from octavo.loader.gguf import open_gguf
 from octavo.loader.transforms import restored
 from octavo.models import known_architectures, load_architecture, weight_table
-from octavo.models._weights import Heads, OneRow, Ones, Permute, Split, Transpose
+from octavo.models._weights import Heads, HeadSums, OneRow, Ones, Permute, Split, TokenShares, Transpose
 from octavo.tokenizer import load_tokenizer
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.support import converted_gguf
@@ -137,7 +137,7 @@ CASES = {
     "glm-dsa": "qwen2",
     "mimo-v2-flash": "qwen2",
 }
-_WITH_A_WAY_BACK = Permute | Split | OneRow | Ones | Transpose | Heads
+_WITH_A_WAY_BACK = Permute | Split | OneRow | Ones | Transpose | Heads | HeadSums | TokenShares
 UNUSED_ROWS = 3
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
 

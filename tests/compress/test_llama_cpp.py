@@ -20,6 +20,7 @@ from octavo.graph.ops.rowwise import ACTIVATIONS, gelu_tanh
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from tests.compress import test_convert
 from tests.models.test_parity import TOKENS, logits_of
+from tests.support import tiny_rwkv
 from tests.support.tiny_models import tiny_model
 
 llama = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed", exc_type=ImportError)
@@ -149,6 +150,18 @@ def test_llama_cpp_has_the_same_logits(name: str, tmp_path: Path, monkeypatch: p
             checkpoint = with_sample_deviations(checkpoint)
         logits = logits_of(checkpoint)
     tolerance = WITH_TABLES if name.startswith(GELU) else EXACT
+    compare(path, logits, tolerance)
+
+
+def test_llama_cpp_has_the_same_logits_of_rwkv7(tmp_path: Path) -> None:
+    tiny_rwkv.save(tmp_path)
+    code, _, error = test_convert.run(tmp_path, tmp_path / "m.gguf", "--to", "gguf")
+    assert code == 0, error
+    compare(tmp_path / "m.gguf", tiny_rwkv.expected_logits(TOKENS), EXACT)
+
+
+def compare(path: Path, logits: NDArray[np.float32], tolerance: float) -> None:
+    """The logits of llama.cpp, and its most likely tokens."""
     with served(path) as server:
         for length in LENGTHS:
             found, own = logprobs(server, TOKENS[:length], logits.shape[1]), normalized(logits[length - 1])

@@ -332,6 +332,16 @@ class Graph:
         sizes = q.cols // heads, v.cols // heads
         return self.add(DiagonalDeltaRule(q, k, v, k, k, gate, beta, decays, *sizes, True, len(self.state_caches)))
 
+    def rwkv_delta_rule(
+        self, rkv: tuple[Value, Value, Value], read_erase: tuple[Value, Value], gate: Value, dim: int
+    ) -> Value:
+        """The delta rule of RWKV 7: see `DiagonalDeltaRule`. gate: the logarithm of the decays; dim: of a head."""
+        from octavo.graph.ops.recurrence import DiagonalDeltaRule
+
+        r, k, v = rkv
+        index = len(self.state_caches)
+        return self.add(DiagonalDeltaRule(r, k, v, *read_erase, gate, None, None, dim, dim, False, index))
+
     def real_gated_recurrence(self, x: Value, name: str) -> Value:
         """`RealGatedRecurrence` of `decay` under `name`, with `_gate` and `_bias` of `input` and `recurrent`."""
         from octavo.graph.ops.recurrence import RealGatedRecurrence

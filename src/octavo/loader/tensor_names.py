@@ -74,14 +74,33 @@ class TensorName:
         numbers = tuple(int(number) for number in _NUMBER.findall(stem))
         return cls(_NUMBER.sub("*", stem), numbers, kind)
 
+    def with_stars(self, count: int) -> TensorName:
+        """The same name in which only the first `count` numbers are stars."""
+        if count == len(self.numbers):
+            return self
+        first, *parts = self.stem.split("*")
+        marks = ["*" if i < count else str(number) for i, number in enumerate(self.numbers)]
+        stem = first + "".join(mark + part for mark, part in zip(marks, parts, strict=True))
+        return TensorName(stem, self.numbers[:count], self.kind)
+
     def __str__(self) -> str:
         parts = self.stem.split("*")
         return parts[0] + "".join(f"{n}{part}" for n, part in zip(self.numbers, parts[1:], strict=True)) + self.kind
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """The name of a weight or bias by a table of stems or whole names; None if the table lacks it."""
+    """The name of a weight or bias by a table of stems or whole names; None if the table lacks it.
+
+    A table may have the last numbers of a name, or all, as they are in place of stars.
+    """
     parsed = TensorName.parse(name)
+    for count in range(len(parsed.numbers), -1, -1):
+        if (found := _target(parsed.with_stars(count), stems)) is not None:
+            return found
+    return None
+
+
+def _target(parsed: TensorName, stems: Mapping[str, str]) -> str | None:
     whole = stems.get(parsed.stem + parsed.kind)
     if parsed.kind and whole is not None:
         return str(replace(parsed, stem=whole, kind=""))

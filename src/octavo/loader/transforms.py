@@ -22,6 +22,7 @@ from octavo.models._weights import (
     Flatten,
     Fold,
     Heads,
+    HeadSums,
     NegativeExp,
     OfLayers,
     OneRow,
@@ -32,6 +33,7 @@ from octavo.models._weights import (
     Softplus,
     Split,
     Stack,
+    TokenShares,
     Transform,
     Transpose,
     Unfolded,
@@ -112,6 +114,10 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
             return _rejoined(found, transform) if transform.rows(config) else found
         case Stack():
             return _unstacked(found, transform)
+        case TokenShares():
+            return _with_shares(found, transform)
+        case HeadSums():
+            return found | {name: _summed_columns(source) for name, source in chosen.items()}
         case Heads():
             whole = {name: source for name, source in found.items() if name.stem == transform.whole}
             joined = {replace(n, stem=transform.stem): _one_matrix(s, transform.transposed) for n, s in whole.items()}
@@ -131,6 +137,18 @@ def _turned_back(found: _Group, transpose: Transpose) -> _Group:
         else source
         for name, source in found.items()
     }
+
+
+def _with_shares(found: _Group, transform: TokenShares) -> _Group:
+    """The shares of every layer in one tensor again."""
+    joined: _Group = {}
+    for name, source in found.items():
+        if name.stem not in transform.parts:
+            joined[name] = source
+        elif name.stem == transform.parts[0]:
+            kernels = [found[replace(name, stem=part)] for part in transform.parts]
+            joined[replace(name, stem=transform.stem)] = _shares_of_kernels(kernels)
+    return joined
 
 
 def _unstacked(found: _Group, stack: Stack) -> _Group:
@@ -263,6 +281,13 @@ def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[
         case ByDistance():
             for name, source in group.items():
                 yield name, _by_distance(source, transform.buckets(config))
+        case TokenShares(parts=parts):
+            for name, source in group.items():
+                for i, part in enumerate(parts):
+                    yield replace(name, stem=part), _kernel_of_shares(source, i, len(parts))
+        case HeadSums():
+            for name, source in group.items():
+                yield name, _head_sums(source, transform.heads(config))
         case PermuteColumns():
             order = transform.order(config)
             for name, source in group.items():
@@ -449,6 +474,58 @@ def _with_columns(source: Source, order: NDArray[np.intp]) -> Source:
         return DenseWeight(weight.data[..., order])
 
     return replace(source, make=make, steps=f"{source.steps} columns {zlib.crc32(order.tobytes())}")
+
+
+def _kernel_of_shares(source: Source, part: int, count: int) -> Source:
+    """The taps of one of `count` parts, [2 * cols]: of each column that of the token before, then the token's own."""
+    if math.prod(source.shape) % count:
+        raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}; it must have {count} rows")
+    cols = math.prod(source.shape) // count
+
+    def make() -> Weight:
+        shares = source.make().dequantize().astype(np.float32).reshape(count, cols)[part]
+        return DenseWeight(np.stack([shares, 1.0 - shares], axis=-1).reshape(-1))
+
+    steps = f"{source.steps} taps of part {part}"
+    return replace(source, type_name="F32", shape=(2 * cols,), nbytes=8 * cols, make=make, steps=steps)
+
+
+def _shares_of_kernels(kernels: Sequence[Source]) -> Source:
+    """The way back, [parts, 1, 1, cols]."""
+    first = kernels[0]
+    shape = (len(kernels), 1, 1, first.shape[0] // 2)
+
+    def make() -> Weight:
+        return DenseWeight(np.stack([each.make().dequantize()[::2] for each in kernels]).reshape(shape))
+
+    tensors = tuple(tensor for each in kernels for tensor in each.tensors)
+    return Source("F32", shape, 4 * math.prod(shape), tensors, make, first.steps + " as shares")
+
+
+def _head_sums(source: Source, heads: int) -> Source:
+    cols = math.prod(source.shape)
+    if cols % heads:
+        raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, not of {heads} heads")
+    dim = cols // heads
+
+    def make() -> Weight:
+        weights = source.make().dequantize().astype(np.float32).reshape(heads, 1, dim)
+        return DenseWeight(np.ascontiguousarray(np.broadcast_to(weights, (heads, dim, dim))))
+
+    steps = f"{source.steps} summed by {heads} heads"
+    return replace(source, type_name="F32", shape=(heads, dim, dim), nbytes=4 * cols * dim, make=make, steps=steps)
+
+
+def _summed_columns(source: Source) -> Source:
+    """The way back, [heads * dim]."""
+    cols = source.shape[0] * source.shape[2]
+
+    def make() -> Weight:
+        return DenseWeight(source.make().dequantize()[:, 0].reshape(-1))
+
+    return replace(
+        source, type_name="F32", shape=(cols,), nbytes=4 * cols, make=make, steps=f"{source.steps} as columns"
+    )
 
 
 def _as_row(source: Source) -> Source:

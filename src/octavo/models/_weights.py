@@ -217,8 +217,34 @@ class PermuteColumns:
     only: FileFormat | None = None
 
 
-Transform = (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp) | (
-    ScaledRows | Softplus | Unfolded | UnitRows | Ones | ByDistance | OfLayers | PermuteColumns
+@dataclass(frozen=True, slots=True)
+class TokenShares:
+    """Makes the kernels of convolutions of two taps of the shares that the token before has in each column: s, 1 - s.
+
+    parts: the stems of the kernels, whose shares the file has one below the other: [parts, 1, 1, cols] in GGUF files.
+    """
+
+    stem: str
+    parts: tuple[str, ...]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSums:
+    """Makes matrices [heads, dim, dim] whose products are weighted sums of heads, in all columns of a head.
+
+    The file has the weights of the columns. heads: from a configuration to their number.
+    """
+
+    stem: str
+    heads: Callable[[Any], int]
+    only: FileFormat | None = None
+
+
+Transform = (
+    (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp)
+    | (ScaledRows | Softplus | Unfolded | UnitRows | Ones | ByDistance | OfLayers)
+    | (PermuteColumns | TokenShares | HeadSums)
 )
 
 

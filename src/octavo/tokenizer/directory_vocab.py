@@ -1,4 +1,4 @@
-"""A vocabulary from `tokenizer.json`, or `tiktoken.model`, and the small files beside it.
+"""A vocabulary from `tokenizer.json`, `tiktoken.model` or that of RWKV, and the small files beside it.
 
 Source: the serialization of the `tokenizers` library, and the files that transformers' `save_pretrained` writes.
 """
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, normalizers
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_optional
-from octavo.tokenizer import tiktoken_vocab
+from octavo.tokenizer import rwkv_vocab, tiktoken_vocab
 from octavo.tokenizer.decoder_steps import Replacements, read_replacements
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.quiet_thread import run_quietly
@@ -45,6 +45,8 @@ _KNOWN_PATTERNS |= {tiktoken_vocab.PATTERN}
 
 def read_directory_tokenizer(directory: Path) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
+    if rwkv_vocab.is_rwkv(directory):
+        return rwkv_vocab.read_rwkv(directory, read_directory_templates(directory))
     path, config, growth = directory / "tokenizer.json", tokenizer_config(directory), NO_GROWTH
     if not path.is_file() and (directory / tiktoken_vocab.FILE_NAME).is_file():
         path = directory / tiktoken_vocab.FILE_NAME

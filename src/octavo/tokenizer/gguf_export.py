@@ -21,6 +21,7 @@ from octavo.loader.gguf_writer import MetadataValue
 from octavo.tokenizer.directory_vocab import configured_eos, named_token_id, read_directory_tokenizer, tokenizer_config
 from octavo.tokenizer.gguf_vocab import TokenType, read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import GPT2_PATTERN, PRE_TOKENIZERS
+from octavo.tokenizer.rwkv_vocab import escaped, is_rwkv
 from octavo.tokenizer.template_files import gguf_templates
 from octavo.tokenizer.tokenizer import NO_REPLACEMENTS, Tokenizer
 from octavo.tokenizer.vocabulary import TokenCoding
@@ -58,8 +59,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
     original = read_directory_tokenizer(directory)
     if original.replacements != NO_REPLACEMENTS:
         logger.warning("%s: the decoder also replaces texts in answers, which GGUF files cannot say", path)
-    form = _read(path)
-    keys = _tokens(path, original, form, num_tokens)
+    keys = _rwkv_tokens(original, num_tokens) if is_rwkv(directory) else _tokens(path, original, num_tokens)
     keys |= _named_ids(directory, original, num_tokens)
     keys |= gguf_templates(original.chat_template)
     written = read_gguf_tokenizer(keys)
@@ -81,7 +81,15 @@ def _read(path: Path) -> Mapping[str, Any]:
     return form
 
 
-def _tokens(path: Path, original: Tokenizer, form: Mapping[str, Any], num_tokens: int) -> dict[str, MetadataValue]:
+def _rwkv_tokens(original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
+    """The tokens of RWKV, as escaped byte strings."""
+    texts = [escaped(original.token_bytes(i)) if text else f"[PAD{i}]" for i, text in enumerate(original.tokens)]
+    texts = [*texts[:num_tokens], *(f"[PAD{i}]" for i in range(len(texts), num_tokens))]
+    return {_KEY + "model": "rwkv", _KEY + "tokens": texts, _KEY + "token_type": _types(original, texts, None, False)}
+
+
+def _tokens(path: Path, original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
+    form = _read(path)
     if lost := original.tokens[num_tokens:]:
         shown = ", ".join(lost[:5])
         logger.warning("%s: %d tokens are left out: the embedding has no row for them: %s", path, len(lost), shown)

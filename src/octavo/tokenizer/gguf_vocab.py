@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from octavo.errors import ModelLoadError
+from octavo.tokenizer import rwkv_vocab
 from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
 from octavo.tokenizer.score_merges import ScoreMerges
 from octavo.tokenizer.template_files import read_gguf_templates
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import (
     MAX_TOKENS,
@@ -49,6 +51,12 @@ _BERT_TOKENS = {
     "sep": ("[SEP]", "seperator", "eos"),
     "unknown": ("[UNK]", "unknown"),
 }
+# llama.cpp knows RWKV's turns by the name of their template; this is what they are.
+_RWKV_TEMPLATE_NAME = "rwkv-world"
+_RWKV_TEMPLATE = (
+    "{% for message in messages %}{{ {'user': 'User', 'assistant': 'Assistant'}.get(message['role'], 'System') }}: "
+    "{{ message['content'] | trim }}\n\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
 _TOKEN_NAMES = {f"{name}_token": name for name in ("bos", "eos", "cls", "mask")}
 _TOKEN_NAMES |= {"unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 # `tokenizer.ggml.token_type`, from 1.
@@ -151,6 +159,15 @@ def _unigram(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     coding = TokenCoding.SENTENCEPIECE
     tokenizer = _finish(metadata, tokens, coding, model, normalizers.Sequence(steps), words, False)
     return replace(tokenizer, separator_ids=tokenizer.suffix_ids * 2)
+
+
+def _longest_match(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
+    unused = set(tokens.of_type(TokenType.UNUSED).values())
+    data = [b"" if i in unused else rwkv_vocab.unescaped(text) for i, text in enumerate(tokens.texts)]
+    template = read_gguf_templates(metadata)
+    if template is not None and template.default == _RWKV_TEMPLATE_NAME:
+        template = TemplateSet.of({"default": _RWKV_TEMPLATE})
+    return rwkv_vocab.rwkv_tokenizer(f"{_KEY}tokens", data, tokens.texts[0], template)
 
 
 def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
@@ -456,5 +473,6 @@ READERS: Mapping[str, Callable[[Mapping[str, object], _Tokens], Tokenizer]] = {
     "gemma4": _sentencepiece_merges,
     "bert": _wordpiece,
     "t5": _unigram,
+    "rwkv": _longest_match,
 }
 """The readers of vocabularies, by `tokenizer.ggml.model`."""

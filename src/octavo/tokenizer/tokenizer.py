@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 
@@ -15,7 +15,6 @@ from octavo.env import keep_tokenizers_on_one_thread
 from octavo.errors import UsageError
 from octavo.tokenizer.decoder_steps import ReplacedStream, Replacements
 from octavo.tokenizer.quiet_thread import run_quietly
-from octavo.tokenizer.score_merges import ScoreMerges
 from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.text_growth import NO_GROWTH, GrowthError, TextGrowth
 from octavo.tokenizer.text_pieces import PIECE_CHARS, cut_text
@@ -48,6 +47,12 @@ class Padding:
     is_before: bool = False
 
 
+class Joiner(Protocol):
+    """Joins the tokens that a library's model makes to those of the vocabulary."""
+
+    def join(self, ids: Sequence[int]) -> list[int]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
     """Encodes and decodes text with a checked vocabulary of V tokens. Thread-safe."""
@@ -69,7 +74,7 @@ class Tokenizer:
     separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
     marks_second: bool = False  # the tokens of a pair's second text are of another type
     replacements: Replacements = NO_REPLACEMENTS
-    joiner: ScoreMerges | None = None  # joins what `plain` and `special` make, if their merges cannot
+    joiner: Joiner | None = None  # joins what `plain` and `special` make, if their merges cannot
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # `pad_token` and its like, which templates write
     padding: Padding | None = None  # of every text of a model that was trained with texts of one length
 

@@ -1,0 +1,144 @@
+"""The vocabulary of RWKV: byte strings, of which the longest that fits is the next token.
+
+Sources: `rwkv_vocab_v20230424.txt`, which the published checkpoints have beside their weights, and the tokenizer model
+`rwkv` of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, models, pre_tokenizers
+
+from octavo.errors import ModelLoadError
+from octavo.tokenizer.template_set import TemplateSet
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, byte_level_text
+
+FILE_NAME = "rwkv_vocab_v20230424.txt"
+MAX_BYTES = 32 << 20
+MAX_TOKEN_BYTES = 1 << 10
+END = "<|rwkv_tokenizer_end_of_text|>"
+"""The name of token 0, which ends a text."""
+
+_LINE = re.compile(r"(\d+) (.+) (\d+)")
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
+_ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
+
+
+class LongestMatch:
+    """Joins tokens of single bytes to the longest ones that there are, from the left."""
+
+    def __init__(self, ids: Mapping[bytes, int]) -> None:
+        """ids: of all tokens by their bytes; the 256 single bytes are among them."""
+        self._ids = ids
+        self._byte_of = {ids[bytes([byte])]: byte for byte in range(256)}
+        lengths: dict[bytes, set[int]] = defaultdict(set)
+        for token in ids:
+            lengths[token[:2]].add(len(token))
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+
+    def join(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text, from those of its bytes. Other tokens stay."""
+        found: list[int] = []
+        text = bytearray()
+        for token in ids:
+            if (byte := self._byte_of.get(token)) is None:
+                found += [*self._split(bytes(text)), token]
+                text.clear()
+            else:
+                text.append(byte)
+        return found + self._split(bytes(text))
+
+    def _split(self, text: bytes) -> list[int]:
+        found, at = [], 0
+        while at < len(text):
+            fitting = (text[at : at + length] for length in self._lengths.get(text[at : at + 2], ()))
+            token = next((part for part in fitting if part in self._ids), text[at : at + 1])
+            found.append(self._ids[token])
+            at += len(token)
+        return found
+
+
+def is_rwkv(directory: Path) -> bool:
+    """True if the tokenizer of this checkpoint is RWKV's."""
+    return (directory / FILE_NAME).is_file() and not (directory / "tokenizer.json").is_file()
+
+
+def read_rwkv(directory: Path, template: TemplateSet | None) -> Tokenizer:
+    """The tokenizer of the file beside a checkpoint. Raises ModelLoadError naming the line."""
+    path = directory / FILE_NAME
+    return rwkv_tokenizer(str(path), [b"", *_read_file(path)], END, template)
+
+
+def _read_file(path: Path) -> list[bytes]:
+    """The tokens from 1 on."""
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_BYTES:,}")
+    tokens: list[bytes] = []
+    for number, line in enumerate(path.read_text("utf-8").split("\n")[:MAX_TOKENS], 1):
+        if line.strip():
+            data = _token(line.rstrip("\r"), len(tokens) + 1)
+            if data is None:
+                raise ModelLoadError(f"{path}: line {number}, {line[:60]!r}, is not the next id, a text and its length")
+            tokens.append(data)
+    return tokens
+
+
+def _token(line: str, number: int) -> bytes | None:
+    """The bytes of a line's token; None: the line is not that of this number."""
+    found = _LINE.fullmatch(line)
+    try:
+        token = ast.literal_eval(found[2]) if found else None
+    except (ValueError, SyntaxError):
+        return None
+    data = token.encode() if isinstance(token, str) else token
+    if found is None or not isinstance(data, bytes) or not 0 < len(data) <= MAX_TOKEN_BYTES:
+        return None
+    return data if (int(found[1]), int(found[3])) == (number, len(data)) else None
+
+
+def rwkv_tokenizer(source: str, tokens: Sequence[bytes], end: str, template: TemplateSet | None) -> Tokenizer:
+    """tokens: [V], of which those without bytes are none; the first, named `end`, ends a text. source: for errors.
+
+    Raises ModelLoadError if a byte is no token.
+    """
+    ids = {data: i for i, data in reversed(list(enumerate(tokens))) if i and data}
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ids]:
+        raise ModelLoadError(f"{source}: the byte 0x{missing[0]:02X} is no token, so not every text could be encoded")
+    texts = [end if i == 0 else byte_level_text(data) for i, data in enumerate(tokens)]
+    vocab = {text: i for i, text in reversed(list(enumerate(texts))) if text}
+    control = [AddedToken(end, normalized=False, special=True)]
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    plain, special = build_pair(models.BPE(vocab, []), None, splitter, [], control)
+    return Tokenizer(
+        plain=plain,
+        special=special,
+        tokens=texts,
+        coding=TokenCoding.BYTE_LEVEL,
+        literal_ids=frozenset({0}),
+        special_token_ids=frozenset({0}),
+        prefix_ids=(),
+        suffix_ids=(),
+        strip_leading_space=False,
+        bos_token_id=None,
+        eos_token_ids=frozenset({0}),
+        chat_template=template,
+        joiner=LongestMatch(ids),
+    )
+
+
+def escaped(data: bytes) -> str:
+    """The bytes of a token as GGUF files have them: printable characters, and `\\n`, `\\xff` and their like."""
+    return repr(data)[2:-1]
+
+
+def unescaped(text: str) -> bytes:
+    """The way back."""
+    return _ESCAPE.sub(
+        lambda found: bytes.fromhex(found[1].decode()) if found[1] else _ESCAPED.get(found[2], found[2]), text.encode()
+    )
