@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
+from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig, parse_bytes
 from octavo.errors import UsageError
+from octavo.unknown_options import _ADVICE, _RENAMED, _SAME
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,12 @@ def test_vllms_arguments_with_a_plain_counterpart_are_taken() -> None:
     config = EngineConfig.resolve("m", options)
     assert (config.gpu_memory, config.kv_dtype) == (0.9, "fp8")
     assert EngineConfig.resolve("m", {"kv_cache_dtype": "auto"}).kv_dtype == "float16"
+
+
+def test_the_advice_on_arguments_of_others_names_what_is_there() -> None:
+    engine, sampling = ({field.name for field in dataclasses.fields(kind)} for kind in (EngineConfig, SamplingParams))
+    assert {*_RENAMED["LLM"].values()} | {own for own, _ in _SAME.values()} <= engine
+    assert {*_RENAMED["SamplingParams"].values()} <= sampling
+    for text in _ADVICE.values():
+        for word in re.findall(r"[a-z]+(?:_[a-z]+)+", text):
+            assert word in engine | sampling or hasattr(LLM, word), text

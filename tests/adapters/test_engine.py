@@ -201,6 +201,11 @@ def test_modules_of_the_options(model: Path, adapters: list[Path]) -> None:
         assert found["one"] != found["half"]
     with pytest.raises(UsageError, match="lora_modules has 'one'; write NAME=PATH"):
         LLM(str(model), lora_modules="one", **OPTIONS)  # type: ignore[arg-type]
+    with LLM(str(model), lora_modules=modules, default_lora="one", **OPTIONS) as llm:  # type: ignore[arg-type]
+        assert llm.generate([PROMPTS[0]], GREEDY)[0].outputs[0].token_ids == found["one"]
+        assert llm.generate([PROMPTS[0]], GREEDY, adapter="half")[0].outputs[0].token_ids == found["half"]
+    with pytest.raises(UsageError, match="default_lora is 'two'; it must be one of lora_modules: one, half"):
+        LLM(str(model), lora_modules=modules, default_lora="two", **OPTIONS)  # type: ignore[arg-type]
 
 
 def test_from_a_loop(model: Path, adapters: list[Path]) -> None:

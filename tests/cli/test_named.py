@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.cli.serve import configs_of
 from octavo.loader.named_models import find
 from tests.support.processes import octavo_here
+from tests.support.server import running_server
 
 MODELFILE = '''# a comment
 FROM ./model.gguf
@@ -103,3 +105,14 @@ def test_a_modelfile_that_cannot_be_had(modelfile: Path, line: str, said: str) -
 def test_a_name_that_cannot_be_taken(modelfile: Path, name: str, said: str) -> None:
     result = octavo_here("create", name, "-f", modelfile)
     assert (result.returncode, said in result.stderr) == (2, True)
+
+
+def test_a_server_gives_a_name_its_settings(modelfile: Path, tmp_path: Path) -> None:
+    octavo_here("create", "mine", "-f", modelfile)
+    report = json.loads(octavo_here("run", "mine", "abab", "--json").stdout)
+    environment = {"OCTAVO_CACHE": str(tmp_path / "cache")}
+    with running_server("mine", env=environment) as server:
+        body = {"model": "mine", "messages": [{"role": "user", "content": "abab"}]}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+    assert answer["usage"]["prompt_tokens"] == len(report["prompt_token_ids"])
+    assert answer["choices"][0]["message"]["content"] == report["text"]

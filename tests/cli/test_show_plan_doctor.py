@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import click
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -21,6 +22,8 @@ from safetensors.numpy import load_file
 from octavo import LLM
 from octavo.backends.memory import MemoryBudget
 from octavo.cli import plan
+from octavo.cli.main import _COMMANDS
+from octavo.cli.main import octavo as command_line
 from octavo.config import EngineConfig
 from octavo.distributed.executor import GroupExecutor
 from octavo.engine.loading.cache_plan import plan_cache
@@ -431,6 +434,19 @@ def test_version_and_help() -> None:
     run_help = octavo_here("run", "--help").stdout
     for flag in ("--temperature", "--top-p", "--max-tokens", "--seed", "--max-model-len", "--num-threads"):
         assert flag in run_help
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    context = click.Context(command_line)
+    for name, (_, summary) in _COMMANDS.items():
+        command = command_line.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(200) == summary
+    code = "import sys\nfrom octavo.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Check this machine" in result.stdout
+    imported = set(result.stdout.splitlines()[-1].split())
+    assert not imported & {"numpy", "rich", "octavo.config", "octavo.cli.options", "octavo.cli.run"}
 
 
 def test_unknown_commands_are_exit_code_2() -> None:

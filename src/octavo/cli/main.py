@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import sys
+import textwrap
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -22,32 +23,44 @@ from octavo.cli.config_file import defaults
 from octavo.cli.terminal import ReaderGoneError, show_help_without_command, write
 from octavo.errors import OctavoError
 
-# Each with its module, and the command's name there.
+# Each with its module, the command's name there, and its summary: the list of commands imports none of them.
 _COMMANDS = {
-    "run": "run.run",
-    "chat": "chat.chat",
-    "serve": "serve.serve",
-    "ps": "servers.ps",
-    "stop": "servers.stop",
-    "pull": "models.pull",
-    "create": "named.create",
-    "cp": "named.cp",
-    "list": "models.list_models",
-    "rm": "models.rm",
-    "cache": "cache.cache",
-    "show": "show.show",
-    "batch": "batch.batch",
-    "run-batch": "batch.run_batch",
-    "plan": "plan.plan",
-    "quantize": "quantize.quantize",
-    "convert": "quantize.convert",
-    "prune": "prune.prune",
-    "distill": "distill.distill",
-    "finetune": "finetune.finetune",
-    "bench": "bench.bench",
-    "eval": "evaluate.evaluate",
-    "compare": "compare.compare",
-    "doctor": "doctor.doctor",
+    "run": ("run.run", "Answer a prompt."),
+    "chat": ("chat.chat", "Chat with a model."),
+    "serve": ("serve.serve", "Serve models over HTTP, with the APIs of OpenAI, Anthropic and others."),
+    "ps": ("servers.ps", "List running servers: their models, state and requests."),
+    "stop": ("servers.stop", "Stop a server, after its running requests have finished (see `octavo serve --drain`)."),
+    "pull": ("models.pull", "Download models, or update those already downloaded."),
+    "create": ("named.create", "Give a model with settings a NAME, from a Modelfile."),
+    "cp": ("named.cp", "Give a model a second NAME."),
+    "list": ("models.list_models", "List the models on this machine."),
+    "rm": ("models.rm", "Delete downloaded models."),
+    "cache": ("cache.cache", "List or delete the prompts that `octavo serve --prompt-cache-dir DIR` has kept."),
+    "show": ("show.show", "Describe a model: architecture, formats, sizes, context, template, licence."),
+    "batch": ("batch.batch", "Answer all requests in a file; run it again to resume where it stopped."),
+    "run-batch": ("batch.run_batch", "Answer all requests of a file: `octavo batch` in the words of vLLM."),
+    "plan": ("plan.plan", "Show how much memory a model needs, and how much context fits this machine."),
+    "quantize": (
+        "quantize.quantize",
+        "Write SRC with smaller types: as the GGUF file DST, or as the Hugging Face checkpoint in the folder DST.",
+    ),
+    "convert": ("quantize.convert", "Write SRC, a safetensors checkpoint or a GGUF file, as DST with float weights."),
+    "prune": ("prune.prune", "Write SRC without its least important parts as the GGUF file DST."),
+    "distill": (
+        "distill.distill",
+        "Train STUDENT to predict the next tokens that TEACHER does, and write it as the GGUF file DST.",
+    ),
+    "finetune": ("finetune.finetune", "Train a LoRA adapter for MODEL on the answers in FILE, on the CPU."),
+    "bench": ("bench.bench", "Measure the speed of a model on this machine."),
+    "eval": ("evaluate.evaluate", "Judge a model by its perplexity, its divergence from a reference, or tasks."),
+    "compare": (
+        "compare.compare",
+        "Compare models by size, quality, speed and memory, or engines by their speed and their answers.",
+    ),
+    "doctor": (
+        "doctor.doctor",
+        "Check this machine: processor, instruction sets, threads, memory, cache folder, dependencies.",
+    ),
 }
 
 
@@ -56,6 +69,13 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Writes the list of commands."""
+        limit = formatter.width - 6 - max(map(len, _COMMANDS))
+        with formatter.section("Commands"):
+            shown = {name: textwrap.shorten(text, limit, placeholder="...") for name, (_, text) in _COMMANDS.items()}
+            formatter.write_dl(list(shown.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -68,7 +88,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name].split(".")
+        module, name = _COMMANDS[cmd_name][0].split(".")
         command: click.Command = getattr(import_module(f"octavo.cli.{module}"), name)
         return command
 

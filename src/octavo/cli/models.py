@@ -31,7 +31,10 @@ def pull(*, models: tuple[str, ...], revision: str | None) -> None:
 @click.option("--all", "every", is_flag=True, help="list every short name instead, with its repository")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 def list_models(*, every: bool, as_json: bool) -> None:
-    """List the downloaded models, your own GGUF files that were used, and your own names of models."""
+    """List the models on this machine.
+
+    These are the downloaded ones, your own GGUF files that were used, and the names of `octavo create` and `octavo cp`.
+    """
     from octavo.loader.library import age, installed
     from octavo.loader.named_models import every as every_name
 

@@ -18,10 +18,10 @@ from octavo.errors import UsageError
 @click.argument("name")
 @click.option("-f", "--file", type=click.Path(path_type=Path), default="Modelfile", show_default=True, metavar="FILE")
 def create(*, name: str, file: Path) -> None:
-    """Give a model with a system message, sampling, a template or an adapter a NAME, from Ollama's Modelfile.
+    """Give a model with settings a NAME, from a Modelfile.
 
-    FILE has the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`, `chat`, `serve`, `show` and
-    `LLM` know NAME; `octavo rm` deletes it. Nothing is copied.
+    FILE is Ollama's, with the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`, `chat`,
+    `serve`, `show` and `LLM` know NAME; `octavo rm` deletes it. Nothing is copied.
     """
     from octavo.loader.modelfile import read_modelfile
     from octavo.loader.named_models import NamedModel, expanded, store
@@ -41,9 +41,9 @@ def create(*, name: str, file: Path) -> None:
 @click.argument("source", shell_complete=complete_model)
 @click.argument("name")
 def cp(*, source: str, name: str) -> None:
-    """Give the model SOURCE a second NAME, with the settings of SOURCE if that is a name of yours.
+    """Give a model a second NAME.
 
-    Nothing is copied.
+    SOURCE may be a name of yours, whose settings NAME then has too. Nothing is copied.
     """
     from octavo.loader.named_models import NamedModel, expanded, store
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from octavo import env
-from octavo.cli.options import MAX_ANSWER_TOKENS
 from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 
@@ -148,6 +147,8 @@ def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
 def say_limit(last: RequestOutput) -> None:
     """Says on standard error why the answer ends in the middle, if it does. last: its last output."""
     if last.outputs[0].finish_reason == "length":
+        from octavo.cli.options import MAX_ANSWER_TOKENS  # which the help of all commands does without
+
         count = last.metrics.num_generated_tokens
         full = "the context of the model is full"
         why = f"{count:,} is the limit; --max-tokens sets another" if count >= MAX_ANSWER_TOKENS else full
