@@ -163,6 +163,9 @@ class Batch:
     # still run; only for executors with `max_in_flight` above 1. -2 - n: guess n of a draft model.
     token_sources: Int32 | None = None
     late: LateTokens | None = None  # only for executors that settle drafts
+    # Of a head that drafts [T], in place of `inputs`: the token of the model's step before whose hidden states each of
+    # its tokens takes; -1 - n: those of row n of its own step before.
+    hidden_at: Int32 | None = None
     guesses_at: int = -1  # of a draft model: the first of its tokens becomes this guess, and so on; -1: none does
     # Rows of further domains by their names; a domain that is missing has none. Those of `tokens` have only positions,
     # with which tokens rotate in place of `positions`, and indices. Without them all components are `positions`.

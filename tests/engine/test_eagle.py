@@ -28,6 +28,7 @@ from octavo.models._eagle3 import eagle3_graph
 from octavo.sampling_params import SamplingParams
 from tests.support.batches import Request, step
 from tests.support.drafting import AnyPolicy
+from tests.support.late_steps import on_late_device
 from tests.support.text_models import TEXTS, save_byte_level_tokenizer
 from tests.support.tiny_eagle import TinyEagle, agreeing_eagle, random_eagle
 from tests.support.tiny_models import tiny_model
@@ -224,6 +225,36 @@ def test_other_backends_and_caches(options: dict[str, Any], tmp_path: Path) -> N
             right = llm.metrics.num_accepted_draft_tokens_total.get("eagle3", 0)
     assert found[0] == found[1]
     assert right > 30
+
+
+@pytest.mark.parametrize("kind", ["right", "random", "bias"])
+def test_two_steps_in_flight_on_torch(kind: str, tmp_path: Path) -> None:
+    """The head's tokens become the model's on the device, and its bias is taken off its own hidden states there."""
+    model = six_layers(is_memoryless=kind == "right")
+    head = (agreeing_eagle if kind == "right" else random_eagle)(model)
+    if kind == "bias":
+        head.tensors["fc.bias"] = 3 * np.random.default_rng(2).normal(size=model.config.hidden_size).astype(np.float32)
+    folder, target = str(head.save(tmp_path / "head")), str(save(model, tmp_path / "m"))
+    options = {**OPTIONS, "backend": "torch:cpu", "num_threads": 0}
+    with LLM(target, speculation="off", **options) as llm:
+        expected = [[choice.token_ids for choice in choices] for choices in answers(llm)]
+    config, counts = {"method": "eagle3", "model": folder, "prompt_lookup_min": 16}, []
+    for is_late in (False, True):
+        with LLM(target, speculative_config=config, **options) as llm:
+            executors = on_late_device(llm._session.model().engine) if is_late else ()
+            llm.generate(PROMPTS, GREEDY)
+            greedy = dict(llm.metrics.num_draft_tokens_total), dict(llm.metrics.num_accepted_draft_tokens_total)
+            assert [[choice.token_ids for choice in choices] for choices in answers(llm)] == expected
+            metrics = llm.metrics
+            right, drafted = (
+                each["eagle3"] for each in (metrics.num_accepted_draft_tokens_total, metrics.num_draft_tokens_total)
+            )
+            counts.append(right / drafted)
+    late, draft = executors
+    assert late.num_late > 8
+    assert draft.num_late > late.num_late
+    assert counts[1] == pytest.approx(counts[0], abs=0.12)  # the same guesses, cut at other lengths
+    assert kind != "right" or greedy[0] == greedy[1]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from octavo.backends import Executor, ExecutorLimits
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
-from octavo.backends.torch.token_board import TokenBoard
+from octavo.backends.torch.token_board import LateNumbers, TokenBoard
 from octavo.batch import Batch, LateTokens
 from octavo.engine.engine import Engine
 from octavo.engine.speculation.model_drafter import ModelDrafter
@@ -25,8 +25,9 @@ from tests.engine.test_two_in_flight import FINAL, turn
 from tests.support.answers import Answers, answers_of
 from tests.support.drafting import AnyPolicy, ScriptedSource, with_drafts
 from tests.support.fake_executor import create_request
+from tests.support.host_waits import refuse_waits
 from tests.support.integrity import check_integrity
-from tests.support.late_steps import LateExecutor
+from tests.support.late_steps import LateExecutor, on_late_device
 from tests.support.tiny_models import tiny_graph
 from tests.support.traced_steps import TracedReplay
 
@@ -123,12 +124,7 @@ def drafting_engine(name: str, seed: int, **options: Any) -> tuple[Engine, LateE
     engine = late_engine(name, **options)
     engine.speculate([])
     engine.draft_with(torch_executor("llama", is_captured=options.get("is_captured", False)))
-    assert engine.speculation is not None
-    drafter = engine.speculation.drafter
-    assert drafter is not None
-    assert drafter.is_on_device
-    engine.executor = late = LateExecutor(engine.executor, seed, takes_sources=True)
-    drafter.executor = draft = late.beside(drafter.executor)
+    late, draft = on_late_device(engine, seed)
     return engine, late, draft
 
 
@@ -221,5 +217,30 @@ def test_ranks_and_other_backends_leave_their_guesses_to_the_host() -> None:
     executor = torch_executor("llama", is_captured=False)
     assert isinstance(executor, TorchExecutor)
     assert executor.settles_drafts
-    assert not executor.share_tokens(tiny_engine("llama").executor)
+    assert not executor.share_tokens(tiny_engine("llama").executor, None, None)
     assert not tiny_engine("llama").executor.settles_drafts
+
+
+@pytest.mark.usefixtures("free_guesses")
+def test_nothing_between_two_steps_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, late, _ = drafting_engine("llama", 1)
+    calls: list[str] = []
+
+    def guarded(owner: Any, name: str) -> None:
+        whole = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            with monkeypatch.context() as patched:
+                refuse_waits(patched)
+                return whole(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    guarded(LateNumbers, "move")
+    guarded(LateNumbers, "draws")
+    for name in ("rejected", "keep_guesses", "keep_computed", "keep_drawn", "has_guesses"):
+        guarded(TokenBoard, name)
+    assert answers(engine, SPECS[:2]) == expected_answers("llama", SPECS[:2])
+    assert late.num_late > 2
+    assert {"move", "draws", "rejected", "keep_guesses"} <= set(calls)

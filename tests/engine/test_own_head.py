@@ -21,6 +21,7 @@ from tests.support.answers import Answers
 from tests.support.drafting import AnyPolicy
 from tests.support.fake_executor import create_request
 from tests.support.integrity import check_integrity
+from tests.support.late_steps import on_late_device
 from tests.support.text_models import TEXTS, save_byte_level_tokenizer, save_decoder
 from tests.support.tiny_heads import HEADS, agreeing_head, tiny_head
 
@@ -82,6 +83,25 @@ def test_other_backends_and_caches(options: dict[str, Any], tmp_path: Path) -> N
             right = llm.metrics.num_accepted_draft_tokens_total.get("mtp", 0)
     assert found[0] == found[1]
     assert right > 30
+
+
+@pytest.mark.parametrize("agrees", [True, False], ids=["right", "random"])
+def test_two_steps_in_flight_on_torch(agrees: bool, tmp_path: Path) -> None:
+    """The head reads what the model's step leaves on the device, and the next step takes its guesses there."""
+    make = agreeing_head if agrees else tiny_head
+    model = str(save_byte_level_tokenizer(make("glm4moe", max_position_embeddings=160).save(tmp_path / "m")))
+    options = {**OPTIONS, "backend": "torch:cpu", "num_threads": 0}
+    with LLM(model, speculation="off", **options) as llm:
+        expected = [[choice.token_ids for choice in choices] for choices in answers(llm)]
+    with LLM(model, speculative_config={"method": "mtp", "prompt_lookup_min": 16}, **options) as llm:
+        late, draft = on_late_device(llm._session.model().engine)
+        llm.generate(PROMPTS, GREEDY)
+        right, drafted = llm.metrics.num_accepted_draft_tokens_total["mtp"], llm.metrics.num_draft_tokens_total["mtp"]
+        assert [[choice.token_ids for choice in choices] for choices in answers(llm)] == expected
+    assert late.num_late > 8
+    assert draft.num_late > late.num_late
+    assert drafted > 20
+    assert not agrees or right == drafted
 
 
 @pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)

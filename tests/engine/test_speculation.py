@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,9 @@ from octavo.engine import engine as engine_module
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.request import RequestStatus
 from octavo.engine.speculation.draft_source import DraftSource
+from octavo.engine.speculation.ngram import NgramSource
 from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.step_times import StepTimes
 from octavo.generation_request import RequestOptions
@@ -235,6 +240,45 @@ def test_right_drafts_gain_what_the_times_of_rows_allow(
     script: dict[str, list[list[int]]] = {}
     without = seconds(monkeypatch, PROFILES[profile], users, script, None)
     assert seconds(monkeypatch, PROFILES[profile], users, script, at(share)) < without / gain
+
+
+def words_of(text: str) -> list[int]:
+    """Numbers for its words and signs, about as a tokenizer divides code."""
+    found: dict[str, int] = {}
+    return [found.setdefault(word, len(found)) for word in re.findall(r" ?\w{1,8}|\s+|[^\w\s]", text)]
+
+
+def gain_of(speculation: Speculation, times: StepTimes, tokens: list[int], costs: list[float]) -> float:
+    """The time of a step for each token of an answer over that with guesses. The first 40 tokens are the prompt."""
+    request = SimpleNamespace(options=RequestOptions(), max_total_tokens=len(tokens), num_drafts={}, is_measured=False)
+    running = SimpleNamespace(request=request, token_ids=tokens[:41], num_output_tokens=1, guesses=None)
+    running.status, running.num_computed_tokens, running.draft_token_ids = RequestStatus.RUNNING, 40, []
+    running.group = SimpleNamespace(members=[running], consumers=[SimpleNamespace(takes_drafts=True)])
+    spent = 0.0
+    while (count := len(running.token_ids)) < len(tokens):
+        running.num_computed_tokens, running.num_output_tokens = count - 1, count - 40
+        speculation.propose([running], 64, may_explore=True)  # type: ignore[list-item]
+        drafts = running.draft_token_ids[: len(tokens) - count - 1]
+        pairs = enumerate(zip(drafts, tokens[count:], strict=False))
+        right = next((i for i, (draft, token) in pairs if draft != token), len(drafts))
+        times.observe(1 + len(drafts), 0, 0, costs[len(drafts)])
+        spent += costs[len(drafts)]
+        running.token_ids += tokens[count : count + right + 1]
+    return (len(tokens) - 41) * costs[0] / spent
+
+
+@pytest.mark.parametrize("profile", ["vnni", "amx", "avx2"])
+def test_the_first_guesses_of_ngrams_cost_no_code_text_time(profile: str) -> None:
+    """Beginnings of real files, as new code has few repetitions; nothing is known of a source at first."""
+    gains = []
+    for path in sorted(Path(engine_module.__file__).parent.glob("*.py")):
+        if len(tokens := words_of(path.read_text()[:3000])) >= 170:
+            times = StepTimes()
+            speculation = Speculation([NgramSource()], times, EngineMetrics(num_blocks=1))
+            gains.append(gain_of(speculation, times, tokens[:170], PROFILES[profile]))
+    assert len(gains) > 10
+    assert min(gains) > 0.98
+    assert statistics.geometric_mean(gains) > 1.02
 
 
 def test_a_source_that_was_wrong_is_used_again_once_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

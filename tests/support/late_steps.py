@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from octavo.backends import Executor, FinishedStep, PendingStep
 from octavo.batch import Batch, Int32, StepOutput
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
 
 
 class LateStep:
@@ -84,3 +87,14 @@ class LateExecutor:
         if batch.sampling is not None:
             self._tokens = output.token_ids
         return output
+
+
+def on_late_device(engine: Engine, seed: int = 1) -> tuple[LateExecutor, LateExecutor]:
+    """Puts a model and the one that drafts for it, which share tokens, on one device with two steps in flight."""
+    assert engine.speculation is not None
+    drafter = engine.speculation.drafter
+    assert drafter is not None
+    assert drafter.is_on_device
+    engine.executor = late = LateExecutor(engine.executor, seed, takes_sources=True)
+    drafter.executor = draft = late.beside(drafter.executor)
+    return late, draft

@@ -18,7 +18,7 @@ from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, RowDomain
 
 if TYPE_CHECKING:
     from octavo.backends.memory import MemoryBudget, Sizes
-    from octavo.batch import Batch, StepOutput
+    from octavo.batch import Batch, Float32, Int32, StepOutput
     from octavo.config import KVDtype, LoadProgress
     from octavo.graph.builder import Graph
     from octavo.graph.cache import CacheSizes
@@ -221,10 +221,11 @@ class BorrowingExecutor(Protocol):
 class GuessingExecutor(Protocol):
     """An executor of a draft model that can leave its guesses on the device of the model that computes them."""
 
-    def share_tokens(self, other: Executor) -> bool:
+    def share_tokens(self, other: Executor, target_ids: Int32 | None, bias: Float32 | None) -> bool:
         """Leaves guesses where `other` takes its tokens from (`Batch.guesses_at`). Before `allocate_cache`.
 
-        False: it cannot, and its guesses are in `StepOutput` alone.
+        target_ids: of its tokens, those of `other`; None: the same. bias: that the first of two inputs brings into
+        hidden states, and that is taken off its own. False: it cannot, and its guesses are in `StepOutput` alone.
         """
 
 

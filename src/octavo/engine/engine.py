@@ -207,11 +207,11 @@ class Engine:
             draft.borrow_cache(self.executor)
             speculation.drafter = AssistantDrafter(draft, self.scheduler.times, limits, most, group)
             return
-        shares = head is None and isinstance(draft, GuessingExecutor) and draft.share_tokens(self.executor)
+        names = (None, None) if head is None else (head.target_ids, head.bias)
+        shares = isinstance(draft, GuessingExecutor) and draft.share_tokens(self.executor, *names)
         draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
         if head is None:
             speculation.drafter = ModelDrafter(draft, self.scheduler.times, limits, most, group)
-            speculation.drafter.is_on_device = shares
         elif head.taps:
             from octavo.engine.speculation.eagle_drafter import EagleDrafter
 
@@ -220,6 +220,7 @@ class Engine:
             from octavo.engine.speculation.head_drafter import HeadDrafter
 
             speculation.drafter = HeadDrafter(draft, self.scheduler.times, limits, most, group)
+        speculation.drafter.is_on_device = shares
 
     # --- sleep ---
 

@@ -36,7 +36,8 @@ class BatchChecks:
     def check(self, batch: Batch, cache: PagedCache) -> None:
         """Raises UsageError or ValueError naming the first number of the batch that cannot be."""
         limits = self._limits
-        check_inputs(self._inputs, self._makes_logits, batch)
+        if batch.hidden_at is None:
+            check_inputs(self._inputs, self._makes_logits, batch)
         if self._has_states:
             check_states(batch, cache.num_states)
         check_token_types(self._graph, batch)

@@ -31,10 +31,10 @@ from octavo.backends.torch.rank_sampling import offers_of, sample_together
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step import NO_FURTHER_ROWS, FurtherRows
 from octavo.backends.torch.step_arrays import HostArrays, SeenBlocks, host_arrays, seen_blocks, sent
-from octavo.backends.torch.token_board import LateNumbers, TokenBoard
+from octavo.backends.torch.token_board import HeadStates, LateNumbers, TokenBoard
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.backends.torch.workspace import Workspace, value_types
-from octavo.batch import Batch, StepOutput
+from octavo.batch import Batch, Float32, Int32, StepOutput
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
@@ -192,6 +192,8 @@ class TorchExecutor:
         # Blocks, their size and slots of the cache before a sleep.
         self._slept_sizes: tuple[int, int, int] | None = None
         self._board, self._is_guessing = TokenBoard(*_board_sizes(graph, limits), device), False
+        self._hidden = HeadStates(device)
+        self._target_ids: Tensor | None = None  # of a head that drafts: see `share_tokens`
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._feeds = fed_products(graph)
@@ -247,11 +249,13 @@ class TorchExecutor:
             )
         self._lender = other
 
-    def share_tokens(self, other: Executor) -> bool:
+    def share_tokens(self, other: Executor, target_ids: Int32 | None, bias: Float32 | None) -> bool:
         """See `octavo.backends.GuessingExecutor`."""
         if not isinstance(other, TorchExecutor) or other.device != self.device or not other.settles_drafts:
             return False
         self._board, self._is_guessing = other._board, True
+        self._hidden = HeadStates(self.device, other._hidden, bias)
+        self._target_ids = None if target_ids is None else sent(target_ids, self.device).long()
         self._checks.num_source_rows = other._limits.max_num_outputs
         return True
 
@@ -306,7 +310,8 @@ class TorchExecutor:
             logits = self._graphs.logits(batch, bucket, late)
             return self._results([self._sampled(logits, batch, slice(0, len(logits)), draws)], batch)
         host = self._host_arrays(batch)
-        flat, inputs = host.sent(self.device), [sent(x, self.device) for x in batch.inputs]
+        flat = host.sent(self.device)
+        inputs = self._hidden.inputs(batch, [value.cols for value in self._graph.inputs])
         if late is not None:
             late.move(host, flat)
         step, graph = self._step(host, flat, inputs, self._further(batch)), self._graph
@@ -325,6 +330,7 @@ class TorchExecutor:
         hidden = {"hidden_states": [step.values[graph.hidden_states][count:]]}
         if graph.tap is not None:
             hidden["taps"] = [step.values[graph.tap][count:]]
+        self._hidden.keep(hidden.get("taps", hidden["hidden_states"])[0], len(batch.token_ids))
         return self._finish(step, batch, hidden) if count else Results(0, None, hidden)
 
     def _host_arrays(self, batch: Batch, max_tokens: int = 0) -> HostArrays:
@@ -470,7 +476,9 @@ class TorchExecutor:
         if drawn is not None and not self._is_guessing:
             self._board.keep_drawn(drawn.token_ids)
         elif drawn is not None and batch.guesses_at >= 0:
-            self._board.keep_guesses(drawn.token_ids, batch.guesses_at)
+            names = self._target_ids
+            guesses = drawn.token_ids if names is None else names[drawn.token_ids.clamp(min=0)]
+            self._board.keep_guesses(guesses, batch.guesses_at)
         reports = batch.sampling is not None and bool((batch.sampling.rows["num_logprobs"] >= 0).any())
         return Results(len(batch.logits_indices), drawn, values, reports=reports, computed=computed)
 
@@ -480,6 +488,7 @@ class TorchExecutor:
             self._slept_sizes = (self._cache.num_blocks, self._cache.block_size, self._cache.num_states)
             self._graphs = self._pieces = None
             self._angles.clear()
+            self._hidden.forget()
             self._workspace = None
             self._cache = self._new_cache(0, 1, 0)
             with current(self.device):
@@ -506,6 +515,7 @@ class TorchExecutor:
         self._weights.clear()
         self.weight_bytes = 0
         self._angles.clear()
+        self._hidden.forget()
         self._workspace = None
         self._cache = self._new_cache(0, 1, 0)
 

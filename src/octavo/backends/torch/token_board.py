@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from octavo.backends.sampling import uniform
 from octavo.backends.torch.step_arrays import HostArrays, sent
-from octavo.batch import Batch, Int32, LateTokens
+from octavo.batch import Batch, Float32, Int32, LateTokens
 from octavo.speculative_config import MAX_DRAFTING, MAX_DRAFTS
 
 NUM_GUESSES = MAX_DRAFTS * MAX_DRAFTING  # of a draft model for one step
@@ -69,6 +70,39 @@ class TokenBoard:
         is_right = (drawn == guesses) & (number < counts)
         rejected: Tensor = counts[:, 0] - is_right.long().cumprod(dim=1).sum(dim=1)
         return rejected
+
+
+class HeadStates:
+    """The hidden states that a step leaves for a head that drafts: those of a model, or of the head itself."""
+
+    def __init__(self, device: torch.device, model: HeadStates | None = None, bias: Float32 | None = None) -> None:
+        """model: of the model that a head drafts for. bias: of `octavo.backends.GuessingExecutor`."""
+        self._device, self._model = device, model
+        self._bias = None if bias is None else sent(bias, device)
+        self._rows = torch.zeros((0, 0), device=device)
+
+    def keep(self, rows: Tensor, num_tokens: int) -> None:
+        """Keeps the rows until the next step overwrites them; only the last ones, if there are more than tokens."""
+        self._rows = rows[max(len(rows) - num_tokens, 0) :]
+
+    def forget(self) -> None:
+        """Gives up the rows, which hold memory of the workspace."""
+        self._rows = self._rows.new_zeros((0, 0))
+
+    def inputs(self, batch: Batch, columns: Sequence[int]) -> list[Tensor]:
+        """The inputs of a step, of so many columns: those of its batch, or what it takes from steps before."""
+        if batch.hidden_at is None:
+            return [sent(x, self._device) for x in batch.inputs]
+        assert self._model is not None
+        is_own = bool((batch.hidden_at < 0).any())
+        places = sent(np.where(batch.hidden_at < 0, -1 - batch.hidden_at, batch.hidden_at), self._device).long()
+        rows = (self._rows if is_own else self._model._rows)[places].float()
+        if len(columns) == 1:
+            return [rows]
+        nothing = torch.zeros((len(rows), columns[1 - is_own]), device=self._device)
+        if not is_own:
+            return [rows, nothing]
+        return [nothing, rows if self._bias is None else rows - self._bias]
 
 
 class LateNumbers:

@@ -65,25 +65,33 @@ class AheadDrafts:
             self._pending.append(executor.submit(batch))
 
     def _first(self, chains: list[AheadChain]) -> Batch:
-        """Reads the last known token and all that were drawn. Nobody will see those behind a wrong guess."""
-        runs, sources = [], []
+        """Reads the last known token and all that were drawn. Nobody will see those behind a wrong guess.
+
+        A head reads each token at the position before, with the hidden state there, and knows the first one already.
+        """
+        runs, skipped = [], int(self.drafter.reads_hidden)
+        sources: list[int] = []
+        hidden: list[int] = []
         for chain in chains:
-            count, row = chain.drawn.num_drafts + 1, chain.drawn.row
+            count, row, token = chain.drawn.num_drafts + 1, chain.drawn.row, chain.drawn.token
             known = chain.sequence.token_ids[chain.start]
-            runs.append(TokenRun([known] + [0] * count, chain.start, chain.blocks, chain.spare))
-            sources += [-1, *range(row, row + count)]
+            runs.append(TokenRun([known, *[0] * count][skipped:], chain.start, chain.blocks, chain.spare))
+            sources += [-1, *range(row, row + count)][skipped:]
+            hidden += range(token, token + count)
         batch = self.drafter.batch(runs)
         batch.token_sources = np.array(sources, np.int32)
+        batch.hidden_at = np.array(hidden, np.int32) if skipped else None
         batch.late = late_tokens([chain.drawn for chain in chains], only_outputs=True)
         return batch
 
     def _further(self, chains: list[AheadChain], number: int) -> Batch:
         """Reads the guess before, at the position behind the last token that was right."""
-        runs = []
+        runs, skipped = [], int(self.drafter.reads_hidden)
         for chain in chains:
-            start = chain.start + 1 + chain.drawn.num_drafts + number
+            start = chain.start + 1 + chain.drawn.num_drafts + number - skipped
             runs.append(TokenRun([0], start, chain.blocks, chain.spare))
         batch = self.drafter.batch(runs)
+        batch.hidden_at = -1 - np.arange(len(chains), dtype=np.int32) if skipped else None
         before = (number - 1) * MAX_DRAFTING
         batch.token_sources = np.array([-2 - before - place for place in range(len(chains))], np.int32)
         batch.late = late_tokens([chain.drawn for chain in chains])

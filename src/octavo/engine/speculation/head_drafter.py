@@ -122,9 +122,22 @@ class HeadDrafter(ModelDrafter):
         count = self._num_readable(sequence)
         if unread is None or limit <= 0 or count <= 0 or unread.start + count + 1 != len(sequence.token_ids):
             return None
-        blocks, (full, rest) = self._blocks(sequence), divmod(unread.start, self._limits.block_size)
-        is_read = self._is_read[blocks[:full]].all() and (not rest or self._is_read[blocks[full], :rest].all())
-        return Chain(sequence, guesses, None, limit, [], []) if is_read else None
+        return Chain(sequence, guesses, None, limit, [], []) if self._has_read(sequence, unread.start) else None
+
+    def _has_read(self, sequence: Sequence, position: int) -> bool:
+        """True if the hidden states of all positions before this one were read."""
+        blocks, (full, rest) = self._blocks(sequence), divmod(position, self._limits.block_size)
+        return bool(self._is_read[blocks[:full]].all() and (not rest or self._is_read[blocks[full], :rest].all()))
+
+    def _is_ready(self, sequence: Sequence, guesses: Guesses) -> bool:  # noqa: ARG002
+        """True if the hidden states of all tokens of a sequence but the last were read."""
+        unread, position = sequence.hidden_rows, len(sequence.token_ids) - 1
+        return unread is not None and unread.start == position and self._has_read(sequence, position)
+
+    def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:  # noqa: ARG002
+        """Notes that the hidden states before the last token were read on the device."""
+        if sequence.hidden_rows is not None:
+            self._note_read(sequence, self._num_readable(sequence))
 
     def _num_readable(self, sequence: Sequence) -> int:
         """The unread hidden states whose next tokens are known."""

@@ -163,12 +163,8 @@ class ModelDrafter:
 
         None: it has to read tokens first, or to know them.
         """
-        reading, tokens = guesses.reading, sequence.token_ids
         cost = self._cost(num_rows, num_rows)
-        if reading is None or cost is None or guesses.options.speculative_p_min:
-            return None
-        self._twins.find(reading, tokens, self._blocks(sequence), sequence.request.num_preemptions)
-        if reading.num_read + 1 < len(tokens):
+        if cost is None or guesses.options.speculative_p_min or not self._is_ready(sequence, guesses):
             return None
         share, value = guesses.acceptance.share(self), 1.0
         odds: list[float] = []
@@ -177,6 +173,14 @@ class ModelDrafter:
             odds.append(share)
             value *= share
         return odds
+
+    def _is_ready(self, sequence: Sequence, guesses: Guesses) -> bool:
+        """True if it has read all tokens of a sequence but the last."""
+        reading, tokens = guesses.reading, sequence.token_ids
+        if reading is None:
+            return False
+        self._twins.find(reading, tokens, self._blocks(sequence), sequence.request.num_preemptions)
+        return reading.num_read + 1 == len(tokens)
 
     def chain_ahead(self, item: ScheduledSequence, drawn: DrawnRows) -> AheadChain:
         """The guesses of a part of a step that is submitted ahead. Its sequence looks as after the step before."""
@@ -187,7 +191,7 @@ class ModelDrafter:
 
     def batch(self, runs: list[TokenRun]) -> Batch:
         """A step of the draft model."""
-        return self._twins.batch(runs)
+        return self._complete(self._twins.batch(runs))
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
         """Notes that guesses for the step in flight came after all tokens of a sequence had been read."""
@@ -269,7 +273,7 @@ class ModelDrafter:
     def _run(self, parts: list[TokenRun], num_chunk_tokens: int, inputs: tuple[Float32, ...] = ()) -> StepOutput:
         """A step of the draft model: the most likely next tokens, and their log-probabilities."""
         started_at = time.perf_counter()
-        batch = self._complete(self._twins.batch(parts))
+        batch = self.batch(parts)
         batch.inputs = inputs
         output = self.executor.submit(batch).wait()
         rows = 0 if num_chunk_tokens else len(parts)

@@ -187,3 +187,15 @@ def test_filters_that_the_list_of_candidates_decides_search_nothing(
     monkeypatch.setattr(sample, "_search", MagicMock())
     for seed in range(3):
         _agrees(_logits(2, 530, has_ties=False), sampling_batch(2, seed=seed, **options), device)
+
+
+def test_draws_of_the_device_take_the_place_of_those_of_the_options(device: torch.device) -> None:
+    """As in a step whose place in the answer only the device knows."""
+    from octavo.backends.torch import triton_calls
+
+    logits, early, late = _logits(4), sampling_batch(4, temperature=1.0), sampling_batch(4, temperature=1.0)
+    late.rows["counter"] += 3
+    draws = torch.from_numpy(sampling.uniform(early.rows["seed"], early.rows["counter"])).to(device)
+    found = triton_calls.sampled(torch.from_numpy(logits).to(device), late, 0, draws)
+    assert found.token_ids.tolist() == sampling.sample(logits, early).token_ids.tolist()
+    assert found.token_ids.tolist() != sampling.sample(logits, late).token_ids.tolist()
