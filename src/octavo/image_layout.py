@@ -20,6 +20,11 @@ class ImageTile:
     num_frames: int = 1
     time: int | None = None
 
+    @property
+    def num_patches(self) -> int:
+        """Its patches, each of all frames."""
+        return self.grid_rows * self.grid_cols
+
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
@@ -38,3 +43,12 @@ class ImageLayout:
     def num_tokens(self) -> int:
         """The positions of all tiles, without those of the texts among them."""
         return sum(tile.num_tokens for tile in self.tiles)
+
+    @property
+    def num_patches(self) -> int:
+        """The patches of all tiles."""
+        return sum(tile.num_patches for tile in self.tiles)
+
+    def num_bytes(self, patch_size: int) -> int:
+        """The bytes of the pixels of all tiles and frames. patch_size: pixels at the side of a patch."""
+        return 3 * patch_size**2 * sum(tile.num_frames * tile.num_patches for tile in self.tiles)

@@ -65,7 +65,7 @@ class MediaItem:
     @property
     def num_patches(self) -> int:
         """The patches of all tiles."""
-        return sum(tile.grid_rows * tile.grid_cols for tile in self.layout.tiles)
+        return self.layout.num_patches
 
     @property
     def nbytes(self) -> int:

@@ -88,6 +88,19 @@ def test_a_model_that_only_reads_refuses_images(tiny: Path, pictures: list[Path]
     assert "reads text only" in result.stderr
 
 
+def test_a_model_that_only_reads_gets_the_text_of_a_document(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
+    from tests.support.videos import text_document
+
+    (tmp_path / "a.pdf").write_bytes(text_document("A paper."))
+    with LLM(str(tiny), num_threads=1, max_model_len=512, kv_cache_memory="8MiB") as llm:
+        for document in (tmp_path / "a.pdf", (tmp_path / "a.pdf").read_bytes()):
+            parts = [{"type": "document", "document": document}, {"type": "text", "text": "What?"}]
+            template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+            read = llm.chat_prompt([{"role": "user", "content": parts}], template)
+            assert read.token_ids == llm.chat_prompt("A paper.\n\nWhat?", template).token_ids
+
+
 def test_dropped_paths_are_found_only_at_the_end_and_only_if_they_exist(pictures: list[Path]) -> None:
     one, two = pictures
     assert dropped_images(f"What is this? {one}" if " " not in str(one) else f'What is this? "{one}"') == (

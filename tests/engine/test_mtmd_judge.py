@@ -17,14 +17,20 @@ from tests.support import tiny_vision
 from tests.support.pictures import encoded
 from tests.support.seeing import base64_of
 from tests.support.tiny_vision.family import VOCAB_SIZE
-from tests.support.tiny_vision.mmproj import save_gguf
+from tests.support.tiny_vision.mmproj import save_gguf, save_mmproj
 
 llama = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed", exc_type=ImportError)
 pytestmark = pytest.mark.slow
 
-# Width and height of a picture that no processor resizes: llama.cpp rounds and filters otherwise. Qwen 2.5 VL is not
-# here: llama.cpp takes windows of 112 pixels whatever the file says, and a tiny model has smaller ones.
-SIZES = {"qwen2_vl": (40, 24), "qwen3_vl": (40, 24), "gemma3": (24, 24)}
+# Width and height of a picture that no processor resizes: llama.cpp rounds and filters otherwise. Windows of Qwen 2.5
+# VL have 112 pixels, which llama.cpp takes whatever the file says.
+SIZES = {
+    "qwen2_vl": (40, 24),
+    "qwen2_5_vl-wide": (40, 24),
+    "qwen3_vl": (40, 24),
+    "gemma3": (24, 24),
+    "internvl": (16, 16),
+}
 QUESTION = "What is this?"
 TOLERANCE = 0.03  # of log-probabilities: llama.cpp takes GELU and the patches' weights from tables and in float16
 
@@ -71,11 +77,16 @@ def test_llama_cpp_sees_the_same(name: str, tmp_path: Path) -> None:
     pixels = tiny_vision.picture(3, height, width).pixels
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20)
     with LLM(str(text), num_threads=1, max_model_len=512, kv_cache_memory="8MiB") as llm:
-        prompt = llm._session.to_prompt({"prompt": llm.image_mark + QUESTION, "multi_modal_data": {"image": pixels}})
+        mark = llm.image_mark.removesuffix("\n")  # llama.cpp leaves out the line feed after an image, too
+        prompt = llm._session.to_prompt({"prompt": mark + QUESTION, "multi_modal_data": {"image": pixels}})
         if name == "gemma3":  # llama.cpp leaves out the line feeds around an image
             (span,) = prompt.spans
             prompt = prompt.without(span.end + 1, span.end + 3).without(span.start - 3, span.start - 1)
         (output,) = llm.generate([prompt], params)
+    if name == "internvl":  # llama.cpp puts the row of the whole image last, but its place stays the first
+        table = model.model.vision_tower.embeddings.position_embeddings
+        table.data = table.data.roll(-1, dims=1)
+        save_mmproj(model, text.with_name("mmproj-tiny.gguf"), name)
     with served(text) as server:
         found, num_tokens = asked(server, encoded(Image.fromarray(pixels), "PNG"))
     own = {token: entry.logprob for token, entry in (output.outputs[0].logprobs or [])[0].items()}

@@ -39,37 +39,60 @@ def conversation(video: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "video", "video": video}, {"type": "text", "text": QUESTION}]}]
 
 
-def judged(name: str, prompt: Prompt) -> tuple[list[int], list[float]]:
-    """Greedy tokens of transformers and their log-probabilities, after a prompt with one video."""
+def seen_by(name: str, prompt: Prompt, rate: float = RATE) -> dict[str, torch.Tensor]:
+    """A prompt with one video as transformers takes it."""
     judge, ids = model(name), torch.tensor([prompt.token_ids])
-    seen = torch.zeros_like(ids)
+    kinds = torch.zeros_like(ids)
     for span in prompt.spans:
         ids[0, span.start : span.end] = judge.config.video_token_id
-        seen[0, span.start : span.end] = 2
+        kinds[0, span.start : span.end] = 2
     rows = np.concatenate([rows_of(name).frame_rows(item.tiles, 2) for item in prompt.items])
     tile, seconds = prompt.items[0].layout.tiles[0], {}
     if name == "qwen2_5_vl":
         shown = len({tuple(frame.reshape(-1)) for item in prompt.items for frame in np.split(item.tiles[0], 2)})
-        seconds = {"second_per_grid_ts": torch.tensor([2 / (shown / len(FRAMES) * RATE)])}
-    grid = torch.tensor([[len(prompt.items), tile.grid_rows, tile.grid_cols]])
+        seconds = {"second_per_grid_ts": torch.tensor([2 / (shown / len(FRAMES) * rate)])}
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": kinds,
+        "pixel_values_videos": torch.from_numpy(rows),
+        "video_grid_thw": torch.tensor([[len(prompt.items), tile.grid_rows, tile.grid_cols]]),
+        **seconds,
+    }
+
+
+def judged(name: str, prompt: Prompt) -> tuple[list[int], list[float]]:
+    """Greedy tokens of transformers and their log-probabilities, after a prompt with one video."""
+    given = seen_by(name, prompt)
+    ids, kinds = given.pop("input_ids"), given.pop("mm_token_type_ids")
     tokens: list[int] = []
     logprobs: list[float] = []
     for _ in range(NUM_TOKENS):
         more = torch.tensor([tokens], dtype=torch.long)
-        whole, kinds = torch.cat([ids, more], 1), torch.cat([seen, torch.zeros_like(more)], 1)
+        whole, types = torch.cat([ids, more], 1), torch.cat([kinds, torch.zeros_like(more)], 1)
+        mask = torch.ones_like(whole)
         with torch.no_grad():
-            logits = judge(
-                input_ids=whole,
-                attention_mask=torch.ones_like(whole),
-                mm_token_type_ids=kinds.int(),
-                pixel_values_videos=torch.from_numpy(rows),
-                video_grid_thw=grid,
-                **seconds,
-            ).logits[0, -1]
-        row = torch.log_softmax(logits.double(), -1)
+            logits = model(name)(input_ids=whole, attention_mask=mask, mm_token_type_ids=types.int(), **given).logits
+        row = torch.log_softmax(logits[0, -1].double(), -1)
         tokens.append(int(row.argmax()))
         logprobs.append(float(row.max()))
     return tokens, logprobs
+
+
+def generated(name: str, prompt: Prompt, rate: float) -> tuple[list[int], list[float]]:
+    """The same by `generate`, which has positions of its own for new tokens."""
+    given = seen_by(name, prompt, rate)
+    given["mm_token_type_ids"] = given["mm_token_type_ids"].int()
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    found = model(name).generate(
+        **given,
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    rows = [torch.log_softmax(logits[0].double(), -1) for logits in found.logits]
+    return [int(row.argmax()) for row in rows], [float(row.max()) for row in rows]
 
 
 @cache
@@ -99,6 +122,17 @@ def test_a_video_has_the_answer_of_transformers(name: str, folders: dict[str, Pa
         assert_right(second, expected)
     with loaded(folders[name], backend="torch:cpu") as llm:
         assert_right(llm.generate([prompt], PARAMS)[0], expected)
+
+
+def test_text_after_a_slow_video_has_the_positions_of_transformers(folders: dict[str, Path]) -> None:
+    """Times that are later than the rows and columns of a frame."""
+    name, rate = "qwen2_5_vl", 0.25
+    with loaded(folders[name]) as llm:
+        prompt = llm.chat_prompt(conversation((FRAMES, {"fps": rate})))
+        tile = prompt.items[-1].layout.tiles[0]
+        assert tile.time is not None
+        assert tile.time > tile.grid_cols
+        assert_right(llm.generate([prompt], PARAMS)[0], generated(name, prompt, rate))
 
 
 def test_programs_give_videos_in_every_form(folders: dict[str, Path], tmp_path: Path) -> None:

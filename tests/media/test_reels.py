@@ -17,14 +17,14 @@ from PIL import Image
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
-from octavo.errors import UsageError
+from octavo.errors import ModelLoadError, UsageError
 from octavo.media import decoding, pages, picture_worker
 from octavo.media.decoding import PictureDecoder
 from octavo.media.pixels import resized
 from octavo.media.processor import read_processor
 from octavo.media.reels import FileKind, VideoHeader, kind_of
 from tests.support.pictures import files, noise
-from tests.support.videos import encoded_document, encoded_video, frames
+from tests.support.videos import encoded_document, encoded_video, frames, text_document, turned_video
 
 pytest.importorskip("av", reason="PyAV is not installed")
 pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
@@ -119,6 +119,49 @@ def test_a_video_has_no_more_pixels_than_a_prompt_can_have() -> None:
     small = processor.limited(64).reel(VideoHeader(1920, 1080, 240, 24.0))
     assert all(layout.num_tokens <= 64 for layout in small.layouts)
     assert small.num_tokens <= 4 * 64
+
+
+def test_turned_videos_are_shown_upright(decoder: PictureDecoder) -> None:
+    reel, shots = decoder.shots(turned_video(frames(12, 48, 64), 6), "video", PROCESSOR)
+    straight = decoder.shots(FILM, "video", PROCESSOR)[1]
+    assert {(layout.width, layout.height) for layout in reel.layouts} == {(48, 64)}
+    for (tile,), (other,) in zip(shots, straight, strict=True):
+        (first, _), (right, _) = np.split(tile, 2), np.split(other, 2)
+        turned = np.rot90(right, -1).astype(int)
+        assert first.shape == turned.shape
+        assert np.abs(first - turned).mean() < 4  # resized after it was turned
+        assert np.abs(first - turned[::-1, ::-1]).mean() > 20
+
+
+def test_narrow_videos_are_refused_if_they_cannot_be_made_small_enough() -> None:
+    processor = read_processor("qwen3_vl", {}, {}).limited(64)
+    with pytest.raises(UsageError, match="is 3000 x 30 pixels: 750 frames so narrow have too many pixels") as error:
+        processor.reel(VideoHeader(3000, 30, 9000, 24.0))
+    assert error.value.code == "image_too_narrow"
+    reel = processor.reel(VideoHeader(3000, 140, 48, 24.0))  # more than 20 to 1
+    assert all(layout.num_tokens <= 64 for layout in reel.layouts)
+
+
+def test_settings_of_videos_are_named_with_their_file() -> None:
+    for values, problem in (
+        ({"fps": 0}, "fps is 0: it is the frames a second"),
+        ({"fps": "2"}, "fps is '2', which is no number"),
+        ({"min_frames": 0}, "min_frames is 0; it is an integer from 1"),
+        ({"size": {"longest_edge": -1}}, "size.longest_edge is -1"),
+    ):
+        with pytest.raises(ModelLoadError, match=rf"^video_preprocessor_config\.json: {problem}"):
+            read_processor("qwen3_vl", {}, {"video": values})
+    with pytest.raises(ModelLoadError, match=r"^preprocessor_config\.json: merge_size is 0"):
+        read_processor("qwen3_vl", {}, {"merge_size": 0})
+
+
+def test_the_text_layer_of_a_document(decoder: PictureDecoder) -> None:
+    assert decoder.text(text_document("One page.", "", "Third.")) == "One page.\n\nThird."
+    with pytest.raises(UsageError, match="has no text, only pictures of its pages: ask a model that sees") as error:
+        decoder.text(DOCUMENT)
+    assert error.value.code == "invalid_document"
+    with pytest.raises(UsageError, match="is damaged"):
+        decoder.text(b"%PDF-1.7 nothing")
 
 
 MANY = encoded_document([Image.new("1", (8, 8))] * (pages.MAX_PAGES + 1))

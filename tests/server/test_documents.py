@@ -14,7 +14,7 @@ from tests.server.test_images import USE, USER, chat, shown, text
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.seeing import base64_of, data_url, seeing, seeing_client
-from tests.support.videos import encoded_document, encoded_video, frames
+from tests.support.videos import encoded_document, encoded_video, frames, text_document
 
 pytest.importorskip("av", reason="PyAV is not installed")
 pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
@@ -55,6 +55,12 @@ def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
         ),
         ("/v1/chat/completions", chat(VIDEO_URL, text("b")), f"{FILM}b<|im_end|>"),
         ("/v1/chat/completions", chat({**VIDEO_URL, "video_url": data_url(VIDEO, "video/webm")}), FILM),
+        ("/v1/chat/completions", chat({"type": "input_video", "input_video": {"data": base64_of(VIDEO)}}), FILM),
+        (
+            "/v1/chat/completions",
+            chat({"type": "input_video", "input_video": {"url": data_url(VIDEO, "video/webm")}}),
+            FILM,
+        ),
         ("/v1/messages", {"max_tokens": 9, **chat(BLOCK, text("b"))}, f"{SEEN}b<|im_end|>"),
         ("/v1/messages", {"max_tokens": 9, **chat({**BLOCK, "title": "T", "context": "C"})}, f"{USER}T\nC{PAGE * 2}"),
         (
@@ -140,13 +146,51 @@ def test_what_cannot_be_read_is_refused(server: ScriptedServer, part: Any, code:
     assert message in error["message"]
 
 
+def test_a_model_that_reads_gets_the_text_of_a_document(smollm2_tokenizer: Tokenizer) -> None:
+    paper = text_document("A paper.", "Its end.")
+    url, source = data_url(paper, "application/pdf"), {"type": "base64", "media_type": "application/pdf"}
+    file = {"type": "file", "file": {"file_data": url}}
+    document = {"type": "document", "source": {**source, "data": base64_of(paper)}}
+    input_file = {"type": "input_file", "file_data": url, "filename": "a.pdf"}
+    words = {"type": "input_text", "text": "b"}
+    with scripted_server(smollm2_tokenizer, "openai", "anthropic", "responses", "tokenize") as server:
+        server.script = Script(["Hello"])
+        for path, body in (
+            ("/v1/chat/completions", chat(file, text("b"))),
+            ("/v1/messages", {"max_tokens": 9, **chat(document, text("b"))}),
+            ("/v1/responses", {"input": [{"role": "user", "content": [input_file, words]}]}),
+        ):
+            answer = server.post(path, {**body, "stream": False})
+            assert answer.status_code == 200, answer.text
+            assert "A paper.\n\nIts end.\n\nb<|im_end|>" in shown(server, server.last_request.prompt)
+        counted = server.post("/tokenize", chat(file, text("b"))).json()["count"]
+        assert counted == len(server.last_request.prompt)
+
+
 def test_a_model_that_reads_says_what_to_send(smollm2_tokenizer: Tokenizer) -> None:
+    film = {"type": "file", "file": {"file_data": data_url(VIDEO, "video/x-matroska")}}
     with scripted_server(smollm2_tokenizer, "openai", "anthropic") as server:
         for path, part in (("/v1/chat/completions", FILE), ("/v1/messages", BLOCK)):
             error = server.post(path, {**chat(part), "max_tokens": 9}).json()["error"]
-            assert error["message"] == (
-                f"{WHERE}.type is a file, but fake reads text only: send its text, or ask a model that sees"
-            )
+            assert "the document has no text, only pictures of its pages: ask a model that sees" in error["message"]
+        error = server.post("/v1/chat/completions", chat(film)).json()["error"]
+        assert error["message"] == (
+            f"{WHERE}.type is a file, but fake reads text only: send its text, or ask a model that sees"
+        )
+
+
+def test_low_detail_takes_few_tokens_of_a_video(server: ScriptedServer) -> None:
+    large = data_url(encoded_video(frames(4, 160, 240), 2), "video/x-matroska")
+    counts = []
+    for detail in ("high", "low"):
+        for part in (
+            {"type": "video_url", "video_url": {"url": large, "detail": detail}},
+            {"type": "video_url", "video_url": large, "detail": detail},
+        ):
+            answer = server.post("/tokenize", chat(part))
+            assert answer.status_code == 200, answer.text
+            counts.append(answer.json()["count"])
+    assert counts[0] == counts[1] > counts[2] == counts[3]
 
 
 def test_a_document_beyond_the_context_names_both_numbers(smollm2_tokenizer: Tokenizer) -> None:

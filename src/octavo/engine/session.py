@@ -130,8 +130,12 @@ class Session:
         UsageError for images that cannot be read."""
         if isinstance(messages, str) or not has_images(messages):
             return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
-        from octavo.engine.texts.chat_images import ChatImages
+        from octavo.engine.texts.chat_images import ChatImages, with_texts
 
+        if not self.images.sees:
+            messages = with_texts(messages, self.images)
+            if not has_images(messages):
+                return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
         images = ChatImages(messages, self.images)
         marks = images.marks
         ids = self.encode_chat(images.messages, chat_template, image_marks=marks, **template_arguments)

@@ -24,6 +24,7 @@ from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.loader.tensor_names import renamed
 from octavo.loader.transforms import transformed
 from octavo.media.processor import ImageProcessor, read_processor
+from octavo.media.settings import VIDEO_FILE
 from octavo.models._reading import ConfigReader
 from octavo.models.towers import Tower, tower_of, tower_of_projector
 from octavo.models.towers._tower import TowerConfig, projector_type
@@ -31,7 +32,6 @@ from octavo.models.towers._tower import TowerConfig, projector_type
 logger = logging.getLogger(__name__)
 
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-_OF_VIDEOS = "video_preprocessor_config.json"
 _PROBE_SIDE = 64  # pixels of a picture that is laid out to check that all parts fit
 _MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10,080
 
@@ -178,7 +178,7 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
         stored = {name: file.source(tensor) for tensor, name in found.items()}
         weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "safetensors"), file)
         config = config.with_numbers(_numbers(weights))
-    with errors_of(folder / _PREPROCESSOR):
+    with errors_of(folder):  # its errors name one of several files
         processor = read_processor(str(config_json["model_type"]), config_json, _preprocessor(folder))
         processor = _limited(processor, max_tokens)
     part = VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path)
@@ -206,7 +206,7 @@ def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
 
 def _preprocessor(folder: Path) -> dict[str, Any]:
     """The settings of the image processor, and those of videos under `video`, where there are some."""
-    videos = _settings(folder, _OF_VIDEOS, "video_processor")
+    videos = _settings(folder, VIDEO_FILE, "video_processor")
     return _settings(folder, _PREPROCESSOR, "image_processor") | ({"video": videos} if videos else {})
 
 

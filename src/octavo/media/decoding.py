@@ -88,6 +88,15 @@ class PictureDecoder:
         reel, waiting = reel_of(kind, header, processor), iter(tiles)
         return reel, tuple(tuple(next(waiting) for _ in layout.tiles) for layout in reel.layouts)
 
+    def text(self, data: bytes) -> str:
+        """The text layer of a PDF document. Raises UsageError, the rest of a sentence about the file, for one that is
+        damaged, or that has none."""
+        request = {"pixels": self.max_pixels, "seconds": MAX_REEL_SECONDS, "reads": True}
+        found = "\n\n".join(filter(None, self._asked("document", data, None, request)[0]))
+        if not found:
+            raise UsageError("has no text, only pictures of its pages: ask a model that sees", code="invalid_document")
+        return found
+
     def _asked_of_reel(
         self, data: bytes, kind: FileKind, processor: ImageProcessor, *, measures: bool
     ) -> tuple[Any, tuple[UInt8, ...]]:
@@ -95,13 +104,14 @@ class PictureDecoder:
         return self._asked(kind, data, processor, request)
 
     def _asked(
-        self, kind: FileKind, data: bytes, processor: ImageProcessor, request: Mapping[str, Any]
+        self, kind: FileKind, data: bytes, processor: ImageProcessor | None, request: Mapping[str, Any]
     ) -> tuple[Any, tuple[UInt8, ...]]:
         """The header that a process found in a file, and the tiles. Waits for an idle process."""
         check_installed(kind)
-        own = processor.settings
-        settings = [own.model_type, own.config, own.preprocessor]
-        request = {**request, "kind": kind, "settings": settings, "num_bytes": len(data)}
+        request = {**request, "kind": kind, "num_bytes": len(data)}
+        if processor is not None:
+            own = processor.settings
+            request["settings"] = [own.model_type, own.config, own.preprocessor]
         with self._worker(kind) as worker:
             answer = worker.ask(json.dumps(request, default=str).encode() + b"\n", data)
             if answer is None:

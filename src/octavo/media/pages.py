@@ -14,6 +14,7 @@ from octavo.media.processor import Picture
 MAX_PAGES = 100
 _SCALE = 2.0  # 144 pixels an inch
 _LONGEST_SIDE = 2048  # in pixels
+_MAX_CHARS = 4_000_000
 
 
 class Pages:
@@ -33,6 +34,21 @@ class Pages:
     def sizes(self) -> list[tuple[int, int]]:
         """(width, height) of each page, in pixels."""
         return [self._size(number)[1:] for number in range(len(self._document))]
+
+    def texts(self) -> list[str]:
+        """The text layer of each page; empty: it has none, as the picture of a page has none."""
+        found, size = [], 0
+        for number in range(len(self._document)):
+            page = self._document[number]
+            layer = page.get_textpage()
+            text = layer.get_text_bounded().replace("\r\n", "\n").strip()
+            layer.close()
+            page.close()
+            size += len(text)
+            if size > _MAX_CHARS:
+                raise UsageError(f"has more than {_MAX_CHARS:,} characters of text: send a part of it")
+            found.append(text)
+        return found
 
     def pictures(self, numbers: Sequence[int]) -> Iterator[tuple[int, Picture]]:
         """Each of these pages with its number, on white."""

@@ -5,12 +5,13 @@ time. The arguments are `sys.path` as JSON, and the kind of the files. Protocol:
 many bytes as its `num_bytes`. It holds the settings of the processor, the header of an image, the pixels of a picture,
 and the limit of computing in seconds. The answer is a line of JSON: `{"tiles": [[height, width], ...], "header": ...}`
 with the pixels of the tiles behind it, or `{"refusal": ...}` with the rest of a sentence about the file. The header is
-null, the sizes of the pages or that of the video; if the request `measures`, there are no tiles. This file runs as a
-script.
+null, the sizes of the pages or that of the video; if the request `measures`, there are no tiles. If it `reads` a
+document, the header is the texts of its pages, and there are no settings. This file runs as a script.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import sys
@@ -55,6 +56,8 @@ def _warm_up(kind: str) -> None:
         from octavo.media.pages import Pages, blank_document
 
         list(Pages(blank_document()).pictures([0]))
+        Pages(blank_document()).texts()
+        codecs.lookup("utf-16-le")  # of texts that are not empty
     elif kind == "video":
         from octavo.media.frames import Frames, blank_video
 
@@ -86,6 +89,8 @@ def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], d
     limits.limit_memory(most, raises=True)
     limits.start_clock(request["seconds"], _WAIT * request["seconds"])
     try:
+        if request.get("reads"):
+            return (), {"tiles": [], "header": _texts(data)}
         tiles, header = (_tiles(data, request), None) if request["kind"] == "image" else _shots(data, request)
         return tiles, {"tiles": [tile.shape[:2] for tile in tiles], "header": header}
     except UsageError as error:
@@ -99,6 +104,12 @@ def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], d
     finally:
         limits.stop_clock()
     return (), {"refusal": refusal}
+
+
+def _texts(data: bytes) -> list[str]:
+    from octavo.media.pages import Pages
+
+    return Pages(data).texts()
 
 
 def _tiles(data: bytes, request: dict[str, Any]) -> tuple[UInt8, ...]:

@@ -97,7 +97,7 @@ class ImageProcessor(ABC):
         Raises UsageError for a size that the family cannot take.
         """
         layout = self.limited(_FRAME_TOKENS).layout(video.width, video.height)
-        size = sum(tile.grid_rows * tile.grid_cols * self.patch_size**2 * 3 for tile in layout.tiles)
+        size = layout.num_bytes(self.patch_size)
         most = min(_MOST_FRAMES, max(1, _MOST_FRAME_BYTES // size), video.num_frames)
         numbers = spread(video.num_frames, min(max(1, round(video.num_frames / video.frames_per_second)), most))
         texts = [self.frame_text(number / video.frames_per_second) for number in numbers]
@@ -124,8 +124,7 @@ class ImageProcessor(ABC):
     @property
     def max_patches(self) -> int:
         """The patches of the largest image."""
-        layouts = [self.layout(width, height) for width, height in _PROBES]
-        return max(sum(tile.grid_rows * tile.grid_cols for tile in layout.tiles) for layout in layouts)
+        return max(self.layout(width, height).num_patches for width, height in _PROBES)
 
     def square_tile(self, side: int) -> ImageTile:
         """A tile of side x side pixels."""

@@ -15,6 +15,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # the numbers of Pillow's filters
 
+VIDEO_FILE = "video_preprocessor_config.json"
+
 _MAX_SIDE, _MAX_PIXELS = 1 << 16, 1 << 28
 
 Triple: TypeAlias = tuple[float, float, float]
@@ -24,12 +26,13 @@ Triple: TypeAlias = tuple[float, float, float]
 class ImageSettings:
     """config: config.json; preprocessor: preprocessor_config.json. Both may lack any key.
 
-    Its functions raise ModelLoadError naming key and value.
+    file: the name of the second, for errors. Its functions raise ModelLoadError naming file, key and value.
     """
 
     model_type: str
     config: Mapping[str, Any]
     preprocessor: Mapping[str, Any]
+    file: str = "preprocessor_config.json"
 
     @property
     def canonical_text(self) -> str:
@@ -47,30 +50,30 @@ class ImageSettings:
         stored = self.preprocessor.get("video") or {}
         if not isinstance(stored, Mapping):
             raise ModelLoadError(f"the settings of videos are {stored!r:.80}; they are an object")
-        return replace(self, preprocessor=stored)
+        return replace(self, preprocessor=stored, file=VIDEO_FILE)
 
     def refuse(self, key: str, reason: str) -> NoReturn:
         """Raises ModelLoadError about a value of the preprocessor."""
-        raise ModelLoadError(f"preprocessor_config.json: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")
+        raise ModelLoadError(f"{self.file}: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")
 
     def vision(self, key: str, default: int, most: int = _MAX_SIDE) -> int:
         """A positive integer of `vision_config`; of a list of equal ones its value."""
         stored = (self.config.get("vision_config") or {}).get(key)
         if isinstance(stored, list) and len(set(map(str, stored))) == 1:
             stored = stored[0]
-        return _integer(f"vision_config.{key}", stored, default, most)
+        return _integer(f"config.json: vision_config.{key}", stored, default, most)
 
     def side(self, key: str, default: int) -> int:
         """A length in pixels or patches, from the preprocessor."""
-        return _integer(key, self.preprocessor.get(key), default, _MAX_SIDE)
+        return _integer(f"{self.file}: {key}", self.preprocessor.get(key), default, _MAX_SIDE)
 
     def count(self, key: str, default: int, most: int = _MAX_PIXELS) -> int:
         """A positive integer of the preprocessor."""
-        return _integer(key, self.preprocessor.get(key), default, most)
+        return _integer(f"{self.file}: {key}", self.preprocessor.get(key), default, most)
 
     def text_count(self, key: str, default: int) -> int:
         """A positive integer of config.json itself."""
-        return _integer(key, self.config.get(key), default, _MAX_PIXELS)
+        return _integer(f"config.json: {key}", self.config.get(key), default, _MAX_PIXELS)
 
     def size(self, key: str, defaults: Mapping[str, int], most: int = _MAX_SIDE) -> dict[str, int]:
         """Positive integers of a size such as {"height": 896, "width": 896}; one number is all of them."""
@@ -80,21 +83,24 @@ class ImageSettings:
         if isinstance(stored, int):
             stored = dict.fromkeys(defaults, stored)
         if not isinstance(stored, Mapping):
-            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, which is no size")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, which is no size")
         sides = {name: value for name, value in stored.items() if value is not None}
-        return {name: _integer(f"{key}.{name}", sides.get(name), default, most) for name, default in defaults.items()}
+        return {
+            name: _integer(f"{self.file}: {key}.{name}", sides.get(name), default, most)
+            for name, default in defaults.items()
+        }
 
     def number(self, key: str, default: float) -> float:
         """A finite number of the preprocessor."""
         stored = self.preprocessor.get(key)
-        return default if stored is None else _number(key, stored)
+        return default if stored is None else self._number(key, stored)
 
     def flag(self, key: str, default: bool) -> bool:
         stored = self.preprocessor.get(key)
         if stored is None:
             return default
         if not isinstance(stored, bool):
-            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, which is not true or false")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, which is not true or false")
         return stored
 
     def resample(self, default: int) -> int:
@@ -103,7 +109,7 @@ class ImageSettings:
         if stored is None:
             return default
         if not isinstance(stored, int) or isinstance(stored, bool) or not 0 <= stored <= 5:
-            raise ModelLoadError(f"preprocessor_config.json: resample is {stored!r:.80}; Pillow's filters are 0 to 5")
+            raise ModelLoadError(f"{self.file}: resample is {stored!r:.80}; Pillow's filters are 0 to 5")
         return stored
 
     def statistics(self, mean: Triple, std: Triple) -> tuple[float, Triple | None, Triple | None]:
@@ -115,28 +121,27 @@ class ImageSettings:
             return factor, None, None
         return factor, self._triple("image_mean", mean), self._triple("image_std", std, may_be_zero=False)
 
+    def _number(self, key: str, stored: object) -> float:
+        if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, which is no number")
+        return float(stored)
+
     def _triple(self, key: str, default: Triple, may_be_zero: bool = True) -> Triple:
         stored = self.preprocessor.get(key)
         if stored is None:
             return default
         values = [stored] * 3 if isinstance(stored, int | float) else stored
         if not isinstance(values, list | tuple) or len(values) != 3:
-            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}; it has three numbers")
-        first, second, third = (_number(key, value) for value in values)
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}; it has three numbers")
+        first, second, third = (self._number(key, value) for value in values)
         if not may_be_zero and 0 in (first, second, third):
-            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, by which nothing can be divided")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, by which nothing can be divided")
         return first, second, third
 
 
-def _integer(key: str, stored: object, default: int, most: int) -> int:
+def _integer(place: str, stored: object, default: int, most: int) -> int:
     if stored is None:
         return default
     if isinstance(stored, bool) or not isinstance(stored, int) or not 1 <= stored <= most:
-        raise ModelLoadError(f"the settings of images: {key} is {stored!r:.80}; it is an integer from 1 to {most}")
+        raise ModelLoadError(f"{place} is {stored!r:.80}; it is an integer from 1 to {most}")
     return stored
-
-
-def _number(key: str, stored: object) -> float:
-    if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
-        raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, which is no number")
-    return float(stored)

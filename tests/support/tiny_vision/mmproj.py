@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from octavo.cli.quantize import convert
-from tests.support.tiny_vision import FAMILIES
+from tests.support.tiny_vision import tiny
 
 
 def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
@@ -38,14 +38,16 @@ def save_mmproj(model: PreTrainedModel, path: Path, name: str) -> None:
     # Which llama.cpp reads, as it does the two below.
     keys["feed_forward_length"] = _first(vision, "intermediate_size") or keys["embedding_length"] * 2
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_bool("clip.use_gelu", True)
+    kind = getattr(vision, "hidden_act", "gelu")
+    if kind != "quick_gelu":  # which a file without a kind has
+        writer.add_bool("clip.use_silu" if kind == "silu" else "clip.use_gelu", True)
     for key, value in keys.items():
         writer.add_uint32(f"clip.vision.{key}", value)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
     is_plain = name.startswith("gemma4")
     for key, value in (("image_mean", 0.0 if is_plain else 0.5), ("image_std", 1.0 if is_plain else 0.5)):
         writer.add_array(f"clip.vision.{key}", [value] * 3)
-    write = FAMILIES[name].mmproj
+    write = tiny(name).mmproj
     assert write is not None
     write(writer, model)
     writer.write_header_to_file()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 from transformers import PreTrainedModel, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
@@ -34,7 +36,8 @@ def _qwen2_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     is_second = model.config.model_type == "qwen2_vl"
     writer.add_string("clip.projector_type", "qwen2vl_merger" if is_second else "qwen2.5vl_merger")
     sizes = {"spatial_merge_size": 2, "image_min_pixels": 64, "image_max_pixels": 4096}
-    for key, value in (sizes if is_second else {**sizes, "n_wa_pattern": 2, "window_size": 16}).items():
+    window = getattr(model.config.vision_config, "window_size", 0)
+    for key, value in (sizes if is_second else {**sizes, "n_wa_pattern": 2, "window_size": window}).items():
         writer.add_uint32(f"clip.vision.{key}", value)
     for name, tensor in model.model.visual.state_dict().items():
         array, stem = tensor.numpy(), name
@@ -138,5 +141,6 @@ FAMILIES = {
 }
 SWITCHES = {
     "qwen3_vl-plain": FAMILIES["qwen3_vl"].changed({}, {"deepstack_visual_indexes": []}),
+    "qwen2_5_vl-wide": replace(FAMILIES["qwen2_5_vl"].changed({}, {"window_size": 112}), mmproj=_qwen2_mmproj),
     "qwen2_5_vl-windows": FAMILIES["qwen2_5_vl"].changed({}, {"fullatt_block_indexes": [0, 2], "window_size": 8}),
 }

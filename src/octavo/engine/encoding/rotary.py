@@ -34,8 +34,8 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
     """The positions of a prompt with images, of whose tiles a block of merge_size^2 patches is a row; None: of text.
 
     Text moves on in all components at once. A tile has the time at which it begins, and rows and columns from there;
-    the text after it goes on behind the largest of the latter. The tokens after the prompt go on behind the largest
-    component. Wang et al., arXiv 2409.12191.
+    the text after it goes on behind the largest of the latter, also where the time of a video is later, and so do the
+    tokens after the prompt, as in transformers. Wang et al., arXiv 2409.12191.
     """
     if not prompt.items:
         return None
@@ -55,7 +55,7 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
         index, position = span.end, first + max(rows, cols)
     parts.append(_text(position, len(prompt) - index))
     found = np.concatenate(parts, axis=1).astype(np.int32)
-    return RotaryPositions(found, int(found.max()) + 1 - len(prompt))
+    return RotaryPositions(found, position - index)
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:

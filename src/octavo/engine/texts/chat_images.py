@@ -51,14 +51,36 @@ class ChatImages:
         return {**message, "content": "".join(pieces)}
 
     def _mark(self, part: Mapping[str, Any], kind: str) -> str:
-        value = part.get(kind)
-        if isinstance(value, Mapping):  # of OpenAI's clients
-            value = value.get("file_data" if kind == "file" else "url")
+        value = _value(part, kind)
         if not isinstance(value, (MediaItem, ItemSeries)):
             read = self._inputs.video if kind == "video" else self._inputs.item
             value = read(_opened(value))
         self._items.append(value)
         return self.marks.add()
+
+
+def with_texts(messages: Sequence[Mapping[str, Any]], inputs: ImageInputs) -> list[Mapping[str, Any]]:
+    """The messages with the texts of PDF documents in their places. Raises UsageError for one that has none."""
+    return [_with_text(message, inputs) if has_images([message]) else message for message in messages]
+
+
+def _with_text(message: Mapping[str, Any], inputs: ImageInputs) -> Mapping[str, Any]:
+    parts = []
+    for part in message["content"]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = inputs.document_text(_opened(_value(part, str(kind)))) if kind in IMAGE_KEYS else None
+        parts.append(part if text is None else {"type": "text", "text": text})
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    is_text = len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+    return {**message, "content": "\n\n".join(texts) if is_text else parts}
+
+
+def _value(part: Mapping[str, Any], kind: str) -> Any:
+    """An image, or a name of it, in a part of this kind."""
+    value = part.get(kind)
+    if isinstance(value, Mapping):  # of OpenAI's clients
+        value = value.get("file_data" if kind == "file" else "url")
+    return value
 
 
 def _opened(value: Any) -> Any:

@@ -82,6 +82,25 @@ class ImageInputs:
         return self._processor
 
     @property
+    def sees(self) -> bool:
+        """False: the model only reads text."""
+        return self._processor is not None
+
+    def document_text(self, file: Any) -> str | None:
+        """The text layer of a PDF document, a path or its bytes; None: it is none. Raises UsageError."""
+        from octavo.media.reels import kind_of
+
+        data, picture = _read(file)
+        if picture is not None or kind_of(data) != "document":
+            return None
+        if self._decoder is None:
+            self._decoder = _decoder()
+        try:
+            return self._decoder.text(data)
+        except UsageError as error:
+            raise UsageError(f"a document {error}", param="multi_modal_data", code=error.code) from None
+
+    @property
     def mark(self) -> str:
         """The text that stands for an image in a raw prompt. Raises UsageError if the model only reads text."""
         processor = self.require()

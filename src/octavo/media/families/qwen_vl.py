@@ -140,7 +140,15 @@ class QwenImages(ImageProcessor):
         else:
             size = self._fitted(height, width, rule.least_pixels, rule.most_pixels)
         most = min(self.most_pixels, min(_VIDEO_IMAGES * self.most_pixels, _VIDEO_PIXELS) // count)
-        return size if size[0] * size[1] <= most else self._fitted(height, width, 0, most)
+        if size[0] * size[1] > most:
+            size = self._fitted(height, width, 0, most)
+        if size[0] * size[1] > most:
+            raise UsageError(
+                f"is {video.width} x {video.height} pixels: {count} frames so narrow have too many pixels together; "
+                "crop it or send a shorter one",
+                code="image_too_narrow",
+            )
+        return size
 
     def _sampled(self, video: VideoHeader) -> list[int]:
         """The numbers of the frames that are seen."""
@@ -199,9 +207,12 @@ def _video_rule(settings: ImageSettings) -> VideoRule:
     """The rule of video_preprocessor_config.json, or the one with which the family was published."""
     is_second, video = settings.model_type.startswith("qwen2"), settings.of_videos()
     least, most = (128 * 28 * 28, 768 * 28 * 28) if is_second else (1 << 12, 3 << 23)
+    rate = video.number("fps", 2.0)
+    if rate <= 0:
+        video.refuse("fps", "it is the frames a second that are seen, more than 0")
     bounds = video.size("size", {"shortest_edge": least, "longest_edge": most}, most=1 << 28)
     return VideoRule(
-        rate=max(video.number("fps", 2.0), 1e-3),
+        rate=rate,
         least_frames=video.side("min_frames", 4),
         most_frames=video.side("max_frames", 768),
         least_pixels=video.count("min_pixels", bounds["shortest_edge"]),

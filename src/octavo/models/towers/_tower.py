@@ -95,7 +95,7 @@ class TowerConfig:
 
 def tile_rows(tiles: Sequence[ImageTile], merge: int, *, positions: bool = True) -> dict[str, DomainRows]:
     """The rows of a step whose blocks of patches lie next to each other. positions: row and column of each patch."""
-    counts = [tile.grid_rows * tile.grid_cols for tile in tiles]
+    counts = [tile.num_patches for tile in tiles]
     starts = np.cumsum([0, *counts], dtype=np.int32)
     total = int(starts[-1])
     places = np.concatenate([block_places(tile, merge) for tile in tiles], axis=1) if positions else None

@@ -146,7 +146,7 @@ class Config(TowerConfig):
             windows = self._windows(tile)
             order += [(blocks[:, None] * square + np.arange(square)).reshape(-1) + begin for blocks in windows]
             counts += [len(blocks) * square for blocks in windows]
-            begin += tile.grid_rows * tile.grid_cols
+            begin += tile.num_patches
         there = np.concatenate(order).astype(np.int32)
         back = np.empty_like(there)
         back[there] = np.arange(len(there), dtype=np.int32)

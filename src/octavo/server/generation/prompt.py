@@ -22,6 +22,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams, changed
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.content import ImagePlan, Media, MessageContent, text_of
+from octavo.server.generation.documents import with_texts
 from octavo.server.generation.infill import Infill, encode_infill
 from octavo.server.generation.placed_images import PlacedImages
 from octavo.server.generation.spec import Breakpoint, ChatSpec, TextOrIds, TextSpec
@@ -225,7 +226,7 @@ async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
 
 async def _planned(model: ServedModel, spec: ChatSpec) -> ChatSpec:
     """The conversation for the model's template. It may be long, so it is planned in a thread."""
-    return (await run_sync(plan_chat, model, spec))[0]
+    return (await run_sync(plan_chat, model, await with_texts(model, spec)))[0]
 
 
 @contextmanager

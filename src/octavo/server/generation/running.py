@@ -22,6 +22,7 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, changed
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
+from octavo.server.generation.documents import with_texts
 from octavo.server.generation.events import ChoiceReader, Event, PromptProgress, Usage
 from octavo.server.generation.infill import Infill, infill_ends
 from octavo.server.generation.prompt import Prepared, find_pins, fit_max_tokens, prepare_prompts
@@ -199,7 +200,7 @@ async def start_generation(
     try:
         answer_format = AnswerFormat()
         if isinstance(spec, ChatSpec):
-            chat = spec
+            chat = await ticket.wait(partial(with_texts, model, spec))
             is_long = len(chat.messages) + len(chat.tools) > _LONG_CHAT
             plan = partial(plan_chat, model, chat)
             spec, answer_format = await ticket.wait(partial(run_sync, plan)) if is_long else plan()

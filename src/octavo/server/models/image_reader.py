@@ -139,6 +139,16 @@ class ImageReader:
         except UsageError as error:
             raise _about(file.source, error, file.kind) from None
 
+    async def text(self, source: ImageSource) -> str | None:
+        """The text layer of a PDF document; None: the file is none. Raises UsageError that names the field."""
+        data = await self._bytes(source)
+        if kind_of(data) != "document":
+            return None
+        try:
+            return await run_sync(self._decoder.text, data, limiter=_WAITING["document"])
+        except UsageError as error:
+            raise _about(source, error, "document") from None
+
     def close(self) -> None:
         """Ends the decoding processes. May be called twice."""
         self._decoder.close()
@@ -199,8 +209,7 @@ def _decoded(text: str, source: ImageSource) -> bytes:
 def _tile_bytes(shown: ImageLayout | Reel, processor: ImageProcessor) -> int:
     """The bytes of the pixels of all tiles of a file."""
     layouts = (shown,) if isinstance(shown, ImageLayout) else shown.layouts
-    patches = sum(tile.num_frames * tile.grid_rows * tile.grid_cols for layout in layouts for tile in layout.tiles)
-    return 3 * patches * processor.patch_size**2
+    return sum(layout.num_bytes(processor.patch_size) for layout in layouts)
 
 
 def _about(source: ImageSource, error: UsageError, kind: FileKind = "image") -> UsageError:

@@ -60,11 +60,19 @@ class FileData(Historic):
     file_id: Text | None = None
 
 
+class VideoData(Historic):
+    """data: base64 alone, or url: a URL. format: of the file, whose content says it."""
+
+    data: Text | None = None
+    url: Text | None = None
+    format: Text | None = None
+
+
 class ContentPart(Historic):
     """A part of the content: text, an image, or one that no model here reads, of which the error names the type.
 
     image_url: of OpenAI's clients, an object or a plain text; image, url: of other clients; uuid: their name for it,
-    which the content itself makes needless. video_url: of vLLM's clients.
+    which the content itself makes needless. video_url: of vLLM's clients; input_video: of llama.cpp's.
     """
 
     type: Text
@@ -72,6 +80,7 @@ class ContentPart(Historic):
     refusal: Text | None = None
     image_url: ImageUrl | Text | None = None
     video_url: ImageUrl | Text | None = None
+    input_video: VideoData | None = None
     image: Text | None = None
     url: Text | None = None
     detail: Detail | None = None
@@ -325,9 +334,19 @@ def _media(part: ContentPart, name: str) -> Media:
             raise refuse(field, "is required", "missing_required_parameter")
         return Media(kind, where, ImageSource(url, field, detail=detail or part.detail or "auto"))
     if part.type == "video_url" and part.video_url is not None:
+        detail = part.detail or "auto"
         if isinstance(part.video_url, ImageUrl):
-            return Media(kind, where, ImageSource(part.video_url.url, f"{name}.video_url.url"))
-        return Media(kind, where, ImageSource(part.video_url, f"{name}.video_url"))
+            detail = part.video_url.detail or detail
+            return Media(kind, where, ImageSource(part.video_url.url, f"{name}.video_url.url", detail=detail))
+        return Media(kind, where, ImageSource(part.video_url, f"{name}.video_url", detail=detail))
+    if part.type == "input_video" and part.input_video is not None:
+        video, field = part.input_video, f"{name}.input_video"
+        if video.data is not None:
+            is_url, detail = video.data.startswith("data:"), part.detail or "auto"
+            return Media(kind, where, ImageSource(video.data, f"{field}.data", not is_url, detail))
+        if video.url is None:
+            raise refuse(f"{field}.data", "is required", "missing_required_parameter")
+        return Media(kind, where, ImageSource(video.url, f"{field}.url", detail=part.detail or "auto"))
     if part.type == "file" and part.file is not None:
         return of_file(part.file.file_data, part.file.filename, where, f"{name}.file.file_data")
     return Media(kind, where)
