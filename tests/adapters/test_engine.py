@@ -274,6 +274,21 @@ def test_other_executors(options: dict[str, object], llm: LLM, model: Path, adap
         assert [tokens for tokens, _ in answers(other, PROMPTS[:3], requests)] == expected  # type: ignore[arg-type]
 
 
+def test_drafts_change_no_answer_of_an_adapter(llm: LLM, model: Path, adapters: list[Path]) -> None:
+    """They are those of the base and of the text; the adapter decides which of them are right."""
+    requests = [LoRARequest("a", 1, adapters[0]), LoRARequest("b", 2, adapters[1]), None]
+    sampling = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+
+    def tokens(engine: LLM) -> list[list[int]]:
+        found = engine.generate(PROMPTS[1:4], sampling, lora_request=requests)
+        return [list(output.outputs[0].token_ids) for output in found]
+
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    with LLM(str(model), enable_lora=True, speculative_config=drafts, **OPTIONS) as drafting:  # type: ignore[arg-type]
+        assert tokens(drafting) == tokens(llm)
+        assert drafting.metrics.num_accepted_draft_tokens_total["ngram"] > 0
+
+
 def test_magnitudes_are_read_once_the_model_is_loaded(llm: LLM, model: Path, tmp_path: Path) -> None:
     """They need the numbers of the model, whose files are closed by then. The answers are those of a start with it."""
     folder = save_adapter(model, tmp_path / "dora", 9, use_dora=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import gguf
@@ -16,19 +15,11 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from octavo import LLM, LoRARequest, SamplingParams
-from octavo.adapters.adapter import Adapter, AdapterBase
+from octavo.adapters.adapter import Adapter
 from octavo.adapters.description import describe_adapter
 from octavo.adapters.read import read_adapter
-from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu import _native
-from octavo.backends.cpu import compiler as cpu
 from octavo.errors import ModelLoadError
-from octavo.graph.adapters import adaptable_weights
-from octavo.graph.builder import Graph
-from octavo.graph.ops.low_rank import AdapterLimits
-from octavo.graph.ops.moe import Routing
 from octavo.loader.checkpoint import open_checkpoint
-from octavo.quantization.packed import DenseWeight
 from tests.compress.test_convert import save
 from tests.support import adapted_steps, tiny_models
 from tests.support.peft_adapters import save_peft
@@ -38,7 +29,6 @@ peft = pytest.importorskip("peft", reason="peft is not installed", exc_type=Impo
 TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
 STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 RANK = 3
-ISAS = _native.known_isas()[: _native.known_isas().index(_native.detected_isa()) + 1]
 
 
 def per_expert(folder: Path) -> Path:
@@ -133,42 +123,6 @@ def test_factors_that_no_expert_has(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match=rf"experts\.lora_A\.weight' {message}"):
             read_adapter(tmp_path / "adapter", base)
     checkpoint.close()
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("rows", [1, 5, 30])
-@pytest.mark.parametrize(("hidden", "intermediate", "experts"), [(33, 7, 1), (31, 33, 3), (48, 20, 5)])
-def test_experts_that_begin_within_a_panel(hidden: int, intermediate: int, experts: int, rows: int, isa: str) -> None:
-    """Few pairs of rows and experts, and many; ranks of several panels; rows with and without an adapter."""
-    rng = np.random.default_rng(0)
-    shapes = {
-        "embed.weight": (50, hidden),
-        "moe.gate.weight": (experts, hidden),
-        "moe.experts.gate_proj.weight": (experts, intermediate, hidden),
-        "moe.experts.up_proj.weight": (experts, intermediate, hidden),
-        "moe.experts.down_proj.weight": (experts, hidden, intermediate),
-    }
-    weights = {name: DenseWeight(rng.standard_normal(shape).astype(np.float16)) for name, shape in shapes.items()}
-    graph = Graph(shapes)
-    graph.output = graph.select_rows(graph.moe(graph.embedding("embed"), "moe", Routing(min(2, experts))))
-    limits = ExecutorLimits(64, 4, 64, 64, adapters=AdapterLimits(4, 20))
-    base = AdapterBase("", None, adaptable_weights(graph), {})  # type: ignore[arg-type]
-    adapters = {slot: adapted_steps.random_adapter(base, slot, ranks) for slot, ranks in ((0, (17, 3)), (2, (1, 20)))}
-    prompts, slots = [rng.integers(0, 50, rows).tolist(), [7], [8, 9]], [0, 2, -1]
-    found = []
-    for compile_graph in (reference.compile, partial(cpu.compile, options=cpu.CompileOptions(isa=isa), num_threads=2)):
-        executor = compile_graph(graph, weights, limits)
-        executor.allocate_cache(16 * tiny_models.NUM_CACHE_GROUPS, 16, 16)
-        adapted_steps.load(executor, adapters)
-        found.append(adapted_steps.logits_of(executor, prompts, slots))
-        alone = [
-            adapted_steps.logits_of(executor, [prompt], [slot])[0] for prompt, slot in zip(prompts, slots, strict=True)
-        ]
-        executor.close()
-    scale = max(np.abs(each).max() for each in found[0])
-    for expected, ours, own in zip(*found, alone, strict=True):
-        np.testing.assert_array_equal(ours, own)
-        assert np.abs(ours - expected).max() < 5e-3 * scale
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,33 +13,12 @@ from octavo.adapters.read import read_adapter
 from octavo.backends import ExecutorLimits
 from octavo.graph.ops.low_rank import AdapterLimits
 from octavo.loader.checkpoint import open_checkpoint
-from octavo.loader.gguf import open_gguf
 from tests.support import adapted_steps
+from tests.support.gguf_adapters import save_adapter
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed", exc_type=ImportError)
 
 TOKENS = np.random.default_rng(0).integers(1000, 40000, 24).tolist()
-
-
-def save_adapter(model: Path, path: Path, rank: int = 8) -> Path:
-    """Random factors beside all matrices of the blocks of a GGUF model, in the order of its rows."""
-    rng = np.random.default_rng(1)
-    with closing(open_gguf(model)) as file:
-        writer = gguf.GGUFWriter(path, file.metadata["general.architecture"])
-        writer.add_string("general.type", "adapter")
-        writer.add_string("adapter.type", "lora")
-        writer.add_float32("adapter.lora.alpha", 4.0)
-        for name, tensor in file.tensors.items():
-            if name.startswith("blk.") and len(tensor.shape) == 2:
-                out_features, in_features = tensor.shape
-                for suffix, shape in (("a", (rank, in_features)), ("b", (out_features, rank))):
-                    numbers = rng.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
-                    writer.add_tensor(f"{name}.lora_{suffix}", numbers)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def judged(model: Path, adapter: Path | None) -> NDArray[np.float32]:

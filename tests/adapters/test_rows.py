@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from octavo.backends import ExecutorLimits
+from octavo.adapters.adapter import AdapterBase
+from octavo.backends import ExecutorLimits, reference
 from octavo.backends.cpu import _native
 from octavo.backends.cpu import compiler as cpu
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.errors import GraphError, UsageError
-from octavo.graph.adapters import low_rank_pass
+from octavo.graph.adapters import adaptable_weights, low_rank_pass
+from octavo.graph.builder import Graph
 from octavo.graph.ops.adapted import AdaptedLinear
 from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.low_rank import AdapterLimits, BesideWeights
+from octavo.graph.ops.moe import Routing
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
+from octavo.quantization.packed import DenseWeight
 from tests.support import adapted_steps
 from tests.support.tiny_models import NUM_CACHE_GROUPS, save_safetensors, tiny_model
 
@@ -60,6 +65,42 @@ def test_a_row_among_others_has_the_bits_of_the_row_alone(isa: str, checkpoint: 
     expected = np.concatenate(adapted_steps.logits_of(reference, PROMPTS, slots))
     assert np.abs(np.concatenate(together) - expected).max() < 5e-3 * np.abs(expected).max()
     executor.close()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [1, 5, 30])
+@pytest.mark.parametrize(("hidden", "intermediate", "experts"), [(33, 7, 1), (31, 33, 3), (48, 20, 5)])
+def test_experts_that_begin_within_a_panel(hidden: int, intermediate: int, experts: int, rows: int, isa: str) -> None:
+    """Few pairs of rows and experts, and many; ranks of several panels; rows with and without an adapter."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "embed.weight": (50, hidden),
+        "moe.gate.weight": (experts, hidden),
+        "moe.experts.gate_proj.weight": (experts, intermediate, hidden),
+        "moe.experts.up_proj.weight": (experts, intermediate, hidden),
+        "moe.experts.down_proj.weight": (experts, hidden, intermediate),
+    }
+    weights = {name: DenseWeight(rng.standard_normal(shape).astype(np.float16)) for name, shape in shapes.items()}
+    graph = Graph(shapes)
+    graph.output = graph.select_rows(graph.moe(graph.embedding("embed"), "moe", Routing(min(2, experts))))
+    limits = ExecutorLimits(64, 4, 64, 64, adapters=AdapterLimits(4, 20))
+    base = AdapterBase("", None, adaptable_weights(graph), {})  # type: ignore[arg-type]
+    adapters = {slot: adapted_steps.random_adapter(base, slot, ranks) for slot, ranks in ((0, (17, 3)), (2, (1, 20)))}
+    prompts, slots = [rng.integers(0, 50, rows).tolist(), [7], [8, 9]], [0, 2, -1]
+    found = []
+    for compile_graph in (reference.compile, partial(cpu.compile, options=cpu.CompileOptions(isa=isa), num_threads=2)):
+        executor = compile_graph(graph, weights, limits)
+        executor.allocate_cache(16 * NUM_CACHE_GROUPS, 16, 16)
+        adapted_steps.load(executor, adapters)
+        found.append(adapted_steps.logits_of(executor, prompts, slots))
+        alone = [
+            adapted_steps.logits_of(executor, [prompt], [slot])[0] for prompt, slot in zip(prompts, slots, strict=True)
+        ]
+        executor.close()
+    scale = max(np.abs(each).max() for each in found[0])
+    for expected, ours, own in zip(*found, alone, strict=True):
+        np.testing.assert_array_equal(ours, own)
+        assert np.abs(ours - expected).max() < 5e-3 * scale
 
 
 def test_rows_without_adapter(checkpoint: Checkpoint) -> None:

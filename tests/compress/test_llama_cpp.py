@@ -68,10 +68,11 @@ GELU = ("gemma", "starcoder2", "gpt2", "gpt-bigcode", "phi", "gpt-neox", "falcon
 
 
 @contextmanager
-def served(path: Path) -> Iterator[Any]:
-    """llama.cpp's server over a file, on one thread, with a float32 cache."""
+def served(path: Path, *adapters: Path) -> Iterator[Any]:
+    """llama.cpp's server over a file and its adapters, on one thread, with a float32 cache."""
     params = llama.CommonParams()
     params.model.path = str(path)
+    params.lora_adapters = [llama.CommonAdapterLoraInfo(str(adapter)) for adapter in adapters]
     params.n_ctx, params.n_parallel, params.n_gpu_layers = 256, 1, 0
     params.cpuparams.n_threads = 1
     params.warmup, params.verbosity = False, -1

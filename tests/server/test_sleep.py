@@ -15,8 +15,10 @@ from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
 from octavo.server.models.sleeper import Sleeper
 from octavo.tokenizer.tokenizer import Tokenizer
+from tests.adapters.test_engine import save_adapter
 from tests.server.test_model_manager import CountingLoader
 from tests.support.server import running_server
+from tests.support.text_models import save_decoder
 from tests.support.tiny_gguf import tiny_gguf, tiny_tensors
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -61,6 +63,25 @@ def test_a_server_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
         wrong = client.post("/sleep?level=3")
         assert wrong.status_code in (400, 422)
         assert "level" in wrong.text
+
+
+def test_adapters_are_read_again_after_a_sleep(tmp_path: Path) -> None:
+    """Those of the start, and those that were loaded since."""
+    model = save_decoder(tmp_path / "model")
+    paths = [str(save_adapter(model, tmp_path / name, seed)) for seed, name in enumerate(("sql", "poem"))]
+    options = ("--max-num-seqs", "4", "--lora-modules", f"sql={paths[0]}", "--allow-runtime-lora")
+    with running_server(f"a={model}", *options) as server, server.client as client:
+        load = {"lora_name": "poem", "lora_path": paths[1]}
+        assert client.post("/v1/load_lora_adapter", json=load).status_code == 200
+
+        def answers() -> list[Any]:
+            found = (client.post("/v1/completions", json={**BODY, "model": name}) for name in ("a", "sql", "poem"))
+            return [answer.json()["choices"] for answer in found]
+
+        before = answers()
+        assert before[0] != before[1] != before[2] != before[0]
+        assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
+        assert answers() == before
 
 
 def test_a_model_on_a_device_keeps_its_weights_in_main_memory(tmp_path: Path) -> None:
