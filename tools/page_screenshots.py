@@ -141,6 +141,15 @@ def dashboard(page: Page, engine: FakeClient) -> None:
     page.wait_for_timeout(2500)
 
 
+def api(page: Page, _: FakeClient) -> None:
+    page.goto("/docs")
+    page.click("[data-tag='OpenAI']")
+    page.locator(".opblock-summary").nth(1).click()
+    page.click(".execute")
+    expect(page.locator(".live-responses-table")).to_be_visible()
+    page.evaluate("scrollTo(0, 0)")
+
+
 SCENES: tuple[Callable[[Page, FakeClient], None], ...] = (
     *(
         welcome,
@@ -154,7 +163,7 @@ SCENES: tuple[Callable[[Page, FakeClient], None], ...] = (
         reading,
         shortcuts,
     ),
-    dashboard,
+    *(dashboard, api),
 )
 
 

@@ -142,6 +142,34 @@ def test_the_document_has_lists_of_parts(path: str, body: dict[str, object]) -> 
     assert fits(path, "post", body)
 
 
+def test_every_tag_is_described() -> None:
+    """A new protocol gets its line in `octavo.server.openapi`."""
+    used = {tag for operations in DOCUMENT["paths"].values() for found in operations.values() for tag in found["tags"]}
+    described = {tag["name"]: tag["description"] for tag in DOCUMENT["tags"]}
+    assert described.keys() == used
+    assert all(described.values())
+
+
+EXAMPLES = {
+    path: operations["post"]["requestBody"]["content"]["application/json"].get("example")
+    for path, operations in DOCUMENT["paths"].items()
+    if "requestBody" in operations.get("post", {})
+    and "application/json" in operations["post"]["requestBody"]["content"]
+}
+# They need a model that scores, fills in or is pulled, a file, a slot or an adapter.
+UNANSWERED = ("rerank", "score", "infill", "pull", "batches", "slots", "lora_adapter")
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_examples_are_right(url: str, path: str) -> None:
+    """The bodies that `/docs` offers to send."""
+    assert EXAMPLES[path] is not None
+    assert fits(path, "post", EXAMPLES[path])
+    if not any(part in path for part in UNANSWERED):
+        answer = HTTP.post(url + path, json=EXAMPLES[path], timeout=30)
+        assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_what_fits_the_document(url: str, label: str) -> None:
     check(OPERATIONS[label], GenerationMode.POSITIVE, url, 3)

@@ -94,9 +94,7 @@ def test_tenants_follow_the_keys(shell: Shell, open_shell: Shell) -> None:
     assert open_shell.probe.tenants[-1] == ""
 
 
-@pytest.mark.parametrize(
-    "path", ["/docs", "/openapi.json", "/metrics", "/tokenize", "/dashboard", "/v1/models", "/v1/x"]
-)
+@pytest.mark.parametrize("path", ["/openapi.json", "/metrics", "/tokenize", "/dashboard", "/v1/models", "/v1/x"])
 def test_paths_that_exist_or_not_need_a_key(shell: Shell, path: str) -> None:
     assert shell.get(path).error == (401, INVALID, None, None)
 
@@ -119,6 +117,7 @@ def test_every_route_of_the_server_needs_a_key_unless_it_says_otherwise() -> Non
         assert path in {
             "/",
             "/dashboard",
+            "/docs",
             "/health",
             "/health/live",
             "/health/ready",
@@ -279,12 +278,9 @@ def test_a_route_that_the_guard_cannot_know_is_refused() -> None:
         RouteTable(app.routes)
 
 
-def test_documentation_loads_nothing_from_elsewhere(open_shell: Shell) -> None:
-    page = open_shell.get("/docs").body.decode()
-    assert CHAT in page
-    assert "://" not in page
-    assert "<script" not in page
+def test_the_document_names_no_error_of_the_framework(open_shell: Shell) -> None:
     document = open_shell.get("/openapi.json").body.decode()
+    assert CHAT in document
     assert "HTTPValidationError" not in document
     assert '"422"' not in document
 

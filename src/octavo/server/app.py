@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
 
 import octavo.server.endpoints
 import octavo.server.protocols
@@ -25,7 +24,7 @@ from octavo.server.http.guard import Guard, RequestCounter
 from octavo.server.http.json_body import to_bad_request
 from octavo.server.http.route_table import RouteTable
 from octavo.server.observability.tracing import trace_context
-from octavo.server.openapi import describe, render_page
+from octavo.server.openapi import describe
 
 if TYPE_CHECKING:
     from octavo.server.server_state import ServerState
@@ -66,7 +65,6 @@ def build_app(
         public.update(getattr(module, "PUBLIC_PATHS", ()))
         bodiless.update(getattr(module, "BODILESS_PATHS", ()))
         with_images.update(getattr(module, "IMAGE_PATHS", ()))
-    app.add_api_route("/docs", app.docs, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
     routes = app.state.routes = RouteTable(app.routes, public, bodiless, with_images)
@@ -92,15 +90,12 @@ def _submodules(package: ModuleType) -> list[tuple[str, bool]]:
 
 
 class _Application(FastAPI):
-    """FastAPI with a description of our own at `/openapi.json`, and `/docs`, which needs no other server for it."""
+    """FastAPI with a description of our own at `/openapi.json`."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             self.openapi_schema = describe(self)
         return self.openapi_schema
-
-    async def docs(self) -> HTMLResponse:
-        return HTMLResponse(render_page(self.openapi()))
 
 
 # Errors of starlette and FastAPI leave the application as our error, which the guard answers with.

@@ -1,9 +1,7 @@
-"""The description of the HTTP interface: FastAPI's document with our errors, and a page that shows it."""
+"""The description of the HTTP interface: FastAPI's document with our errors, the protocols, and requests to try."""
 
 from __future__ import annotations
 
-import json
-from html import escape
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,13 +9,62 @@ from fastapi.openapi.utils import get_openapi
 
 from octavo.server.protocols.answer_schemas import OPENAI_ERROR, errors
 
-_STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-summary { cursor: pointer; padding: .3rem 0 }
-summary b { display: inline-block; min-width: 4.5rem }
-pre { overflow-x: auto; padding: .8rem; border: 1px solid color-mix(in srgb, currentColor 25%, transparent) }
-"""
+# Tags in the order of the page. A protocol without an entry follows them, without a description.
+_TAGS = {
+    "OpenAI": "Chat completions, completions, responses and embeddings",
+    "Anthropic": "Messages and token counts",
+    "Ollama": "Chat, generate, embed and models",
+    "llama.cpp": "Completion, infill, embedding, slots and LoRA adapters",
+    "Text Generation Inference": "Generate and embed, as Hugging Face's servers do",
+    "Rerank": "Rerank and score texts, as vLLM and Jina do",
+    "Batches": "OpenAI's files and batches",
+    "Models": "List, load and unload models and adapters",
+    "Tokens": "Tokenize and detokenize, as vLLM does",
+    "Requests": "Cancel running requests",
+    "SageMaker": "Amazon SageMaker's invocations and ping",
+    "Server": "Version, load, metrics and sleep",
+    "Health": "Liveness and readiness",
+}
+
+_QUESTION = "Name three colors."
+_CHAT = {"messages": [{"role": "user", "content": _QUESTION}]}
+_TEXT = "The sky is blue."
+_DOCUMENTS = ["The sky is blue.", "Grass is green."]
+# By path: a small body to start from. Without one, Swagger UI fills in every field that a schema has.
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {**_CHAT, "max_tokens": 64},
+    "/v1/chat/completions/input_tokens": _CHAT,
+    "/v1/completions": {"prompt": "The first three primes are", "max_tokens": 16},
+    "/v1/responses": {"input": _QUESTION, "max_output_tokens": 64},
+    "/v1/responses/input_tokens": {"input": _QUESTION},
+    "/v1/responses/compact": {"input": [{"role": "user", "content": _QUESTION}]},
+    "/v1/embeddings": {"input": _TEXT},
+    "/v1/messages": {**_CHAT, "max_tokens": 64},
+    "/v1/messages/count_tokens": _CHAT,
+    "/v1/batches": {"input_file_id": "file-...", "endpoint": "/v1/chat/completions"},
+    "/v1/rerank": {"query": "What color is grass?", "documents": _DOCUMENTS},
+    "/v2/rerank": {"query": "What color is grass?", "documents": _DOCUMENTS},
+    "/v1/score": {"text_1": "What color is grass?", "text_2": _DOCUMENTS},
+    "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "/path/to/adapter"},
+    "/v1/unload_lora_adapter": {"lora_name": "sql"},
+    "/api/chat": {**_CHAT, "stream": False},
+    "/api/generate": {"prompt": _QUESTION, "stream": False},
+    "/api/embed": {"input": _TEXT},
+    "/api/embeddings": {"prompt": _TEXT},
+    "/api/show": {"model": "default"},
+    "/api/pull": {"model": "default", "stream": False},
+    "/completion": {"prompt": "The first three primes are", "n_predict": 16},
+    "/infill": {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
+    "/embedding": {"content": _TEXT},
+    "/apply-template": _CHAT,
+    "/slots/{id_slot}": {"filename": "chat.bin"},
+    "/": {"inputs": _QUESTION, "parameters": {"max_new_tokens": 16}},
+    "/generate": {"inputs": _QUESTION, "parameters": {"max_new_tokens": 16}},
+    "/generate_stream": {"inputs": _QUESTION, "parameters": {"max_new_tokens": 16}},
+    "/embed": {"inputs": _TEXT},
+    "/tokenize": {"prompt": _TEXT},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -25,7 +72,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
-        description="Runs and serves large language models with the interfaces of OpenAI, Anthropic and TGI.",
+        description="Runs and serves large language models. Start with a protocol that your client speaks.",
         routes=app.routes,
     )
     schemas = document["components"]["schemas"]
@@ -34,45 +81,15 @@ def describe(app: FastAPI) -> dict[str, Any]:
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}, {}]
     all_errors = errors({"$ref": "#/components/schemas/Error"})
-    for operations in document["paths"].values():
+    found: dict[str, None] = {}  # tags, in order
+    for path, operations in document["paths"].items():
         for operation in operations.values():
+            found |= dict.fromkeys(operation.get("tags", ()))
             operation["responses"].pop("422", None)
             for status, response in all_errors.items():
                 operation["responses"].setdefault(str(status), response)
+            if path in _EXAMPLES and "requestBody" in operation:
+                operation["requestBody"]["content"]["application/json"]["example"] = _EXAMPLES[path]
+    names = [*(name for name in _TAGS if name in found), *(name for name in found if name not in _TAGS)]
+    document["tags"] = [{"name": name, "description": _TAGS.get(name, "")} for name in names]
     return document
-
-
-def render_page(document: dict[str, Any]) -> str:
-    """The document as one HTML page that loads nothing and runs no script."""
-    info = document["info"]
-    title, version, description = (escape(info[key]) for key in ("title", "version", "description"))
-    paths = "".join(
-        _details(f"<b>{method.upper()}</b> <code>{escape(path)}</code>", _operation(operation))
-        for path, operations in sorted(document["paths"].items())
-        for method, operation in operations.items()
-    )
-    schemas = "".join(
-        _details(escape(name), _code(schema)) for name, schema in sorted(document["components"]["schemas"].items())
-    )
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style><h1>{title} {version}</h1>"
-        f"<p>{description} The same as a document: <a href=/openapi.json>/openapi.json</a></p>"
-        f"<h2>Paths</h2>{paths}<h2>Schemas</h2>{schemas}</html>"
-    )
-
-
-def _operation(operation: dict[str, Any]) -> str:
-    about = escape(operation.get("description") or operation.get("summary") or "")
-    answers = {status: answer for status, answer in operation["responses"].items() if status < "400"}
-    parts = {"Parameters": operation.get("parameters"), "Body": operation.get("requestBody"), "Answers": answers}
-    shown = (f"<h4>{title}</h4>{_code(part)}" for title, part in parts.items() if part is not None)
-    return f"<p>{about}</p>{''.join(shown)}"
-
-
-def _details(summary: str, content: str) -> str:
-    return f"<details><summary>{summary}</summary>{content}</details>"
-
-
-def _code(value: object) -> str:
-    return f"<pre>{escape(json.dumps(value, indent=2, ensure_ascii=False))}</pre>"

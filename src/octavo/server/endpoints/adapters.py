@@ -16,7 +16,7 @@ from octavo.server.models.served_adapters import AdapterGiven
 from octavo.server.protocols.answering import tenant_of
 from octavo.server.server_state import check_may_change_adapters, state_of
 
-router = APIRouter(route_class=JsonRoute, tags=["models"])
+router = APIRouter(route_class=JsonRoute, tags=["Models"])
 
 _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 

@@ -16,7 +16,7 @@ from octavo.server.errors import ApiError
 from octavo.server.models.served_model import ServedModel
 from octavo.server.server_state import state_of
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["Health"])
 
 # Code, and seconds until the next check is useful.
 _PROBLEMS = {

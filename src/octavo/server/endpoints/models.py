@@ -11,7 +11,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.models.model_manager import LoadStatus, ModelManager, ModelState
 from octavo.server.server_state import state_of
 
-router = APIRouter(tags=["models"])
+router = APIRouter(tags=["Models"])
 
 
 class Memory(BaseModel):

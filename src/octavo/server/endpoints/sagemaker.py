@@ -18,7 +18,7 @@ from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.protocol import rename_fields
 
-router = APIRouter(tags=["sagemaker"])
+router = APIRouter(tags=["SageMaker"])
 
 # The field that tells the kind of a body, its model, and its endpoint.
 _KINDS: dict[str, tuple[type[RequestModel], Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {

@@ -25,19 +25,19 @@ class Load(BaseModel):
     server_load: int
 
 
-@router.get("/version", tags=["server"])
+@router.get("/version", tags=["Server"])
 async def get_version() -> Version:
     """The version of the server."""
     return Version(version=__version__)
 
 
-@router.get("/load", tags=["server"])
+@router.get("/load", tags=["Server"])
 async def get_load(request: Request) -> Load:
     """The number of requests in the server, in vLLM's shape."""
     return Load(server_load=state_of(request).admission.num_requests)
 
 
-@router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router.get("/metrics", tags=["Server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(request: Request) -> Response:
     """All metrics, in OpenMetrics's format if the Accept header names it and in Prometheus's own otherwise."""
     metrics = state_of(request).metrics
@@ -54,7 +54,7 @@ class CancelledRequest(BaseModel):
     cancelled: bool = True
 
 
-@router.post("/v1/requests/{request_id}/cancel", tags=["requests"])
+@router.post("/v1/requests/{request_id}/cancel", tags=["Requests"])
 async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
     """Ends a running or waiting request of the same API key, by the id in its header `x-request-id`.
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from octavo.server.server_state import state_of
 
-router = APIRouter(tags=["server"])
+router = APIRouter(tags=["Server"])
 
 
 class SleepStatus(BaseModel):

@@ -33,7 +33,7 @@ _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "cha
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
 _TOKENS_AT_ONCE = 1 << 12
 
-router = APIRouter(route_class=JsonRoute, tags=["tokens"])
+router = APIRouter(route_class=JsonRoute, tags=["Tokens"])
 IMAGE_PATHS = ("/tokenize",)
 
 

@@ -1,4 +1,4 @@
-"""`/` and `/dashboard`: the web pages and their files, with headers that allow nothing from elsewhere.
+"""`/`, `/dashboard` and `/docs`: the web pages and their files, with headers that allow nothing from elsewhere.
 
 They contain no user's data and need no key; their requests do.
 """
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 router = APIRouter(include_in_schema=False)
-PUBLIC_PATHS = ("/", "/dashboard", "/web/")
+PUBLIC_PATHS = ("/", "/dashboard", "/docs", "/web/")
 
 mimetypes.add_type("text/javascript", ".mjs")
 mimetypes.add_type("text/javascript", ".js")  # before Python 3.12 it is another one
@@ -43,6 +43,12 @@ async def get_chat_page(request: Request) -> Response:
 async def get_dashboard_page(request: Request) -> Response:
     """The dashboard."""
     return await _respond(request, "dashboard.html")
+
+
+@router.get("/docs")
+async def get_api_page(request: Request) -> Response:
+    """The page that shows `/openapi.json`."""
+    return await _respond(request, "docs.html")
 
 
 @router.get("/web/vendor/{name}")

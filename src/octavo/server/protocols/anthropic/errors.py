@@ -33,7 +33,7 @@ def _body(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 ANTHROPIC = Protocol(
-    "anthropic",
+    "Anthropic",
     Dialect(_body, id_header=b"request-id"),
     json_schema({"type": "error", "error": _ERROR, "request_id?": str}),
 )

@@ -15,4 +15,4 @@ def _body(error: ApiError, _request_id: str) -> dict[str, Any]:
     return {"error": named_message(error)}
 
 
-OLLAMA = Protocol("ollama", Dialect(_body, root="/api/"), json_schema({"error": str}))
+OLLAMA = Protocol("Ollama", Dialect(_body, root="/api/"), json_schema({"error": str}))

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from octavo.server.protocols.protocol import Protocol
 
-OPENAI = Protocol("openai")
+OPENAI = Protocol("OpenAI")

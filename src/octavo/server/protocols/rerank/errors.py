@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from octavo.server.protocols.protocol import Protocol
 
-SCORES = Protocol("texts")
+SCORES = Protocol("Rerank")

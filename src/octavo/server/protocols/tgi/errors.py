@@ -18,7 +18,7 @@ def _body(error: ApiError, _request_id: str) -> dict[str, Any]:
 
 
 TGI = Protocol(
-    "text generation inference",
+    "Text Generation Inference",
     Dialect(_body),
     json_schema({"error": str, "error_type": ("validation", "overloaded", "generation")}),
 )
