@@ -7,12 +7,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from octavo.config import EngineConfig, LoadProgress
+from octavo.config import LoadProgress
 from octavo.engine.local_client import LocalClient
-from octavo.engine.session import Session
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
-from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, in_conversation, take_options
-from octavo.loader.named_models import expanded
+from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, in_conversation, open_session, take_options
 from octavo.outputs import (
     BeamSearchOutput,
     EmbeddingRequestOutput,
@@ -39,8 +37,7 @@ class AsyncLLM(LoadedLLM):
         **options: Any,
     ) -> None:
         """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
-        model, options = expanded(model, options)
-        super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
+        super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
         self._client = LocalClient(self._session)
 
     async def generate(

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine_thread import Sink
-from octavo.engine.loading.progress_bar import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar, in_notebook
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.engine.session import Session
@@ -222,6 +222,17 @@ class LoadedLLM:
         self._session.close()
 
 
+def open_session(
+    model: str, options: Mapping[str, Any], load_progress: LoadProgress | None, *, will_chat: bool
+) -> Session:
+    """The session of a model, whose download and loading a notebook shows. The parameters and errors of `LLM`."""
+    config = EngineConfig.resolve(*expanded(model, options))
+    if load_progress is not None or not in_notebook():
+        return Session(config, load_progress, will_chat=will_chat)
+    with ProgressBar(in_bytes=True, transient=True) as bar:
+        return Session(config, bar.update, will_chat=will_chat)
+
+
 class LLM(LoadedLLM):
     """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
 
@@ -235,13 +246,13 @@ class LLM(LoadedLLM):
     ) -> None:
         """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
 
-        load_progress: called with (phase, bytes loaded, bytes in all) while the weights are prepared.
+        load_progress: called with (phase, bytes done, bytes in all) while the model is downloaded and prepared.
+        Without it a notebook shows a bar.
         will_chat: prepare for conversations while the model loads; without it the first one takes a tenth of a
         second longer.
         Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
         """
-        model, options = expanded(model, options)
-        super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
+        super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
 
     def generate(
         self,

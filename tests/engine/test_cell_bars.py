@@ -43,6 +43,8 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 def test_a_call_shows_requests_and_tokens_a_second(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_model(monkeypatch)
     with LLM("fake") as llm:
+        assert any("<progress" in content["text/html"] for content in cell.shown)  # of loading
+        assert not cell.shown[-1]["text/html"]
         llm.generate(["abc", "ab"], SamplingParams(max_tokens=6, ignore_eos=True))
         last = cell.shown[-1]
         assert last["text/plain"].startswith("requests: 2 of 2, ")

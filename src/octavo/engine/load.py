@@ -116,7 +116,8 @@ def _no_collections() -> Iterator[None]:
 
 
 def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> LoadedModel:
-    checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
+    report = progress and (lambda file, done, total: progress(f"downloading {file}", done, total))
+    checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision, progress=report))
     vision: VisionPart | None = None
     try:
         _check_address_space()
