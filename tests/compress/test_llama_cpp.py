@@ -34,6 +34,7 @@ LENGTHS = (1, 7, len(TOKENS))  # of the prompts
 _LOCAL_AND_GLOBAL = (["sliding_attention"] * 4 + ["full_attention"]) * 6
 # llama.cpp knows some sizes and numbers of layers only.
 CHANGES: dict[str, dict[str, Any]] = {
+    "deepseek32": {"index_head_dim": 128},
     "deepseek2": {"num_hidden_layers": 27},  # the number by which it knows those without a latent of queries
     "deepseek2-groups": {"attention_bias": False, "topk_method": "greedy"},  # it has V3's choice of groups alone
     "dots1": {"num_key_value_heads": 4},
@@ -129,7 +130,7 @@ def normalized(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return values - np.log(np.exp(values).sum())
 
 
-@pytest.mark.parametrize("name", [name for name in test_convert.CASES if name not in UNLIKE])
+@pytest.mark.parametrize("name", [*(name for name in test_convert.CASES if name not in UNLIKE), "deepseek32"])
 def test_llama_cpp_has_the_same_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = CHANGES.get(name, {})
 
@@ -138,6 +139,8 @@ def test_llama_cpp_has_the_same_logits(name: str, tmp_path: Path, monkeypatch: p
         return tiny_model(case, vocab_size=vocab_size, **changes, **own)
 
     monkeypatch.setattr(test_convert, "tiny_model", changed)
+    # The gguf package has no names of this one.
+    monkeypatch.setitem(test_convert.CASES, "deepseek32", "qwen2")
     source, path = test_convert.save(name, tmp_path / "model"), tmp_path / "m.gguf"
     if name == "gemma3n":
         add_unused_keys(source / "model.safetensors")

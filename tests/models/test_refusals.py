@@ -259,6 +259,7 @@ def nearest_to(name: str, **changes: Any) -> str:
         ("nanochat", "arcee, which has no key final_logit_softcapping ("),
         ("vaultgemma", "gemma2, which has all its keys ("),
         ("deepseek_v4", "deepseek2 ("),
+        ("longcat_flash", None),
         ("xglm", None),  # glm4 has a similar name and nothing else in common
         ("xlstm", None),
     ],

@@ -60,7 +60,10 @@ def nearest(
             read(architecture, own)
         except (ModelLoadError, ArithmeticError, LookupError, TypeError, ValueError):
             continue
-        unread = [key for key in _switches(reader) if key not in own.keys_read]
+        switches = _switches(reader)
+        unread = [key for key in switches if key not in own.keys_read]
+        if len(unread) == len(switches):
+            continue  # all its keys have defaults, so any configuration would do
         likeness = difflib.SequenceMatcher(None, name, known).ratio()
         found.append((len(unread), -likeness, known, unread))
     *_, known, unread = min(found, default=(0, 0.0, "", []))
