@@ -140,7 +140,7 @@ def test_the_native_program_refuses_slots_and_parts_that_do_not_fit(checkpoint: 
                 executor.load_adapter(slot, given)
     for part, message in (
         ((0, weight, a, b, gain, rank, scale), f"an adapter cannot change weight {weight} of record 0"),
-        ((record, 9, a, b, gain, rank, scale), f"beside weight 9 of record {record}"),
+        ((record, 9, a, b, gain, rank, scale), f"cannot change weight 9 of record {record}"),
         ((record, weight, a, b, gain, 9, scale), "an adapter of rank 9, must be from 1 to 8"),
         ((record, weight, a[:-1], b, gain, rank, scale), rf"have {a.size - 1} and {b.size} numbers, its gain has 0"),
         ((record, weight, a, b[:-1], gain, rank, scale), rf"have {a.size} and {b.size - 1} numbers"),
