@@ -104,9 +104,14 @@ TOKENIZERS = {
 def save_encoder(name: str, directory: Path, *, labels: int = 0, **config: Any) -> Path:
     """An encoder with its tokenizer; labels: of its head of classification; config: more of config.json."""
     tiny_encoder(name, labels=labels).save_pretrained(directory)
-    _save_tokenizer(TOKENIZERS[name](), directory, types=TOKENIZERS[name] is wordpiece)
+    save_tokenizer(name, directory)
     _change(directory / "config.json", **config)
     return directory
+
+
+def save_tokenizer(name: str, directory: Path) -> None:
+    """The tokenizer of an encoder."""
+    _save_tokenizer(TOKENIZERS[name](), directory, types=TOKENIZERS[name] is wordpiece)
 
 
 def save_pooling(directory: Path, pooling: str, *, normalize: bool = True, dense: Sequence[nn.Sequential] = ()) -> Path:

@@ -16,6 +16,8 @@ from transformers import (
     DistilBertConfig,
     ElectraConfig,
     Gemma3TextConfig,
+    GteConfig,
+    JinaEmbeddingsV3Config,
     ModernBertConfig,
     MPNetConfig,
     NomicBertConfig,
@@ -76,6 +78,13 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     ),
     "jina-bert-reglu": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="reglu", **more),
     "jina-bert-plain": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="original", **more),
+    "gte": lambda **more: GteConfig(
+        **{**_SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, **more}
+    ),
+    "gte-plain": lambda **more: GteConfig(**_SIZES, type_vocab_size=0, hidden_act="gelu_new", **more),
+    "jina-v3": lambda **more: JinaEmbeddingsV3Config(
+        **_SIZES, rope_parameters={"rope_type": "default", "rope_theta": 300.0}, **more
+    ),
     "distilbert": lambda **more: DistilBertConfig(**_SIZES, hidden_dim=80, **more),
     "distilbert-relu": lambda **more: DistilBertConfig(
         **_SIZES, hidden_dim=96, activation="relu", sinusoidal_pos_embds=True, **more
@@ -118,11 +127,13 @@ GGUF_CONFIGS = [
     "nomic-bert",
     "jina-bert",
     "jina-bert-code",
+    "jina-v3",
     "gemma-embedding",
 ]
 _ARCHITECTURES = {
     "modernbert": gguf.MODEL_ARCH.MODERN_BERT,
     "nomic_bert": gguf.MODEL_ARCH.NOMIC_BERT,
+    "jina_embeddings_v3": gguf.MODEL_ARCH.JINA_BERT_V3,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
 }
 _POOLING_TYPES = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
@@ -197,7 +208,7 @@ def save_tensors(
     if kind == "modernbert":
         writer.add_sliding_window(config.local_attention)
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
-    elif kind == "nomic_bert":
+    elif kind in ("nomic_bert", "jina_embeddings_v3"):
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, array in tensors.items():

@@ -1,4 +1,4 @@
-"""Reads an adapter for a model, from a PEFT folder or a GGUF file."""
+"""Reads an adapter for a model, from a PEFT folder, a GGUF file or a checkpoint that has adapters of tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from octavo.adapters.gguf import read_gguf
 from octavo.adapters.magnitudes import with_gains
 from octavo.adapters.peft import CONFIG_NAME, WEIGHTS_NAME, read_peft
 from octavo.adapters.placing import placed
+from octavo.adapters.tasks import CONFIG_NAME as TASKS_NAME
+from octavo.adapters.tasks import has_tasks, read_task
 from octavo.errors import ModelLoadError
+from octavo.loader.model_file import find_model_file
 
 Stamps = tuple[tuple[str, int, int, int], ...]
 
@@ -17,12 +20,16 @@ Stamps = tuple[tuple[str, int, int, int], ...]
 def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1.0) -> Adapter:
     """The adapter in a folder, or in a GGUF file, for a base of either format. scale: multiplies its effect.
 
+    name: of a checkpoint with adapters of tasks it takes the one of the task with this name.
     Raises ModelLoadError naming the tensor or key that does not fit the model or is not supported.
     """
     try:
         path = _found(path)
         is_folder = path.is_dir()
-        stored = read_peft(path, base) if is_folder else read_gguf(path, base)
+        if is_folder and not (path / CONFIG_NAME).is_file():
+            stored = read_task(path, base, name)
+        else:
+            stored = read_peft(path, base) if is_folder else read_gguf(path, base)
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.strerror}") from error
     try:
@@ -35,6 +42,8 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
 def files_of(path: Path) -> list[Path]:
     """The files that an adapter is read from. Raises ModelLoadError if there is none."""
     path = _found(path)
+    if path.is_dir() and not (path / CONFIG_NAME).is_file():
+        return [path / TASKS_NAME, find_model_file(path)]
     names = (CONFIG_NAME, WEIGHTS_NAME)
     return [path / name for name in names if (path / name).is_file()] if path.is_dir() else [path]
 
@@ -59,7 +68,7 @@ def _found(path: Path) -> Path:
         if not path.is_file():
             raise ModelLoadError(f"{path}: no such file or directory")
         return path
-    if (path / CONFIG_NAME).is_file():
+    if (path / CONFIG_NAME).is_file() or has_tasks(path):
         return path
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) != 1:

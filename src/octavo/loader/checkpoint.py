@@ -49,6 +49,8 @@ _BUFFERS = (
     *("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".act_fn.beta", ".act_fn.eps"),
     *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
     *(".position_ids", "logit_scale", "logit_bias"),
+    # Those of tasks are adapters (`octavo.adapters.tasks`).
+    *(".parametrizations.weight.0.lora_A", ".parametrizations.weight.0.lora_B"),
 )
 
 
