@@ -117,6 +117,13 @@ CALL = {
     "granite": '<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]',
     "phi4_mini": '<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]<|/tool_call|>',
     "harmony": "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS",
+    "jamba": '<tool_calls>[{"name": "NAME", "arguments": ARGUMENTS}]</tool_calls>',
+    "nemotron": '<TOOLCALL>[{"name": "NAME", "arguments": ARGUMENTS}]</TOOLCALL>',
+    "cohere": ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "NAME", "parameters": ARGUMENTS}]<|END_ACTION|>'),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    ),
     "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
 }
 
@@ -127,6 +134,11 @@ LISTS = {
     "granite": ("<|tool_call|>[", ", ", "]"),
     "phi4_mini": ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
     "pythonic": ("[", ", ", "]"),
+    "jamba": ("<tool_calls>[", ", ", "]</tool_calls>"),
+    "nemotron": ("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    "cohere": ("<|START_ACTION|>[", ", ", "]<|END_ACTION|>"),
+    "lfm2": ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
 }
@@ -147,9 +159,10 @@ def several(format_name: str, *calls: str) -> str:
 
 
 def call(format_name: str, name: str, arguments: str) -> str:
-    if format_name == "pythonic":
+    if format_name in ("pythonic", "lfm2"):
         keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
-        return f"[{name}({keywords})]"
+        begin, _, end = LISTS[format_name]
+        return f"{begin}{name}({keywords}){end}"
     if format_name in ("qwen3_coder", "glm45", "minimax_m2", "seed_oss"):
         values = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in json.loads(arguments).items()

@@ -114,6 +114,22 @@ TEMPLATES = {
         "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}{{- '<invoke name=\"' + tool_call.name + '\">' }}",
         "minimax_m2",
     ),
+    "CohereForAI/c4ai-command-r7b-12-2024": (
+        'write <|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": name}]<|END_ACTION|>'
+        "{{ '<|START_THINKING|>' + message.tool_plan + '<|END_THINKING|>' }}",
+        "cohere",
+    ),
+    "moonshotai/Kimi-K2-Instruct": (
+        "<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}<|tool_call_begin|>"
+        "{{ tool_call['id'] }}<|tool_call_argument_begin|>{{ tool_call['function']['arguments'] | tojson }}",
+        "kimi_k2",
+    ),
+    "LiquidAI/LFM2-1.2B": ('{%- set ns.system_prompt = "List of tools: <|tool_list_start|>[" -%}', "lfm2"),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": (
+        '{{- \'<AVAILABLE_TOOLS>[\' -}} <TOOLCALL>[{"name": "...", "arguments": {}}]</TOOLCALL>',
+        "nemotron",
+    ),
+    "ai21labs/AI21-Jamba-1.5-Mini": ('{{- "<tool_calls>[\\n" -}}{{- "]</tool_calls>" -}}', "jamba"),
     "microsoft/Phi-4-mini-instruct": (
         "{% if 'tools' in message %}'<|tool|>' + message['tools'] + '<|/tool|>'",
         "phi4_mini",

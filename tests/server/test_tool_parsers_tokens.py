@@ -47,6 +47,9 @@ MARKS += (
     "<|call|>",
     "<|return|>",
 )
+MARKS += ("<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>")
+MARKS += ("<tool_calls>", "</tool_calls>", "<TOOLCALL>", "</TOOLCALL>", "<|tool_call_argument_begin|>")
+MARKS += ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>")
 USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
 WITH_MARKS = [
     "deepseek_v3",
@@ -60,6 +63,7 @@ WITH_MARKS = [
     "mistral_args",
 ]
 WITH_MARKS += ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"]
+WITH_MARKS += ["cohere", "jamba", "kimi_k2", "lfm2", "nemotron"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
     "deepseek_v31": (
@@ -70,6 +74,14 @@ CALLS = {
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
+    "jamba": '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>',
+    "nemotron": '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>',
+    "cohere": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "now", "parameters": {}}]<|END_ACTION|>',
+    "lfm2": "<|tool_call_start|>[now()]<|tool_call_end|>",
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    ),
     "harmony": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
     "phi4_mini": '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>',
     "glm45": "<tool_call>now\n</tool_call>",
@@ -228,6 +240,11 @@ MARK_TEXTS = dict.fromkeys(("glm45", "hermes", "qwen3_coder"), "<tool_call>") | 
     "phi4_mini": "<|tool_call|>",
     "minimax_m2": "<minimax:tool_call>",
     "seed_oss": "<seed:tool_call>",
+    "jamba": "<tool_calls>",
+    "nemotron": "<TOOLCALL>",
+    "cohere": "<|START_ACTION|>",
+    "lfm2": "<|tool_call_start|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
 }
 MARK_TEXTS |= {"harmony": "<|channel|>commentary to=functions."}
 MARK_TEXTS |= dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")

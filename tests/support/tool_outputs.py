@@ -501,7 +501,71 @@ PYTHONIC = [
     _python("no_call", "See [1], [a, b] and now().", content="See [1], [a, b] and now()."),
 ]
 
+_LISTED_MARKS = {"jamba": ("<tool_calls>", "</tool_calls>"), "nemotron": ("<TOOLCALL>", "</TOOLCALL>")}
+_ONE, _BOTH = (("now", "{}"),), (("now", "{}"), ("get_weather", _PARIS))
+LISTED = [
+    Case(name, kind, text.format(open=marks[0], close=marks[1]), calls, content)
+    for name, marks in _LISTED_MARKS.items()
+    for kind, text, calls, content in (
+        ("one", '{open}[{{"name": "now", "arguments": {{}}}}]{close}', _ONE, ""),
+        ("lines", '{open}[\n{{"name": "now", "arguments": {{}}}}\n]{close}', _ONE, ""),
+        (
+            "parallel",
+            'See. {open}[{{"name": "now", "arguments": {{}}}}, '
+            '{{"name": "get_weather", "arguments": {{"city": "Paris"}}}}]{close}',
+            _BOTH,
+            "See.",
+        ),
+        ("broken", "{open}[1]{close}", (), "[1]"),
+    )
+]
+COHERE = [
+    Case("cohere", kind, text, calls, content)
+    for kind, text, calls, content in (
+        (
+            "one",
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+            _ONE,
+            "",
+        ),
+        (
+            "parallel",
+            'I look.<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "now", "parameters": {}}, '
+            f'{{"tool_call_id": "1", "tool_name": "get_weather", "parameters": {_PARIS}}}]<|END_ACTION|>',
+            _BOTH,
+            "I look.",
+        ),
+    )
+]
+_KIMI = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+_KIMI_SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+KIMI_K2 = [
+    Case("kimi_k2", kind, text, calls, content)
+    for kind, text, calls, content in (
+        ("one", _KIMI_SECTION.format(_KIMI.format("now", 0, "{}")), _ONE, ""),
+        ("no_number", _KIMI_SECTION.format(_KIMI.format("now", 0, "{}").replace(":0", "")), _ONE, ""),
+        (
+            "parallel",
+            "Wait. " + _KIMI_SECTION.format(_KIMI.format("now", 0, "{}") + _KIMI.format("get_weather", 1, _PARIS)),
+            _BOTH,
+            "Wait.",
+        ),
+    )
+]
+LFM2 = [
+    Case("lfm2", kind, text, calls, content)
+    for kind, text, calls, content in (
+        ("one", "<|tool_call_start|>[now()]<|tool_call_end|>", _ONE, ""),
+        ("parallel", 'See.<|tool_call_start|>[now(), get_weather(city="Paris")]<|tool_call_end|>', _BOTH, "See."),
+        ("no_marks", "See [now()].", (), "See [now()]."),
+    )
+]
+
 CASES = [
+    *LISTED,
+    *COHERE,
+    *KIMI_K2,
+    *LFM2,
     *(Case("glm45", *row) for row in GLM45),
     *(Case("minimax_m2", *row) for row in MINIMAX_M2),
     *(Case("seed_oss", *row) for row in SEED_OSS),

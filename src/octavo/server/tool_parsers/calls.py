@@ -14,6 +14,7 @@ FENCE = "```"
 _LANGUAGES = ("\n", "json\n", "tool_code\n", "tool_call\n")
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 # Models write a type and an id beside the name and the arguments.
+_NAME_KEYS = frozenset({"name", "tool_name"})
 _CALL_KEYS = _ARGUMENT_KEYS | {"name", "type", "id"}
 _MAX_HEADER_CHARS = 512
 
@@ -49,7 +50,7 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
             return (yield from _other_object(answer))
         if not (yield from answer.take_if(":")) or (yield from answer.skip(WHITESPACE)) in ",:}]":  # or at the end
             return False
-        is_name, is_arguments = key == "name" and name is None, key in _ARGUMENT_KEYS and not has_arguments
+        is_name, is_arguments = key in _NAME_KEYS and name is None, key in _ARGUMENT_KEYS and not has_arguments
         if is_name:
             name = yield from _string(answer)
             if name is None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from octavo.server.reasoning.reasoning_format import ReasoningFormat, ReasoningParser
-from octavo.server.tool_parsers.answer import WHITESPACE, Reading, marks_pattern
+from functools import partial
 
-_OPEN, _CLOSE = "<response>", "</response>"
-_CLOSE_PATTERN = marks_pattern([_CLOSE])
+from octavo.server.reasoning.reasoning_format import ReasoningFormat
+from octavo.server.reasoning.tagged_answer import TaggedAnswerParser
 
-
-class ResponseParser(ReasoningParser):
-    """Drops the tags around the answer. An answer without the first of them passes unchanged."""
-
-    def _read_answer(self) -> Reading[None]:
-        text, put = self._text, self._parts.append
-        if (yield from text.find_beginning(_OPEN)) == _OPEN:
-            text.take(len(_OPEN))
-            yield from text.skip(WHITESPACE)
-            while found := (yield from text.take_until(_CLOSE_PATTERN, put)):
-                if found == _CLOSE:
-                    text.take(len(_CLOSE))
-                    break
-                if text.is_over:
-                    put(text.take(len(found)))
-                else:
-                    yield
-        yield from super()._read_answer()
-
+_TAGS = ("<response>", "</response>")
 
 FORMAT = ReasoningFormat(
-    "<think>", "</think>", matches=lambda template: f"{_OPEN}{_CLOSE}" in template, parser=ResponseParser
+    "<think>",
+    "</think>",
+    matches=lambda template: "".join(_TAGS) in template,
+    parser=partial(TaggedAnswerParser, tags=_TAGS),
 )

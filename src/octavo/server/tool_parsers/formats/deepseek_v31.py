@@ -13,14 +13,12 @@ from functools import partial
 
 from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.calls import named_call
-from octavo.server.tool_parsers.grammar import TokenIds, WriteGrammar, calls_grammar, free_text, sequence, spelled
+from octavo.server.tool_parsers.sectioned import SectionMarks, sectioned_grammar, sectioned_optional_grammar
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
-CALLS = "<｜tool▁calls▁begin｜>"
-CALL = "<｜tool▁call▁begin｜>"
+MARKS = SectionMarks("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+CALLS, CALL, END_OF_CALL, END_OF_CALLS = MARKS
 SEPARATOR = "<｜tool▁sep｜>"
-END_OF_CALL = "<｜tool▁call▁end｜>"
-END_OF_CALLS = "<｜tool▁calls▁end｜>"
 _INSTRUCTIONS = """\
 ## Tools
 You have access to these functions:
@@ -39,33 +37,6 @@ _READ_CALL = partial(
 )
 
 
-def grammar(call: str, separator: str) -> WriteGrammar:
-    """Writes the grammar of an answer that is calls. call: see `calls_grammar`."""
-
-    def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        start = f"{spelled(CALLS, token_ids)} {sequence_of(separator, parallel)} {spelled(END_OF_CALLS, token_ids)}"
-        return calls_grammar(tools, start, call, token_ids)
-
-    def sequence_of(text: str, parallel: bool) -> str:
-        return sequence(text, parallel) if text else "call+" if parallel else "call"
-
-    return write
-
-
-def optional_grammar(call: str, separator: str) -> WriteGrammar:
-    """Writes the grammar of a text that may end in calls. call: see `calls_grammar`."""
-
-    def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        more = f"({spelled(separator + CALL, token_ids)} call)*" if parallel else ""
-        start = f"opening call {more} ({spelled(END_OF_CALLS, token_ids)})? | tail"
-        calls = calls_grammar(tools, start, call.removeprefix(CALL), token_ids)
-        # The first mark, if it is characters, is a part of the text before the second one.
-        opening = f"opening: lead{f' | TEXT {spelled(CALLS + CALL, token_ids)}' if CALLS in token_ids else ''}\n"
-        return calls + opening + free_text(CALL, token_ids)
-
-    return write
-
-
 def system_prompt(call: str, tools: Sequence[Tool]) -> str:
     """The description of tools for the templates that have none."""
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -80,8 +51,8 @@ FORMAT = ToolFormat(
     matches=lambda template: CALL in template and "```" not in template,
     tags={CALLS: None, CALL: _READ_CALL, END_OF_CALL: None, END_OF_CALLS: None},
     after_call="`",
-    grammar=grammar(_CALL, ""),
-    optional_grammar=optional_grammar(_CALL, ""),
+    grammar=sectioned_grammar(MARKS, _CALL, ""),
+    optional_grammar=sectioned_optional_grammar(MARKS, _CALL, ""),
     marks=(CALLS, CALL, SEPARATOR, END_OF_CALL, END_OF_CALLS),
     system_prompt=partial(system_prompt, _CALL),
     call=_CALL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,11 @@ from octavo.server.tool_parsers.grammar import (
     TokenIds,
     calls_grammar,
     compiles,
+    free_text,
     json_value,
     literal,
     sequence,
+    spelled,
 )
 from octavo.server.tool_parsers.parameter_text import required_names
 from octavo.server.tool_parsers.python_literal import python_literal
@@ -139,6 +141,29 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
     start = f"{_calls(parallel)} | TEXT"
     calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
     return calls + _NAME_RULE + r"TEXT: /([^\[\s<](.|\n)*|<([^|](.|\n)*)?)?/" + "\n"
+
+
+def marked_format(name: str, marks: tuple[str, str], matches: Callable[[str], bool]) -> ToolFormat:
+    """The format of models that write these marks around every list."""
+    mark, end = marks
+
+    def grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+        start = f"{spelled(mark, token_ids)} {_calls(parallel)} {spelled(end, token_ids)}"
+        return calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments) + _NAME_RULE
+
+    def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+        start = f"lead {_calls(parallel)} ({spelled(end, token_ids)})? | tail"
+        calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
+        return calls + _NAME_RULE + free_text(mark, token_ids)
+
+    return ToolFormat(
+        name=name,
+        matches=matches,
+        tags={mark: partial(_read_calls, is_marked=True), end: None},
+        grammar=grammar,
+        optional_grammar=optional_grammar,
+        marks=marks,
+    )
 
 
 FORMAT = ToolFormat(
