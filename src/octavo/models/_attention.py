@@ -61,11 +61,7 @@ def upper_windows(reader: ConfigReader) -> Windows:
 def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:
     """The window of each layer by `layer_types`. Raises ModelLoadError for a type other than attention."""
     windows = {"full_attention": None, "sliding_attention": window}
-    kinds = reader.texts("layer_types", num_layers)
-    for kind in kinds:
-        if kind not in windows:
-            raise reader.error("layer_types", kind, f"must be {' or '.join(windows)}")
-    return tuple(windows[kind] for kind in kinds)
+    return tuple(windows[kind] for kind in reader.texts("layer_types", num_layers, windows))
 
 
 def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:

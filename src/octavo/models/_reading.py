@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -131,11 +131,14 @@ class ConfigReader:
                 raise self.error(key, flag, "must be true or false")
         return tuple(bool(flag) for flag in value[:length])
 
-    def texts(self, key: str, length: int) -> tuple[str, ...]:
-        """So many strings."""
+    def texts(self, key: str, length: int, allowed: Collection[str] | None = None) -> tuple[str, ...]:
+        """So many strings, each one of those allowed; None: any."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple)) or len(value) != length or not all(isinstance(v, str) for v in value):
             raise self.error(key, value, f"must be {length} strings")
+        for each in value:
+            if allowed is not None and each not in allowed:
+                raise self.error(key, each, f"must be {' or '.join(allowed)}")
         return tuple(value)
 
     def error(self, key: str, value: object, reason: str) -> ModelLoadError:

@@ -86,9 +86,7 @@ class Config(granite.Config):
     def from_hf(cls, reader: ConfigReader) -> Config:
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         if reader.has("layer_types"):
-            for kind in reader.texts("layer_types", num_layers):
-                if kind not in ("mamba", "attention", "linear_attention", "full_attention"):
-                    raise reader.error("layer_types", kind, "must be mamba, attention or their newer names")
+            reader.texts("layer_types", num_layers, ("mamba", "attention", "linear_attention", "full_attention"))
         positions = reader.value("position_embedding_type")
         if positions not in (None, "rope", "nope"):
             raise reader.error("position_embedding_type", positions, "must be rope, nope or null")

@@ -64,10 +64,7 @@ def _attends(reader: ConfigReader, section: ConfigReader) -> frozenset[int]:
     fourth but the first. Raises ModelLoadError naming the key."""
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if reader.has("layer_types"):
-        kinds = reader.texts("layer_types", num_layers)
-        for kind in kinds:
-            if kind not in ("full_attention", "linear_attention"):
-                raise reader.error("layer_types", kind, "must be full_attention or linear_attention")
+        kinds = reader.texts("layer_types", num_layers, ("full_attention", "linear_attention"))
         return frozenset(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
     if section.has("full_attn_layers"):
         listed = section.value("full_attn_layers")

@@ -56,9 +56,7 @@ class Config(DecoderConfig):
     def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         if reader.has("layer_types"):
-            for kind in reader.texts("layer_types", num_layers):
-                if kind not in ("full_attention", "conv"):
-                    raise reader.error("layer_types", kind, "must be full_attention or conv")
+            reader.texts("layer_types", num_layers, ("full_attention", "conv"))
         reader = reader.with_defaults({"tie_word_embeddings": reader.flag("tie_embedding", True)})
         reader = reader.replaced("intermediate_size", _width(reader))
         attention = AttentionConfig(same_windows(reader), qk_norm=True)

@@ -104,10 +104,7 @@ def _growth(reader: ConfigReader) -> QueryGrowth | None:
 def _windows(reader: ConfigReader, rotates: tuple[bool, ...]) -> Windows:
     kinds = ["chunked_attention" if rotating else "full_attention" for rotating in rotates]
     if reader.has("layer_types"):
-        kinds = [*reader.texts("layer_types", len(rotates))]
-    for kind in kinds:
-        if kind not in ("chunked_attention", "full_attention"):
-            raise reader.error("layer_types", kind, "must be chunked_attention or full_attention")
+        kinds = [*reader.texts("layer_types", len(rotates), ("chunked_attention", "full_attention"))]
     if "chunked_attention" not in kinds:
         return (None,) * len(kinds)
     length = reader.integer("attention_chunk_size", _CHUNK)

@@ -117,10 +117,7 @@ def layer_kinds(reader: ConfigReader) -> str:
     count = len(kinds) if isinstance(kinds, list) else 0
     if not 0 < count <= MAX_LAYERS:
         raise reader.error(key, kinds, f"must have the kinds of 1 to {MAX_LAYERS} layers")
-    for kind in reader.texts(key, count):
-        if kind not in _KINDS:
-            raise reader.error(key, kind, f"must be {', '.join(_KINDS)}")
-    return "".join(_KINDS[kind] for kind in reader.texts(key, count))
+    return "".join(_KINDS[kind] for kind in reader.texts(key, count, _KINDS))
 
 
 def _with_defaults(reader: ConfigReader) -> ConfigReader:

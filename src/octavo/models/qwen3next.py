@@ -64,9 +64,7 @@ class Config(DecoderConfig):
             reader = reader.with_defaults({"intermediate_size": reader.integer("moe_intermediate_size")})
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         if reader.has("layer_types"):
-            for kind in reader.texts("layer_types", num_layers):
-                if kind not in ("full_attention", "linear_attention"):
-                    raise reader.error("layer_types", kind, "must be full_attention or linear_attention")
+            reader.texts("layer_types", num_layers, ("full_attention", "linear_attention"))
         experts = None
         if reader.has("num_experts"):
             experts = experts_from_hf(reader, normalize=reader.flag("norm_topk_prob", True))

@@ -75,10 +75,7 @@ def _scan(reader: ConfigReader, hidden: int) -> ScanHeads:
 
 
 def _shared(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    kinds = reader.texts("layers_block_type", num_layers)
-    for kind in kinds:
-        if kind not in _KINDS:
-            raise reader.error("layers_block_type", kind, f"must be {', '.join(_KINDS)}")
+    kinds = reader.texts("layers_block_type", num_layers, _KINDS)
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "hybrid")
 
 
