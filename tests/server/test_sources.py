@@ -49,4 +49,18 @@ def test_completions_and_what_is_refused(served: RunningServer, path: Path) -> N
     assert "template" in posted(served, "/v1/chat/completions", 400, messages=messages).json()["error"]["message"]
     refused = posted(served, "/v1/embeddings", 400, input="a text").json()["error"]
     assert "an encoder and a decoder" in refused["message"]
-    assert "128" in posted(served, "/v1/completions", 400, prompt=[5] * 200).json()["error"]["message"]
+
+
+def test_the_longest_source_leaves_room_for_the_first_token_and_one_more(served: RunningServer) -> None:
+    """The decoder's first token is no part of the text: 128 tokens are 126 of a source, it and one of an answer."""
+    answer = posted(served, "/v1/completions", prompt=[5] * 126, max_tokens=9).json()
+    assert answer["usage"] == {"prompt_tokens": 126, "completion_tokens": 1, "total_tokens": 127} | {
+        key: answer["usage"][key] for key in answer["usage"] if key.endswith("details")
+    }
+    cut = posted(served, "/v1/completions", prompt=[5] * 140, truncate_prompt_tokens=-1, max_tokens=1).json()
+    assert cut["usage"]["prompt_tokens"] == 126
+    for length in (127, 200):
+        error = posted(served, "/v1/completions", 400, prompt=[5] * length).json()["error"]
+        assert f"has {length} tokens" in error["message"]
+        assert "has 128 for prompt and answer; at most 126 leave room" in error["message"]
+        assert error["code"] == "context_length_exceeded"

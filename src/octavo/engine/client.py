@@ -56,6 +56,12 @@ class ModelInfo:
     images: ImageSettings | None = None  # of its image processor; None: it only reads text
     no_images: str = ""  # why a model that could see does not; empty: it sees, or could not
     no_drafts: str = ""  # why there are no sources; empty: there are some
+    has_sources: bool = False  # an encoder reads the prompt, and the decoder begins with a token of its own
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens of the longest prompt that leaves room for one token of an answer."""
+        return self.max_model_len - 1 - self.has_sources
 
     @property
     def num_cache_tokens(self) -> int:

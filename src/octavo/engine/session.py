@@ -208,6 +208,7 @@ class Session:
             path=str(loaded.path),
             architecture=loaded.architecture,
             max_model_len=limits.max_model_len,
+            has_sources=bool(limits.sources.width),
             vocab_size=limits.vocab_size,
             eos_token_id=loaded.eos_token_id,
             hidden_size=loaded.hidden_size,

@@ -53,12 +53,12 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_a
     Raises UsageError naming `messages` or `prompt` if one is invalid or does not fit the context.
     """
     limit, room = model.info.max_model_len, spec.truncate_prompt_tokens
+    longest = model.info.max_prompt_len if is_answered else limit
     if room == -1 and not is_answered:
         room = limit
     elif room == -1:  # the context without an answer of max_tokens, or three quarters of it
         wanted = spec.params.max_tokens
-        room = limit - (limit // 4 if wanted is None or wanted >= limit else wanted)
-    longest = limit - is_answered
+        room = longest + 1 - (limit // 4 if wanted is None or wanted >= limit else wanted)
     dropped, most = 0, longest if room is None else None
     try:
         if isinstance(spec, ChatSpec):
@@ -210,7 +210,7 @@ def fit_max_tokens(
     model: ServedModel, params: SamplingParams | BeamSearchParams, prompts: Sequence[Prompt]
 ) -> SamplingParams | BeamSearchParams:
     """The parameters with max_tokens cut to what the context has left."""
-    left = model.info.max_model_len - max(map(len, prompts))
+    left = model.info.max_prompt_len + 1 - max(map(len, prompts))
     is_cut = params.max_tokens is not None and params.max_tokens > left
     return changed(params, max_tokens=left) if is_cut else params
 

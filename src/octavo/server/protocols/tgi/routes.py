@@ -79,7 +79,7 @@ async def get_info(request: Request) -> Response:
                 "max_concurrent_requests": info.max_num_seqs + state.config.max_queue,
                 "max_best_of": 1,
                 "max_stop_sequences": MAX_STOP_STRINGS,
-                "max_input_tokens": info.max_model_len - 1,
+                "max_input_tokens": info.max_prompt_len,
                 "max_total_tokens": info.max_model_len,
                 "max_client_batch_size": 1,
                 "router": "octavo",
