@@ -26,7 +26,7 @@ from octavo.server.protocols.batches.request import BatchRequest
 from octavo.server.protocols.embedding import MAX_INPUTS
 from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
-from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
+from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest, PoolingRequest
 from octavo.server.protocols.rerank.routes import RerankRequest, ScoreRequest
 from octavo.server.protocols.responses.compaction import CompactRequest
 from octavo.server.protocols.responses.request import MAX_ITEMS, ResponsesRequest
@@ -235,6 +235,20 @@ EMBEDDINGS = Route(
     },
     {"input_type": "query", "normalize": False, "seed": 1},
 )
+POOLING = Route(
+    "/pooling",
+    PoolingRequest,
+    {"input": "Hi"},
+    {
+        "model": OWN_MODEL,
+        "input": Entry(["Hi", [5, "Ho"]], [], INPUTS),
+        "task": Entry("token_embed", "classify", "token_embed, embed; default: as the model was made"),
+        "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
+        "user": USER,
+        **OPTIONS,
+    },
+    {"data": "x"},
+)
 INSTRUCTION = Entry("Find animals.", 1, "text, for causal rerankers")
 TRUNCATION = Entry(8, 0, "1 and more; -1: as many as fit")
 RERANK = Route(
@@ -405,6 +419,7 @@ ROUTES = (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    POOLING,
     RERANK,
     SCORE,
     RESPONSES,

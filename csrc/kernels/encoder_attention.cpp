@@ -10,7 +10,7 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (alibi_slopes, distance_bias),
+OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (alibi_slopes, distance_bias, distance_keys, distance_queries),
                  (num_heads, num_kv_heads, head_dim, window), (scale, softcap));
 
 constexpr int ENCODER_ROWS = 16 * TILE_ROWS;  // queries of an item
@@ -21,11 +21,15 @@ struct EncoderShape {
     const float* slopes;         // ALiBi [num_heads] or null
     const float* distance_bias;  // see DistanceBias; [distance_bias_size] or null
     int64_t distance_bias_size;
+    const float *distance_keys, *distance_queries;  // see DistanceVectors; null: none
+    int32_t reach;                                  // of these
 };
 
 inline EncoderShape encoder_shape(const Args& args) {
     const auto dim = [&args](int index) { return static_cast<int32_t>(args.ints[index]); };
     const int32_t heads = dim(EncoderAttention::num_heads), head_dim = dim(EncoderAttention::head_dim);
+    const Weight &keys = args.weights[EncoderAttention::distance_keys],
+                 &queries = args.weights[EncoderAttention::distance_queries];
     return {heads,
             heads / dim(EncoderAttention::num_kv_heads),
             head_dim,
@@ -35,7 +39,23 @@ inline EncoderShape encoder_shape(const Args& args) {
             args.floats[EncoderAttention::softcap],
             args.weights[EncoderAttention::alibi_slopes].data,
             args.weights[EncoderAttention::distance_bias].data,
-            static_cast<int64_t>(args.weights[EncoderAttention::distance_bias].size)};
+            static_cast<int64_t>(args.weights[EncoderAttention::distance_bias].size),
+            keys.data,
+            queries.data,
+            static_cast<int32_t>((keys.data ? keys : queries).size / (static_cast<int64_t>(heads) * head_dim) / 2)};
+}
+
+// Vectors of a head by distance of key and query, [head_dim][2 * reach + 1] both; null: none. A score has the products
+// of the query with the vector in `keys`, and of the key with the one in `queries`.
+struct DistanceVectors {
+    const float *keys, *queries;
+    int32_t reach;
+};
+
+inline DistanceVectors distance_vectors_of(const EncoderShape& s, int64_t head) {
+    const int64_t skipped = head * s.head_dim * (2 * static_cast<int64_t>(s.reach) + 1);
+    return {s.distance_keys ? s.distance_keys + skipped : nullptr,
+            s.distance_queries ? s.distance_queries + skipped : nullptr, s.reach};
 }
 
 // The scratch of one worker.
@@ -93,6 +113,7 @@ struct EncoderItem {
     int32_t first, rows, length;  // queries [first, first + rows) of `length` tokens
     float slope;                  // of the head; 0: none
     DistanceBias bias;
+    DistanceVectors vectors;
 };
 
 inline void load_rows(const EncoderShape& s, const EncoderItem& item, const EncoderScratch& scratch) {
@@ -137,6 +158,26 @@ inline void lower_by_distance(float* scores, const Seen& seen, float slope, floa
     }
 }
 
+// Adds the terms of distances to the scores of one row. q: scaled. keys: of the chunk, as packed. distance: of the
+// chunk's first key.
+inline void add_distance_terms(const EncoderShape& s, const DistanceVectors& vectors, const float* q, const float* keys,
+                               const Seen& seen, int32_t distance, float* scores) {
+    const int64_t width = 2 * static_cast<int64_t>(vectors.reach) + 1;
+    for (int32_t g = seen.begin / 16; g * 16 < seen.end; ++g) {
+        const float* packed = keys + static_cast<int64_t>(g) * 16 * s.head_dim;
+        const int32_t first = distance + g * 16;
+        F32x16 of_query = broadcast(0.0f), of_key = broadcast(0.0f);
+        for (int32_t i = 0; i < s.head_dim; ++i) {
+            if (vectors.keys)
+                of_query = fma(broadcast(q[i]), load_bias({vectors.keys + i * width, vectors.reach}, first), of_query);
+            if (vectors.queries)
+                of_key =
+                    fma(load(packed + i * 16), load_bias({vectors.queries + i * width, vectors.reach}, first), of_key);
+        }
+        store(scores + g * 16, fma(of_key, broadcast(s.scale), load(scores + g * 16) + of_query));
+    }
+}
+
 // Adds a chunk to the rows [row, row + count), at most TILE_ROWS.
 inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t start, int32_t row, int32_t count,
                         const EncoderScratch& scratch) {
@@ -154,6 +195,9 @@ inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t 
     RowScores rows[TILE_ROWS];
     for (int32_t r = 0; r < count; ++r) {
         float* const own = scores + r * CHUNK;
+        if (item.vectors.keys || item.vectors.queries)
+            add_distance_terms(s, item.vectors, scratch.q + static_cast<int64_t>(row + r) * s.head_dim, scratch.keys,
+                               seen, start - first - r, own);
         if (item.slope != 0.0f) lower_by_distance(own, seen, item.slope, static_cast<float>(start - first - r));
         const Seen mine = in_chunk(seen_keys(s, first + r, first + r, item.length), start);
         const Seen kept = mine.begin < mine.end ? mine : Seen{seen.end, seen.end};
@@ -228,9 +272,18 @@ void encoder_attention(const Args& args, const Step& step, Worker& worker) {
                                       length - first < ENCODER_ROWS ? length - first : ENCODER_ROWS,
                                       length,
                                       s.slopes ? s.slopes[head] : 0.0f,
-                                      distance_bias_of(s.distance_bias, s.distance_bias_size, s.num_heads, head)};
+                                      distance_bias_of(s.distance_bias, s.distance_bias_size, s.num_heads, head),
+                                      distance_vectors_of(s, head)};
             attend_item(s, item, scratch);
         }
+}
+
+// Both absent, or plain weights with as many distances, an odd number, for each column.
+inline bool are_distance_vectors(const Weight& keys, const Weight& queries, int64_t cols, bool own_keys) {
+    if (is_absent(keys) && is_absent(queries)) return true;
+    const int64_t size = static_cast<int64_t>((is_absent(keys) ? queries : keys).size);
+    return own_keys && size % cols == 0 && size / cols % 2 == 1 && is_vector_or_absent(keys, size) &&
+           is_vector_or_absent(queries, size);
 }
 
 bool encoder_attention_fits(const Args& args) {
@@ -242,7 +295,9 @@ bool encoder_attention_fits(const Args& args) {
            has_cols(k, kv_heads * dim) && is_like(v, k) && has_rows_of(k, q) && is_like(q, args.output) &&
            args.ints[EncoderAttention::window] >= 0 &&
            is_vector_or_absent(args.weights[EncoderAttention::alibi_slopes], heads) &&
-           is_distance_bias_or_absent(args.weights[EncoderAttention::distance_bias], heads);
+           is_distance_bias_or_absent(args.weights[EncoderAttention::distance_bias], heads) &&
+           are_distance_vectors(args.weights[EncoderAttention::distance_keys],
+                                args.weights[EncoderAttention::distance_queries], heads * dim, heads == kv_heads);
 }
 
 }  // namespace

@@ -10,13 +10,23 @@ from typing import Any
 from octavo.config import LoadProgress
 from octavo.engine.local_client import LocalClient
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
-from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, in_conversation, open_session, take_options
+from octavo.llm import (
+    LoadedLLM,
+    beams_of,
+    check_beams,
+    embedding_output,
+    in_conversation,
+    open_session,
+    take_options,
+    token_vectors,
+)
 from octavo.outputs import (
     BeamSearchOutput,
     EmbeddingRequestOutput,
     OutputBuilder,
     OutputDelta,
     PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -119,6 +129,14 @@ class AsyncLLM(LoadedLLM):
         encoded = await asyncio.to_thread(self._session.to_prompt, prompt)
         output = await self._vector(encoded, params, request_id, options)
         return embedding_output(list(encoded.token_ids), output)
+
+    async def token_embed(
+        self, prompt: PromptInput, request_id: str | None = None, **options: Any
+    ) -> PoolingRequestOutput:
+        """A vector of each token of one text. See `LLM.token_embed`."""
+        encoded = await asyncio.to_thread(self._session.to_prompt, prompt)
+        output = await self._vector(encoded, PoolingParams(task="token_embed"), request_id, options)
+        return token_vectors(list(encoded.token_ids), output)
 
     async def score(
         self,

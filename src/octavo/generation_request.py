@@ -45,7 +45,8 @@ class TokensPrompt(PromptImages):
 PromptInput: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt | Prompt"
 
 
-Pooling: TypeAlias = Literal["mean", "last", "cls"]
+Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "all"]
+"""max, all: of checkpoints alone, see `EncoderPooling`."""
 
 
 @advises
@@ -54,12 +55,13 @@ class PoolingParams:
     """Parameters for one vector of the whole prompt instead of an answer.
 
     pooling: the mean of the last hidden states of all tokens, or that of the last or the first token; None: as the
-    checkpoint says. task: the vector itself, or the labels of a head and the one score of a causal reranker.
+    checkpoint says. task: the vector itself, the vectors of all tokens one after the other, or the labels of a head and
+    the one score of a causal reranker.
     second_start: the first token of the second text of a pair, for models that tell the two apart; 0: there is one.
     """
 
     pooling: Pooling | None = None
-    task: Literal["embed", "score"] = "embed"
+    task: Literal["embed", "token_embed", "score"] = "embed"
     second_start: int = 0
 
     is_answered: ClassVar[bool] = False

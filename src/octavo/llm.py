@@ -31,10 +31,12 @@ from octavo.outputs import (
     OutputBuilder,
     OutputDelta,
     PoolingOutput,
+    PoolingRequestOutput,
     RejectedPromptsError,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    TokenVectorsOutput,
 )
 from octavo.prompt import MediaItem, Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -347,6 +349,19 @@ class LLM(LoadedLLM):
         outputs = self._run(given, PoolingParams(pooling=pooling), options, use_tqdm, single=is_single)
         return [embedding_output(list(each.token_ids), output) for each, output in zip(given, outputs, strict=True)]
 
+    def token_embed(
+        self, prompts: PromptInput | Sequence[PromptInput], use_tqdm: bool = True, **options: Any
+    ) -> list[PoolingRequestOutput]:
+        """A vector of each token of texts, in their order: `output.outputs.data`, [tokens, width].
+
+        Models of late interaction (ColBERT) have them, and any that generates: its last hidden states. The rest as
+        `generate`.
+        """
+        items, is_single = _listed(prompts)
+        given = [self._session.to_prompt(item) for item in items]
+        outputs = self._run(given, PoolingParams(task="token_embed"), options, use_tqdm, single=is_single)
+        return [token_vectors(list(each.token_ids), output) for each, output in zip(given, outputs, strict=True)]
+
     def score(
         self,
         data_1: str | Sequence[str],
@@ -491,6 +506,13 @@ def embedding_output(prompt_token_ids: list[int], output: RequestOutput | Poolin
     """The vector of a text in vLLM's shape."""
     assert isinstance(output, PoolingOutput)
     return EmbeddingRequestOutput(output.request_id, EmbeddingOutput(output.vector.tolist()), prompt_token_ids)
+
+
+def token_vectors(prompt_token_ids: list[int], output: RequestOutput | PoolingOutput) -> PoolingRequestOutput:
+    """The vectors of the tokens of a text in vLLM's shape."""
+    assert isinstance(output, PoolingOutput)
+    data = output.vector.reshape(len(prompt_token_ids), -1)
+    return PoolingRequestOutput(output.request_id, TokenVectorsOutput(data), prompt_token_ids)
 
 
 def _answers(outputs: list[RequestOutput | PoolingOutput]) -> list[RequestOutput]:

@@ -224,6 +224,23 @@ class EmbeddingRequestOutput:
         return f"EmbeddingRequestOutput({_tokens(self.prompt_token_ids)}, outputs={self.outputs!r})"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenVectorsOutput:
+    """data: [tokens, width], a vector of each token of a text, of length 1 if the checkpoint says so."""
+
+    data: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolingRequestOutput:
+    """The vectors of the tokens of one text."""
+
+    request_id: str
+    outputs: TokenVectorsOutput
+    prompt_token_ids: list[int]
+    finished: ClassVar[bool] = True
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
     """score: from 0 to 1 where the model ends in a sigmoid or compares yes and no; a cosine is from -1 to 1."""

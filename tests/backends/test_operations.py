@@ -24,6 +24,7 @@ from octavo.graph.ops.encoder import (
     CrossAttention,
     EncoderAttention,
     EncoderAttentionParams,
+    MaxPool,
     MeanPool,
     TokenTypeEmbedding,
 )
@@ -219,6 +220,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     AddLowRank: low_rank,
     AddToEmbedding: adapted_embedding,
     MeanPool: lambda g, x: g.add(MeanPool(x)),
+    MaxPool: lambda g, x: g.add(MaxPool(x)),
     Gather: lambda g, x: g.select_rows(x),
     Splice: lambda g, x: g.add(Splice(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
     AddRows: lambda g, x: g.add(AddRows(x, x * 2.0, IndexArray(TOKENS, "doubled"))),

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models._relative import buckets_by_distance
+from octavo.models.deberta_v2 import log_buckets
 from tests.support.tiny_encoders import tiny_encoder
 
 TABLE = "encoder.relative_attention_bias.weight"
@@ -32,6 +34,13 @@ def test_buckets(num_buckets: int, max_distance: int, both_ways: bool) -> None:
     if both_ways and max_distance == 128:
         own = MPNetEncoder.relative_position_bucket(distance, num_buckets, max_distance)
         np.testing.assert_array_equal(found, own.numpy())
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(256, 512), (16, 64), (8, 64), (32, 1000)])
+def test_buckets_by_the_logarithm(num_buckets: int, max_distance: int) -> None:
+    distance = torch.arange(-max_distance + 1, max_distance)
+    expected = make_log_bucket_position(distance, num_buckets, max_distance).long()
+    np.testing.assert_array_equal(log_buckets(distance.numpy(), num_buckets, max_distance), expected.numpy())
 
 
 def test_a_table_of_fewer_buckets_is_refused(tmp_path: Path) -> None:

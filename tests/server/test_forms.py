@@ -166,4 +166,4 @@ def test_a_new_option_reaches_the_engine_from_everywhere(smollm2_path: Path) -> 
     command = [sys.executable, "-m", "tests.support.new_option", str(smollm2_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert json.loads(run.stdout) == {"endpoints": 18, "calls": 7}
+    assert json.loads(run.stdout) == {"endpoints": 19, "calls": 7}

@@ -21,6 +21,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses/compact", {"input": "Hi", "max_output_tokens": 1}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     ("/v1/embeddings", {"input": "Hi"}),
+    ("/pooling", {"input": "Hi"}),
     ("/v1/rerank", {"query": "Hi", "documents": ["Ho"]}),
     ("/v1/score", {"text_1": "Hi", "text_2": "Ho"}),
     ("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),

@@ -13,6 +13,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     Gemma3TextConfig,
@@ -78,6 +79,29 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     ),
     "jina-bert-reglu": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="reglu", **more),
     "jina-bert-plain": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="original", **more),
+    "deberta-v3": lambda **more: DebertaV2Config(
+        **_SIZES,
+        relative_attention=True,
+        position_buckets=16,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        **more,
+    ),
+    "deberta-v2-apart": lambda **more: DebertaV2Config(
+        **_SIZES,
+        relative_attention=True,
+        max_relative_positions=20,
+        pos_att_type=["c2p"],
+        type_vocab_size=2,
+        pooler_hidden_act="tanh",
+        **more,
+    ),
+    "deberta-v2-p2c": lambda **more: DebertaV2Config(
+        **_SIZES, relative_attention=True, position_buckets=8, pos_att_type="p2c", share_att_key=True, **more
+    ),
     "gte": lambda **more: GteConfig(
         **{**_SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, **more}
     ),

@@ -232,7 +232,7 @@ def _load(
         architecture=checkpoint.architecture,
         eos_token_id=template_eos_id(engine.tokenizer),
         path=checkpoint.path,
-        hidden_size=checkpoint.pooling.width(checkpoint.config.vector_width),
+        hidden_size=checkpoint.pooling.width(_vector_width(graph, checkpoint)),
         draft_executor=draft,
         no_images=why_no_images(config, checkpoint, vision),
         no_drafts=why_no_drafts(config, graph, plan.num_draft_states),
@@ -372,6 +372,12 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
             config.num_threads,
             num_cpus,
         )
+
+
+def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
+    """The columns of a row that the graph gives of a text or a token."""
+    takes_rows = graph.takes_whole_texts and not checkpoint.pooling.is_classifier
+    return graph.output.cols if takes_rows else checkpoint.config.vector_width
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:

@@ -15,6 +15,7 @@ from octavo.engine.consumers.prompt_logprobs import PromptLogprobs
 from octavo.engine.consumers.row_consumer import RowConsumer
 from octavo.engine.consumers.row_taker import RowTaker
 from octavo.engine.consumers.token_sampler import TokenSampler
+from octavo.engine.consumers.token_vectors import TokenVectors
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
@@ -298,6 +299,8 @@ class RequestFactory:
     def _pooler(self, params: PoolingParams) -> RowConsumer:
         texts = self._texts
         finish = self._heads.finish(params, texts)
+        if params.task == "token_embed":
+            return TokenVectors(finish)
         pooling = params.pooling or texts.pooling
         return RowTaker(pooling, finish) if texts.takes_whole_texts else Pooler(pooling, finish)
 

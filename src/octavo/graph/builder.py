@@ -217,9 +217,9 @@ class Graph:
         """The embeddings of the types of the step's tokens: [TOKENS, cols]."""
         return self.add(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
 
-    def linear(self, x: Value, name: str) -> Value:
-        """x @ weight.T, and + bias if the checkpoint has one."""
-        return self.add(Linear(x, self._weight(name, "linear"), self._bias(name)))
+    def linear(self, x: Value, name: str, *, bias: str | None = None) -> Value:
+        """x @ weight.T, and + bias if the checkpoint has one. bias: as in `logits`."""
+        return self.add(Linear(x, self._weight(name, "linear"), self._bias(bias or name)))
 
     def head_linear(self, x: Value, name: str) -> Value:
         """A product for each head: the weight is [heads, out, in], x [rows, heads * in]."""
@@ -375,11 +375,24 @@ class Graph:
         return self.add(Attention(q, k, v, params, logits, bias))
 
     def encoder_attention(
-        self, q: Value, k: Value, v: Value, params: EncoderAttentionParams, distance_bias: str | None = None
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        params: EncoderAttentionParams,
+        distance_bias: str | None = None,
+        stem: str | None = None,
     ) -> Value:
-        """Attention both ways within the texts of a step. distance_bias: the full name of the weight."""
+        """Attention both ways within the texts of a step. distance_bias: the full name of the weight.
+
+        stem: of vectors by distance, `distance_keys` and `distance_queries`, if the checkpoint has them.
+        """
         bias = None if distance_bias is None else self._parameter(distance_bias, "encoder_attention", plain=True)
-        return self.add(EncoderAttention(q, k, v, params, bias))
+        names = () if stem is None else (f"{stem}distance_{part}.weight" for part in ("keys", "queries"))
+        vectors = (
+            self._parameter(name, "encoder_attention", plain=True) if name in self.weights else None for name in names
+        )
+        return self.add(EncoderAttention(q, k, v, params, bias, *vectors))
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""

@@ -29,12 +29,9 @@ _ACTIVATIONS = {
 }
 _CLASS = re.compile(r"torch\.nn\.(?:modules\.\w+\.)?(?P<name>\w+)", re.ASCII)
 # Values of keys that would change the meaning of the module.
-_ONLY: dict[str, object] = {
-    "module_input_name": "sentence_embedding",
-    "module_output_name": "sentence_embedding",
-    "use_residual": False,
-}
-_KEYS = {"in_features", "out_features", "bias", "activation_function", *_ONLY}
+_ONLY: dict[str, object] = {"use_residual": False}
+_NAMES = ("module_input_name", "module_output_name")  # of what it reads and writes
+_KEYS = {"in_features", "out_features", "bias", "activation_function", *_NAMES, *_ONLY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +64,19 @@ class DenseModule:
             return weight, np.array(bias, np.float32)
 
 
-def read_dense(folder: Path) -> DenseModule:
-    """Reads `config.json`. Raises ModelLoadError naming the file and the key."""
+def read_dense(folder: Path, *, of_tokens: bool = False) -> DenseModule:
+    """Reads `config.json`. of_tokens: it changes the vectors of tokens, not those of texts.
+
+    Raises ModelLoadError naming the file and the key.
+    """
     path = folder / "config.json"
     values = read_json_object(path, _MAX_BYTES)
     reader = ConfigReader(values)
     try:
         for key in sorted(values.keys() - _KEYS):
             raise reader.error(key[:80], values[key], f"not supported; the keys are {', '.join(sorted(_KEYS))}")
-        for key, only in _ONLY.items():
+        name = "token_embeddings" if of_tokens else "sentence_embedding"
+        for key, only in {**dict.fromkeys(_NAMES, name), **_ONLY}.items():
             if values.get(key) not in (None, only):
                 raise reader.error(key, values[key], f"must be {only}")
         return DenseModule(

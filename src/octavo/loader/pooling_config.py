@@ -31,6 +31,9 @@ _OLDER_POOLING = {
 }
 _GGUF_POOLING: Mapping[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 _GGUF_RANK = 4
+_LOGS = {"relu": 1, "log1p_relu": 2}  # how often a sparse vector goes through log(1 + x)
+_PYLATE_DENSE = "pylate.Dense"
+_OF_TOKENS = ("MultiVectorMask", _PYLATE_DENSE)  # modules of models that have a vector for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class PoolingConfig:
 
     is_classifier: the model ends in a head of sequence classification. activation: of its one label, as a score.
     yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint. dense: the layers that
-    pooled vectors go through before normalization.
+    pooled vectors go through before normalization. num_logs: how often a sparse vector goes through log(1 + x), behind
+    relu.
     """
 
     pooling: Pooling = "mean"
@@ -49,9 +53,10 @@ class PoolingConfig:
     activation: Literal["sigmoid", "identity"] = "sigmoid"
     yes_no: tuple[int, int] | None = None
     dense: tuple[DenseModule, ...] = ()
+    num_logs: int = 0
 
     def width(self, hidden_size: int) -> int:
-        """That of vectors of texts. hidden_size: of the model."""
+        """That of vectors of texts. hidden_size: of the rows that the graph makes of them."""
         return self.dense[-1].out_features if self.dense else hidden_size
 
 
@@ -68,9 +73,15 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hid
     """config_json, hidden_size: of the model. Raises ModelLoadError naming the file, the key and the value."""
     if is_classifier(ConfigReader(config_json)):
         return PoolingConfig(is_classifier=True, activation=_score_activation(directory, config_json))
+    if config_json.get("architectures") == ["HF_ColBERT"]:
+        return PoolingConfig("all", normalize=True, is_embedder=True)
     path = directory / "modules.json"
     if not path.is_file():
         return PoolingConfig()
+    if any(kind == "SpladePooling" for kind, _ in _modules(path)):
+        return _sparse(path)
+    if any(kind in _OF_TOKENS for kind, _ in _modules(path)):
+        return _late_interaction(path, hidden_size)
     pooling: Pooling = "mean"
     normalize, is_embedder = False, False
     yes_no = None
@@ -94,8 +105,35 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hid
     return PoolingConfig(pooling, normalize, is_embedder, yes_no=yes_no, dense=tuple(dense))
 
 
+def _sparse(path: Path) -> PoolingConfig:
+    """The pooling of SPLADE: the largest logit of each token of the vocabulary, through relu and log(1 + x)."""
+    folders = dict(_modules(path))
+    for kind in sorted(folders.keys() - {"MLMTransformer", "Transformer", "SpladePooling"}):
+        raise ModelLoadError(f"{path}: the module {kind} beside SpladePooling is not supported")
+    config = path.parent / folders["SpladePooling"] / "config.json"
+    values = read_json_object(config, _MAX_BYTES)
+    if values.get("pooling_strategy", "max") != "max":
+        raise ModelLoadError(f"{config}: pooling_strategy is {values['pooling_strategy']!r:.80}; it must be max")
+    name = values.get("activation_function", "relu")
+    if name not in _LOGS:
+        raise ModelLoadError(f"{config}: activation_function is {name!r:.80}; it must be {' or '.join(_LOGS)}")
+    return PoolingConfig("max", is_embedder=True, num_logs=_LOGS[str(name)])
+
+
+def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
+    """A vector for each token, as PyLate and sentence-transformers save ColBERT's models: they have length 1."""
+    dense: list[DenseModule] = []
+    for kind, folder in _modules(path):
+        if kind in ("Dense", _PYLATE_DENSE):
+            width = dense[-1].out_features if dense else hidden_size
+            dense.append(_dense(path.parent / folder, width, of_tokens=True))
+        elif kind not in ("Transformer", "MultiVectorMask", "Normalize"):
+            raise ModelLoadError(f"{path}: the module {kind} in a model of vectors of tokens is not supported")
+    return PoolingConfig("all", normalize=True, is_embedder=True, dense=tuple(dense))
+
+
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The class of each module, without its package, and its folder."""
+    """The class of each module, without its package unless that is PyLate, and its folder."""
     if path.stat().st_size > _MAX_BYTES:
         raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {_MAX_BYTES:,}")
     try:
@@ -111,7 +149,8 @@ def _modules(path: Path) -> list[tuple[str, str]]:
             raise ModelLoadError(f"{path}: {module!r:.80} is not a module with type and path")
         if Path(folder).is_absolute():
             raise ModelLoadError(f"{path}: path is {folder!r:.80}; it must be a folder of the model")
-        found.append((kind.rpartition(".")[2], folder))
+        name = kind.rpartition(".")[2]
+        found.append((f"pylate.{name}" if kind.startswith("pylate.") else name, folder))
     return found
 
 
@@ -128,9 +167,9 @@ def _pooling(path: Path) -> Pooling:
     return _POOLING[modes[0]]
 
 
-def _dense(folder: Path, width: int) -> DenseModule:
-    """width: of the vectors that it gets."""
-    module = read_dense(folder)
+def _dense(folder: Path, width: int, *, of_tokens: bool = False) -> DenseModule:
+    """width: of the vectors that it gets. of_tokens: they are of tokens, not of texts."""
+    module = read_dense(folder, of_tokens=of_tokens)
     if module.in_features != width:
         path = folder / "config.json"
         raise ModelLoadError(f"{path}: in_features is {module.in_features}, but the vectors before it have {width}")

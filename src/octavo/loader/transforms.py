@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from octavo.loader.tensor_names import TensorName
 from octavo.models._decoder import ModelConfig
 from octavo.models._weights import (
     ByDistance,
+    DistanceVectors,
     FileFormat,
     Flatten,
     Fold,
@@ -58,6 +59,9 @@ def transformed(
         groups.setdefault(name.stem, {})[name] = source
     for transform in transforms:
         if transform.only in (None, file_format) and transform.stem in groups:
+            if isinstance(transform, DistanceVectors):
+                _add_distance_vectors(groups, transform, config)
+                continue
             group = groups.pop(transform.stem)
             if isinstance(transform, OfLayers):
                 group, groups[transform.stem] = _of_layers(group, transform, config)
@@ -586,6 +590,56 @@ def _by_distance(source: Source, buckets: NDArray[np.intp]) -> Source:
     shape = (source.shape[1], len(buckets))
     steps = f"{source.steps} by distance {zlib.crc32(buckets.tobytes())}"
     return replace(source, type_name="F32", shape=shape, nbytes=4 * math.prod(shape), make=make, steps=steps)
+
+
+def _add_distance_vectors(groups: dict[str, _Group], transform: DistanceVectors, config: Any) -> None:
+    """Puts the vectors in the place of the table and its norm. Projections that nothing else needs go, too."""
+    table = next(iter(groups.pop(transform.stem).values()))
+    norm = {name.kind: source for name, source in groups.pop(transform.norm, {}).items()}
+    buckets = transform.buckets(config)
+    if len(table.shape) != 2 or table.shape[0] <= buckets.max() or table.shape[1] != config.hidden_size:
+        found = f"tensor {table.tensors[0]!r:.80} is {list(table.shape)}"
+        raise ModelLoadError(f"{found}; the configuration asks for [{buckets.max() + 1}, {config.hidden_size}]")
+
+    def rows() -> NDArray[np.float32]:
+        x = table.make().dequantize().astype(np.float32)
+        if norm:
+            x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + config.norm_eps)
+            x = x * norm[".weight"].make().dequantize() + norm[".bias"].make().dequantize()
+        return np.asarray(x[buckets], np.float32)
+
+    for stem, whole in transform.projections(config).items():
+        group = groups.pop(stem, {}) if ".distance_" in stem else groups.get(stem, {})
+        for name, source in group.items():
+            if name.kind == ".weight":
+                bias = group.get(replace(name, kind=".bias"))
+                made = _distance_vectors(rows, (table, *norm.values()), source, bias, config.num_heads)
+                shape = (config.num_heads, source.shape[0] // config.num_heads, len(buckets))
+                steps = f"{made.steps} by distance {zlib.crc32(buckets.tobytes())}"
+                made = replace(made, shape=shape, nbytes=4 * math.prod(shape), steps=steps)
+                groups.setdefault(whole, {})[replace(name, stem=whole)] = made
+
+
+def _distance_vectors(
+    rows: Callable[[], NDArray[np.float32]],
+    read: Sequence[Source],
+    projection: Source,
+    bias: Source | None,
+    num_heads: int,
+) -> Source:
+    """rows: [distances, hidden], made of the sources `read`."""
+    sources = (*read, projection, *(() if bias is None else (bias,)))
+
+    def make() -> Weight:
+        found = rows() @ projection.make().dequantize().T.astype(np.float32)
+        if bias is not None:
+            found = found + bias.make().dequantize()
+        by_head = found.T.reshape(num_heads, -1, len(found))
+        return DenseWeight(np.ascontiguousarray(by_head, np.float32))
+
+    tensors = tuple(tensor for source in sources for tensor in source.tensors)
+    steps = " ".join(source.steps for source in sources)
+    return Source("F32", (), 0, tensors, make, steps)
 
 
 def _ones(count: int) -> Source:

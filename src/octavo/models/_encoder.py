@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Rope, RopeParams
-from octavo.graph.ops.encoder import EncoderAttentionParams, MeanPool
+from octavo.graph.ops.encoder import EncoderAttentionParams, MaxPool, MeanPool
 from octavo.graph.ops.rowwise import Activation, GatedActivation
 from octavo.graph.values import Value
 from octavo.models._classic import ACTIVATIONS
@@ -21,7 +21,8 @@ from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader, is_class
 from octavo.models._weights import Split
 
 EncoderT = TypeVar("EncoderT", bound="EncoderConfig")
-EncoderPooling = Literal["mean", "cls", "last"]
+# max: of the logits of masked tokens. all: no pooling, each token has a vector.
+EncoderPooling = Literal["mean", "cls", "last", "max", "all"]
 
 # `pooling_type` of GGUF files, from 0. Rank: a head of sequence classification.
 _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
@@ -161,7 +162,7 @@ def split_encoder() -> tuple[Split, ...]:
 
 def build(g: Graph, cfg: EncoderConfig) -> Value:
     """The vectors [OUTPUTS, hidden], or the labels [OUTPUTS, labels]. One row a text is wanted of a step: that of its
-    first token for `cls` and of any token for `mean`."""
+    first token for `cls` and of any token for `mean` and `max`; `all` has the vector of each row that is wanted."""
     h = g.embedding("embed_tokens")
     if "embed_types.weight" in g.weights:
         h = h + g.token_type_embedding("embed_types")
@@ -174,8 +175,20 @@ def build(g: Graph, cfg: EncoderConfig) -> Value:
         h = _block(g, cfg, h, layer)
     if cfg.block == "pre_norm":
         h = g.layer_norm(h, "norm", cfg.norm_eps)
+    if cfg.pooling == "max" and not cfg.has_classifier:
+        return g.add(MaxPool(_masked_logits(g, cfg, h)))
     pooled = g.add(MeanPool(h)) if cfg.pooling == "mean" else g.select_rows(h)
+    if cfg.pooling == "all" and "projection.weight" in g.weights:
+        return g.linear(pooled, "projection")
     return _classified(g, cfg, pooled) if cfg.has_classifier else pooled
+
+
+def _masked_logits(g: Graph, cfg: EncoderConfig, h: Value) -> Value:
+    """The logits [TOKENS, vocab] of the tokens that a masked one may be, by the head of the pretraining."""
+    dense, norm = ("mlm", "mlm_norm") if "mlm.weight" in g.weights else ("pooler", "head_norm")  # ModernBERT's
+    x = g.layer_norm(g.add(Activation(g.linear(h, dense), cfg.activation)), norm, cfg.norm_eps)
+    head = "mlm_decoder" if "mlm_decoder.weight" in g.weights else "embed_tokens"
+    return g.linear(x, head, bias="mlm_decoder")
 
 
 def _classified(g: Graph, cfg: EncoderConfig, pooled: Value) -> Value:
@@ -207,7 +220,7 @@ def _attention(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
     rope = cfg.ropes[layer]
     if rope is not None:
         q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
-    mixed = g.encoder_attention(q, k, v, cfg.attention_params(layer), cfg.distance_bias)
+    mixed = g.encoder_attention(q, k, v, cfg.attention_params(layer), cfg.distance_bias, p)
     return g.linear(mixed, p + "o_proj")
 
 

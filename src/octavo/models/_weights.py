@@ -181,6 +181,22 @@ class ByDistance:
 
 
 @dataclass(frozen=True, slots=True)
+class DistanceVectors:
+    """Makes vectors by distance, [heads, head_dim, distances], of a table of buckets, [buckets, hidden]: float32.
+
+    Each row, normalized with the weights of `norm` if a file has them, goes through the projections of every layer.
+    projections: from a configuration to the stems of these and of what they make; the weights of other names stay.
+    buckets: from a configuration to the row of each distance, from the furthest key before a query on.
+    """
+
+    stem: str
+    norm: str
+    projections: Callable[[Any], Mapping[str, str]]
+    buckets: Callable[[Any], NDArray[np.intp]]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ones:
     """Adds the weights of a norm that no file has: as many ones as a matrix, which stays, has columns.
 
@@ -244,6 +260,7 @@ class HeadSums:
 Transform = (
     (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp)
     | (ScaledRows | Softplus | Unfolded | UnitRows | Ones | ByDistance | OfLayers)
+    | DistanceVectors
     | (PermuteColumns | TokenShares | HeadSums)
 )
 

@@ -34,6 +34,12 @@ BERT_NAMES = {
     "encoder.layer.*.intermediate.dense": "layers.*.mlp.up_proj",
     "encoder.layer.*.output.dense": "layers.*.mlp.down_proj",
     "pooler.dense": "pooler",
+    # The head of the pretraining, which models for sparse vectors have, and ColBERT's.
+    "cls.predictions.transform.dense": "mlm",
+    "cls.predictions.transform.LayerNorm": "mlm_norm",
+    "cls.predictions.decoder": "mlm_decoder",
+    "cls.predictions": "mlm_decoder",
+    "linear": "projection",
     "position_embd": "embed_positions",
     "token_types": "embed_types",
     "token_embd_norm": "embed_norm",

@@ -21,6 +21,9 @@ WEIGHTS = WeightTable(
         "transformer.layer.*.ffn.lin2": "layers.*.mlp.down_proj",
         "transformer.layer.*.output_layer_norm": "layers.*.post_feedforward_layernorm",
         "pre_classifier": "pooler",
+        "vocab_transform": "mlm",
+        "vocab_layer_norm": "mlm_norm",
+        "vocab_projector": "mlm_decoder",
     },
 )
 _NAMES = {

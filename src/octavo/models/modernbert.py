@@ -27,6 +27,7 @@ WEIGHTS = WeightTable(
         "final_norm": "norm",
         "head.dense": "pooler",
         "head.norm": "head_norm",
+        "decoder": "mlm_decoder",
         "token_embd_norm": "embed_norm",
         "blk.*.ffn_up": "layers.*.mlp.gate_up_proj",
         "cls": "pooler",
@@ -93,11 +94,7 @@ def _local_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     if not reader.has("layer_types"):
         pattern = reader.integer("global_attn_every_n_layers", 3)
         return [bool(layer % pattern) for layer in range(num_layers)]
-    kinds = reader.texts("layer_types", num_layers)
-    for kind in kinds:
-        if kind not in ("full_attention", _LOCAL):
-            raise reader.error("layer_types", kind, f"must be full_attention or {_LOCAL}")
-    return [kind == _LOCAL for kind in kinds]
+    return [kind == _LOCAL for kind in reader.texts("layer_types", num_layers, ("full_attention", _LOCAL))]
 
 
 def _rope(reader: ConfigReader, kind: str, older: str, theta: float) -> RopeParams:

@@ -15,7 +15,15 @@ __all__ = ["ALIASES", "WEIGHTS", "Config", "build"]
 ALIASES = ("xlm-roberta", "roberta", "camembert")
 WEIGHTS = WeightTable(
     prefixes=("roberta.", "model."),
-    names={**bert.BERT_NAMES, "classifier.dense": "pooler", "classifier.out_proj": "classifier"},
+    names={
+        **bert.BERT_NAMES,
+        "classifier.dense": "pooler",
+        "classifier.out_proj": "classifier",
+        "lm_head.dense": "mlm",
+        "lm_head.layer_norm": "mlm_norm",
+        "lm_head.decoder": "mlm_decoder",
+        "lm_head": "mlm_decoder",
+    },
 )
 
 

@@ -298,6 +298,8 @@ void compare_simple(Judge& judge, Random& random) {
         call.step.num_requests = 3;
         call.step.query_start_loc = starts.data();
         judge.compare(call, what);
+        call.kernel = "max_pool";
+        judge.compare(call, what);
     }
 }
 
@@ -359,7 +361,7 @@ void compare_encoder(Judge& judge, Random& random) {
         for (const int32_t window : {0, 1, 40}) {
             Call call;
             call.weights = {window == 1 ? Operand{} : random_vector(random, 4),
-                            window == 0 ? random_vector(random, 4 * 61) : Operand{}};
+                            window == 0 ? random_vector(random, 4 * 61) : Operand{}, Operand{}, Operand{}};
             call.kernel = "encoder_attention";
             call.rows = call.step.num_tokens = 160;
             call.cols = 4 * dim;
@@ -370,6 +372,13 @@ void compare_encoder(Judge& judge, Random& random) {
             call.ints = {4, 2, dim, window};
             call.floats = {0.2f, window == 40 ? 20.0f : 0.0f};
             judge.compare(call, std::to_string(dim) + " columns, window " + std::to_string(window));
+            if (window == 1) continue;
+            call.inputs = matrices(random_matrix(random, call.rows, 4 * dim), random_matrix(random, call.rows, 4 * dim),
+                                   random_matrix(random, call.rows, 4 * dim));
+            call.ints = {4, 4, dim, window};
+            call.weights[2] = random_vector(random, 4 * dim * 61);
+            if (window) call.weights[3] = random_vector(random, 4 * dim * 61);
+            judge.compare(call, std::to_string(dim) + " columns with vectors of distances");
         }
 }
 

@@ -7,7 +7,13 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
-from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.encoder import (
+    EncoderAttention,
+    EncoderAttentionParams,
+    MaxPool,
+    MeanPool,
+    TokenTypeEmbedding,
+)
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 
@@ -73,6 +79,28 @@ def test_biases_by_distance_and_soft_caps(shape, softcap, reach, run_op, numpy_o
         np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), isa)
 
 
+@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 16, None), (3, 3, 20, 5), (1, 1, 7, 30)])
+@pytest.mark.parametrize("reach", [9, 250])
+def test_vectors_by_distance(reach, shape, given, run_op, numpy_op):
+    batch = texts([64, 65, 3, 200])
+    op, values = attention(shape, batch)
+    rng, weights = np.random.default_rng(1), {}
+    for name, is_given in zip(("distance_keys", "distance_queries"), given, strict=True):
+        table = rng.normal(0, 1.5, (shape[0], shape[2], 2 * reach + 1)).astype("f4")
+        if is_given:
+            weights[name] = DenseWeight(table)
+            op = replace(op, **{name: Parameter(name, table.shape, plain=True)})
+    expected = numpy_op(op, values, weights=weights, batch=batch)
+    without = numpy_op(replace(op, distance_keys=None, distance_queries=None), values, batch=batch)
+    assert np.abs(expected - without).max() > 0.1 * np.abs(expected).max()
+    scalar = run_op(op, values, weights=weights, batch=batch, isa="scalar")
+    np.testing.assert_allclose(scalar, expected, rtol=0, atol=5e-6 * np.abs(expected).max())
+    for isa in _native.known_isas()[1 : _native.known_isas().index(_native.detected_isa()) + 1]:
+        wide = run_op(op, values, weights=weights, batch=batch, isa=isa, threads=3)
+        np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), isa)
+
+
 @pytest.mark.parametrize("slope", SLOPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_text_is_the_same_alone_and_among_others(shape, slope, run_op):
@@ -91,6 +119,16 @@ def test_mean_pool(cols, isa, run_op, numpy_op):
     out = run_op(MeanPool(x), values, batch=batch, isa=isa, threads=2)
     np.testing.assert_allclose(out, numpy_op(MeanPool(x), values, batch=batch), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(out, run_op(MeanPool(x), values, batch=batch, isa="scalar"))
+
+
+@pytest.mark.parametrize("cols", [1, 16, 33, 384])
+def test_max_pool(cols, isa, run_op):
+    batch = texts([5, 1, 40], outputs=[45, 2, 5])
+    x = Value(0, TOKENS, cols)
+    values = {x: np.random.default_rng(0).normal(0, 1, (46, cols)).astype("f4")}
+    out = run_op(MaxPool(x), values, batch=batch, isa=isa, threads=2)
+    rows = values[x]
+    np.testing.assert_array_equal(out, [rows[6:].max(axis=0), rows[:5].max(axis=0), rows[5]])
 
 
 @pytest.mark.parametrize("types", [None, [0, 1, 1, 0, 2]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,10 +102,25 @@ def distance_biases(bias: Tensor, distance: Tensor) -> Tensor:
     return bias[:, distance.clamp(-reach, reach) + reach]
 
 
-def attend_all(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams, bias: Tensor | None = None) -> Tensor:
-    """Rows that see all keys: q [rows, heads * dim], k and v [keys, kv heads * dim]. bias: by distance.
+def _distance_terms(queries: Tensor, keys: Tensor, distance: Tensor, vectors: Sequence[Tensor | None]) -> Tensor:
+    """See `octavo.graph.ops.distance_bias.distance_terms`. queries, keys: [heads, rows, head_dim]."""
+    terms = queries.new_zeros((len(queries), *distance.shape))
+    for each, rows, is_of_keys in zip(vectors, (queries, keys), (False, True), strict=True):
+        if each is not None:
+            reach = each.shape[2] // 2
+            place = (distance.T if is_of_keys else distance).clamp(-reach, reach) + reach
+            found = (rows @ each.to(rows.dtype)).gather(2, place.expand(len(rows), -1, -1))
+            terms = terms + (found.transpose(1, 2) if is_of_keys else found)
+    return terms
 
-    With a window, slopes or a bias they are the tokens of one whole text, each seeing those before and after it.
+
+def attend_all(
+    q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams, tables: Sequence[Tensor | None] = (None, None, None)
+) -> Tensor:
+    """Rows that see all keys: q [rows, heads * dim], k and v [keys, kv heads * dim].
+
+    tables: those of `EncoderAttention`, by distance. With a window, slopes or a table they are the tokens of one whole
+    text, each seeing those before and after it.
     """
     num_heads, num_kv_heads = p.num_heads, p.num_kv_heads
     queries, keys, values = (
@@ -116,7 +132,11 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams, bias:
     ahead = index - index[: len(q), None]
     if p.window is not None:
         mask = ahead.abs() <= p.window
+    bias, *vectors = tables
     added = None if bias is None else distance_biases(bias, ahead).to(q.dtype)
+    if any(each is not None for each in vectors):
+        terms = _distance_terms(queries, keys, ahead, vectors) * p.scale
+        added = terms if added is None else added + terms
     if p.alibi_slopes is not None:
         lowered = -constant(p.alibi_slopes, q.dtype, q.device)[:, None, None] * ahead.abs()
         added = lowered if added is None else added + lowered

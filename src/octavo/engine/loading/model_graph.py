@@ -10,6 +10,7 @@ from octavo.engine.loading.devices import backend_of, step_tokens
 from octavo.engine.loading.held_weights import held_weights
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
+from octavo.graph.ops.encoder import MaxPool, MeanPool
 from octavo.graph.ops.low_rank import AdapterLimits
 from octavo.graph.shard_wishes import Steps
 from octavo.graph.source import SOURCE, source_width
@@ -48,12 +49,14 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
     """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
     step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
     tokens = max(step, model_len) if graph.takes_whole_texts else step
+    # One that pools by itself gives one row a text, others may be asked for that of every token.
+    each_token = not any(isinstance(node.op, MeanPool | MaxPool) for node in graph.nodes)
     if span := longest_span(graph):
         tokens = max(tokens, min(span, model_len) + config.max_num_seqs)
     return ExecutorLimits(
         max_num_batched_tokens=tokens,
         max_num_seqs=config.max_num_seqs,
-        max_num_outputs=max(step, outputs) if graph.generates else outputs,
+        max_num_outputs=max(step if graph.generates else tokens, outputs) if each_token else outputs,
         max_model_len=model_len,
         max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
         further_rows=_further_rows(graph, tokens, max_source_rows(config, model_len)),

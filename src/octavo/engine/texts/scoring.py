@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -64,7 +65,11 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """The vectors that pairs need, as (prompt, parameters). pairs: the vectors of each pair, by their number."""
+    """The vectors that pairs need, as (prompt, parameters). pairs: the vectors of each pair, by their number.
+
+    The score of late interaction is the sum, over the tokens of the first text, of the largest product with a token of
+    the second. Khattab and Zaharia, arXiv 2004.12832.
+    """
 
     model: TextModel
     prompts: list[tuple[Prompt, PoolingParams]]
@@ -84,6 +89,11 @@ class ScorePlan:
         if self.model.scoring == "cosine":
             a, b = (vector.astype(np.float64) for vector in vectors)
             return float(a @ b / ((np.linalg.norm(a) * np.linalg.norm(b)) or 1.0))
+        if self.model.scoring == "dot":
+            return float(vectors[0].astype(np.float64) @ vectors[1])
+        if self.model.scoring == "late":
+            query, document = (vector.astype(np.float64).reshape(-1, self.model.width) for vector in vectors)
+            return float((query @ document.T).max(axis=1).sum())
         if self.model.scoring == "label" and self.model.activation == "sigmoid":
             return float(sigmoid(vectors[0])[0])
         return float(vectors[0][0])
@@ -106,10 +116,11 @@ def plan_scores(
         raise UsageError(message, param="model", code="unsupported_model")
     limit = max_tokens if options.truncate_to is None else min(options.truncate_to, max_tokens)
     encoder = _Encoder(model, tokenizer, limit, options)
-    if model.scoring == "cosine":
+    if model.scoring in ("cosine", "dot", "late"):
+        task: Literal["embed", "token_embed"] = "token_embed" if model.scoring == "late" else "embed"
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         places = {text: i for i, text in enumerate(texts)}
-        prompts = [(encoder.text(text), PoolingParams()) for text in texts]
+        prompts = [(encoder.text(text), PoolingParams(task=task)) for text in texts]
         numbers: list[tuple[int, ...]] = [(places[a], places[b]) for a, b in pairs]
     else:
         make = encoder.question if model.scoring == "yes_no" else encoder.pair

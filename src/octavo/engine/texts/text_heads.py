@@ -43,16 +43,21 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextHeads:
-    """yes_no: the head of a causal reranker. dense: layers that vectors of texts go through, in this order."""
+    """yes_no: the head of a causal reranker. dense: layers that vectors of texts go through, in this order.
+
+    num_logs: how often they go through log(1 + x) before these, behind relu.
+    """
 
     yes_no: YesNoHead | None = None
     dense: tuple[DenseLayer, ...] = ()
+    num_logs: int = 0
 
     def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
         """The function from a pooled vector to the result of a request; None: it is the result."""
         if params.task == "score":
             return None if self.yes_no is None else self.yes_no.score
-        steps: tuple[Finish, ...] = (*self.dense, *((normalized,) if texts.normalize else ()))
+        logs: tuple[Finish, ...] = (saturated,) * self.num_logs
+        steps: tuple[Finish, ...] = (*logs, *self.dense, *((normalized,) if texts.normalize else ()))
         return (lambda vector: _through(steps, vector)) if steps else None
 
 
@@ -62,7 +67,14 @@ NO_HEADS = TextHeads()
 def text_heads(graph: Graph, checkpoint: Checkpoint, texts: TextModel, tokenizer: Tokenizer) -> TextHeads:
     """The heads of a model, read from its checkpoint. Raises ModelLoadError naming the file."""
     yes_no = yes_no_head(graph, checkpoint, tokenizer) if texts.scoring == "yes_no" else None
-    return TextHeads(yes_no, tuple(DenseLayer.load(module) for module in checkpoint.pooling.dense))
+    dense = tuple(DenseLayer.load(module) for module in checkpoint.pooling.dense)
+    return TextHeads(yes_no, dense, checkpoint.pooling.num_logs)
+
+
+def saturated(vector: Float32) -> Float32:
+    """log(1 + relu(x)), as SPLADE weighs the tokens of the vocabulary. Formal et al., arXiv 2109.10086."""
+    logs: Float32 = np.log1p(np.maximum(vector, np.float32(0))).astype(np.float32)
+    return logs
 
 
 def _through(steps: tuple[Finish, ...], vector: Float32) -> Float32:

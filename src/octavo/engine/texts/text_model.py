@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHAT_TOKEN = "<|im_start|>"
 _REMEDY = "take /v1/embeddings, /v1/rerank or /v1/score, LLM.embed or LLM.score, or a model that generates"
 
-Scoring = Literal["none", "label", "yes_no", "cosine"]
+Scoring = Literal["none", "label", "yes_no", "cosine", "dot", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class TextModel:
 
     generates: it answers prompts. takes_whole_texts: it sees all tokens of a text at once. pooling, normalize: of its
     vectors. scoring: label: a head gives one label for a pair; yes_no: the next token of a prompt does; cosine: the
-    vectors of the two texts do. num_labels: of the head. activation: of its label. num_token_types: 0: it has none.
+    vectors of the two texts do; dot: their product; late: those of their tokens. num_labels: of the head. activation:
+    of its label. num_token_types: 0: it has none. width: of its vectors.
     """
 
     generates: bool = True
@@ -44,6 +45,7 @@ class TextModel:
     num_labels: int = 0
     activation: Literal["sigmoid", "identity"] = "sigmoid"
     num_token_types: int = 0
+    width: int = 0
 
     def check(self, params: object, num_tokens: int) -> None:
         """Raises UsageError if the model cannot do what a request asks for. num_tokens: of its prompt."""
@@ -58,10 +60,21 @@ class TextModel:
         if params.task == "embed" and self.num_labels:
             message = "this model is a cross-encoder: it scores pairs of texts and has no vectors; take /v1/score"
             raise UsageError(message, param="model", code="unsupported_model")
+        self._check_tokens(params.task)
         self._check_pooling(params.pooling)
         if params.second_start and not (self.num_token_types > 1 and 0 < params.second_start <= num_tokens):
             message = f"second_start is {params.second_start}, but the text has {num_tokens} tokens, or all of one type"
             raise UsageError(message, param="second_start", code="invalid_value")
+
+    def _check_tokens(self, task: str) -> None:
+        """Raises UsageError for one vector of a text where each token has one, and the other way round."""
+        message = None
+        if task == "embed" and self.pooling == "all":
+            message = "this model has a vector for each token, not one for a text; take LLM.token_embed or /pooling"
+        elif task == "token_embed" and self.takes_whole_texts and (self.num_labels or self.pooling in ("mean", "max")):
+            message = "this model pools its texts and has no vectors of tokens; take a ColBERT model or a decoder"
+        if message is not None:
+            raise UsageError(message, param="task", code="unsupported_model")
 
     def _check_pooling(self, pooling: Pooling | None) -> None:
         if pooling is None:
@@ -69,8 +82,9 @@ class TextModel:
         if (self.takes_whole_texts or not self.generates) and pooling != self.pooling:
             message = f"pooling is {pooling!r}, but this model's vectors are made by {self.pooling!r}; leave it out"
             raise UsageError(message, param="pooling", code="unsupported_parameter")
-        if not self.takes_whole_texts and pooling == "cls":
-            message = "pooling is 'cls', but the first token of this model sees no other; take 'mean' or 'last'"
+        if not self.takes_whole_texts and pooling not in ("mean", "last"):
+            why = "the first token of this model sees no other" if pooling == "cls" else "this model is a decoder"
+            message = f"pooling is {pooling!r}, but {why}; take 'mean' or 'last'"
             raise UsageError(message, param="pooling", code="unsupported_parameter")
 
 
@@ -107,7 +121,7 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer) -> Te
     if pooling.is_classifier:
         scoring = "label" if num_labels == 1 else "none"
     elif pooling.is_embedder or not graph.generates:
-        scoring = "cosine"
+        scoring = "late" if pooling.pooling == "all" else "dot" if pooling.pooling == "max" else "cosine"
     elif yes_no_ids(pooling, tokenizer) is not None:
         scoring = "yes_no"
     return TextModel(
@@ -119,6 +133,7 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer) -> Te
         num_labels=num_labels,
         activation=pooling.activation,
         num_token_types=min(types, default=0),
+        width=pooling.width(graph.output.cols),
     )
 
 
@@ -128,7 +143,8 @@ def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
         return "last" if pooling.is_classifier else pooling.pooling
     if any(isinstance(node.op, MeanPool) for node in graph.nodes):
         return "mean"
-    return "last" if pooling.pooling == "last" and not pooling.is_classifier else "cls"
+    is_kept = pooling.pooling in ("last", "max", "all") and not pooling.is_classifier
+    return pooling.pooling if is_kept else "cls"
 
 
 def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] | None:

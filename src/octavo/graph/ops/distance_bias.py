@@ -1,6 +1,8 @@
-"""Biases of scores by the distance of key and query. Raffel et al., arXiv 1910.10683."""
+"""Biases and terms of scores by the distance of key and query. Raffel et al., arXiv 1910.10683."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,3 +33,33 @@ def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
     fits = len(bias.shape) == 2 and bias.shape[0] == num_heads and bias.shape[1] % 2 == 1
     require(fits, f"{bias.name} {list(bias.shape)} is not [{num_heads}, an odd number of distances]")
     require(bias.plain, f"{bias.name} is a table of plain numbers")
+
+
+def distance_terms(queries: Array, keys: Array, distance: NDArray[np.int_], vectors: Sequence[Array | None]) -> Array:
+    """q_i . K(j - i) + k_j . Q(j - i), [heads, rows, rows], as in He et al., arXiv 2006.03654; zeros without both.
+
+    queries, keys: [heads, rows, head_dim] of the same tokens. distance: of each key from each query, j - i. vectors: K
+    and Q by distance, [heads, head_dim, 2 * reach + 1], those beyond the reach as at its end; None: the term is 0.
+    """
+    terms = np.zeros((1, *distance.shape), queries.dtype)
+    for each, rows, is_of_keys in zip(vectors, (queries, keys), (False, True), strict=True):
+        if each is None:
+            continue
+        reach = each.shape[2] // 2
+        place = np.clip(distance, -reach, reach) + reach
+        products = rows @ each.astype(rows.dtype)  # [heads, rows, distances]
+        found = np.take_along_axis(products, (place.T if is_of_keys else place)[None], axis=2)
+        terms = terms + (found.transpose(0, 2, 1) if is_of_keys else found)
+    return terms
+
+
+def require_distance_vectors(keys: Parameter | None, queries: Parameter | None, num_heads: int, head_dim: int) -> None:
+    """Raises GraphError unless both have a vector for each distance and head, as plain numbers."""
+    sizes = {each.shape[-1] for each in (keys, queries) if each is not None}
+    for each in (keys, queries):
+        if each is None:
+            continue
+        fits = each.shape == (num_heads, head_dim, each.shape[-1]) and each.shape[-1] % 2 == 1 and len(sizes) == 1
+        odd = f"[{num_heads}, {head_dim}, an odd number of distances]"
+        require(fits, f"{each.name} {list(each.shape)} is not {odd}, as many for both")
+        require(each.plain, f"{each.name} is a table of plain numbers")

@@ -17,7 +17,12 @@ from octavo.graph.cuts import Cut
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.head_cuts import AttentionHeads
 from octavo.graph.ops.base import Evaluation, Op, RowNeed, StepSizes, describe, require
-from octavo.graph.ops.distance_bias import require_distance_bias, with_distance_bias
+from octavo.graph.ops.distance_bias import (
+    distance_terms,
+    require_distance_bias,
+    require_distance_vectors,
+    with_distance_bias,
+)
 from octavo.graph.ops.rowwise import softcap
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
@@ -56,6 +61,9 @@ class EncoderAttention(Op):
     v: Value  # [rows, num_kv_heads * head_dim]; -> [rows, num_heads * head_dim]
     params: EncoderAttentionParams
     distance_bias: Parameter | None = None  # [num_heads, 2 * reach + 1]: see `with_distance_bias`
+    # Of queries with distances, and of keys with distances, [num_heads, head_dim, 2 * reach + 1]: see `distance_terms`.
+    distance_keys: Parameter | None = None
+    distance_queries: Parameter | None = None
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
@@ -65,6 +73,9 @@ class EncoderAttention(Op):
         require(slopes == p.num_heads, f"{slopes} slopes do not fit {p.num_heads} heads")
         require(p.alibi_slopes is None or p.softcap is None, "slopes beside a soft cap")
         require_distance_bias(self.distance_bias, p.num_heads)
+        require_distance_vectors(self.distance_keys, self.distance_queries, p.num_heads, p.head_dim)
+        has_vectors = self.distance_keys is not None or self.distance_queries is not None
+        require(not has_vectors or p.num_heads == p.num_kv_heads, "vectors of distances beside shared kv heads")
         rows = self.q.rows
         require(rows not in (OUTPUTS, LOGITS), f"q {describe(self.q)}: such rows are of no sequences")
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
@@ -76,7 +87,8 @@ class EncoderAttention(Op):
         rows = sizes.rows(self.q.rows)
         length = rows / max(sizes.requests, 1)
         seen = length if p.window is None else min(length, 2 * p.window + 1)
-        return int(rows * seen * p.num_heads * (4 * p.head_dim + 5))
+        terms = sum(each is not None for each in (self.distance_keys, self.distance_queries))
+        return int(rows * seen * p.num_heads * ((4 + 2 * terms) * p.head_dim + 5))
 
     @property
     def row_needs(self) -> tuple[RowNeed, ...]:
@@ -86,9 +98,10 @@ class EncoderAttention(Op):
         q, k, v = (step.values[x] for x in (self.q, self.k, self.v))
         out = np.empty_like(q)
         starts = domain_rows(step.batch, self.q.rows).starts
-        bias = None if self.distance_bias is None else step.weights[self.distance_bias]
+        given = (self.distance_bias, self.distance_keys, self.distance_queries)
+        tables = tuple(None if each is None else step.weights[each] for each in given)
         for begin, end in pairwise([] if starts is None else starts.tolist()):
-            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params, bias)
+            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params, tables)
         return out
 
 
@@ -199,6 +212,31 @@ class MeanPool(Op):
         return np.array(means, x.dtype).reshape(len(texts), self.x.cols)
 
 
+@dataclass(frozen=True, slots=True)
+class MaxPool(Op):
+    """The largest number of each column over all tokens of the text that a row of `Batch.output_indices` belongs to.
+
+    [TOKENS, cols] -> [OUTPUTS, cols]. Formal et al., arXiv 2109.10086.
+    """
+
+    needs_whole_texts: ClassVar[bool] = True
+
+    x: Value
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
+        return OUTPUTS, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.tokens * self.x.cols
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x, starts = step.values[self.x], step.batch.query_start_loc
+        texts = np.searchsorted(starts, step.batch.output_indices, side="right") - 1
+        largest = [x[starts[text] : starts[text + 1]].max(axis=0) for text in texts]
+        return np.array(largest, x.dtype).reshape(len(texts), self.x.cols)
+
+
 def _require_heads(p: EncoderAttentionParams) -> None:
     require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
     require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
@@ -211,18 +249,24 @@ def _require_rows(name: str, value: Value, rows: RowDomain, heads: int, head_dim
     )
 
 
-def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams, bias: Array | None = None) -> Array:
+def _attend(
+    q: Array, k: Array, v: Array, p: EncoderAttentionParams, tables: tuple[Array | None, ...] = (None, None, None)
+) -> Array:
     """One sequence: q [rows, num_heads * head_dim], k and v [keys, num_kv_heads * head_dim].
 
-    With a window, slopes or a bias, rows and keys are the same.
+    tables: distance_bias, distance_keys and distance_queries. With a window, slopes or a table, rows and keys are the
+    same.
     """
+    bias, *vectors = tables
     group, rows, length = p.num_heads // p.num_kv_heads, q.shape[0], k.shape[0]
     heads = q.reshape(rows, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
     keys, values = (x.reshape(length, p.num_kv_heads, p.head_dim) for x in (k, v))
     scores = heads @ keys.transpose(1, 2, 0)[:, None] * p.scale
+    ahead = np.arange(length) - np.arange(rows)[:, None]
+    if any(each is not None for each in vectors):
+        scores = scores + distance_terms(heads[:, 0], keys.transpose(1, 0, 2), ahead, vectors)[:, None] * p.scale
     if p.softcap is not None:
         scores = softcap(scores, p.softcap)
-    ahead = np.arange(length) - np.arange(rows)[:, None]
     scores, distance = with_distance_bias(scores, ahead, bias), np.abs(ahead)
     if p.alibi_slopes is not None:
         slopes = np.asarray(p.alibi_slopes, q.dtype).reshape(p.num_kv_heads, group, 1, 1)

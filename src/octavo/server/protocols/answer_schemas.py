@@ -106,6 +106,15 @@ EMBEDDINGS = json_schema(
     }
 )
 
+POOLING = json_schema(
+    {
+        "object": "list",
+        "model": str,
+        "usage": _counts("prompt_tokens", "total_tokens"),
+        "data": [{"object": "pooling", "index": int, "data": list[list[float]] | list[float]}],
+    }
+)
+
 _SCORE_HEAD = _texts("id", "model")
 RERANK = json_schema(
     {

@@ -58,7 +58,10 @@ Input: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJob:
-    """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`. chat: a conversation in place of them."""
+    """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`. chat: a conversation in place of them.
+
+    of_tokens: the vectors of all tokens are wanted, one after the other.
+    """
 
     inputs: Sequence[str | Sequence[int | str]]
     options: RequestOptions
@@ -66,6 +69,7 @@ class EmbeddingJob:
     truncate_to: int | None = None
     side: Literal["left", "right"] = "left"
     chat: ChatSpec | None = None
+    of_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
         prompts, num_truncated = await ticket.wait(prepare)
         record.num_prompt_tokens = sum(map(len, prompts))
         ticket.add_prompt_tokens(record.num_prompt_tokens)
-        params = PoolingParams(pooling=job.pooling)
+        params = PoolingParams(pooling=job.pooling, task="token_embed" if job.of_tokens else "embed")
         vectors = await compute_vectors(ticket, model, [(prompt, params) for prompt in prompts], options)
     finally:
         ticket.release()

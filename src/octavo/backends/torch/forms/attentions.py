@@ -65,8 +65,9 @@ def _latent_attention(op: LatentAttention, step: TorchStep) -> Tensor:
 def _encoder_attention(op: EncoderAttention, step: TorchStep) -> Tensor:
     q, k, v = (step.values[x] for x in (op.q, op.k, op.v))
     spans = step.spans_of(op.q.rows)
-    bias = None if op.distance_bias is None else step.weight(op.distance_bias)
-    return torch.cat([attend_all(q[rows], k[rows], v[rows], op.params, bias) for rows in spans], out=step.out)
+    given = (op.distance_bias, op.distance_keys, op.distance_queries)
+    tables = [None if each is None else step.weight(each) for each in given]
+    return torch.cat([attend_all(q[rows], k[rows], v[rows], op.params, tables) for rows in spans], out=step.out)
 
 
 @form(CrossAttention)

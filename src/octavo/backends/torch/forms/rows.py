@@ -12,7 +12,7 @@ from octavo.backends.torch.forms.register import form
 from octavo.backends.torch.plain import wide
 from octavo.backends.torch.step import TorchStep
 from octavo.graph.ops.collective import AllGather, AllReduce
-from octavo.graph.ops.encoder import MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.encoder import MaxPool, MeanPool, TokenTypeEmbedding
 from octavo.graph.ops.linear import Embedding, Input, PositionEmbedding
 from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
 from octavo.graph.ops.stages import Receive, Send
@@ -99,6 +99,19 @@ def _mean_pool(op: MeanPool, step: TorchStep) -> Tensor:
     members = functional.one_hot(rows.sequences, len(rows.starts) - 1).to(x.dtype)
     means = (members.T @ x) / members.sum(dim=0)[:, None]
     return means[rows.sequences[rows.wanted]].to(step.values[op.x].dtype)
+
+
+@form(MaxPool)
+def _max_pool(op: MaxPool, step: TorchStep) -> Tensor:
+    x, rows = step.values[op.x], step.rows
+    if step.repeats:
+        largest = torch.stack([x[span].amax(dim=0) for span in rows.spans])
+    else:
+        texts = rows.sequences[:, None].expand(-1, x.shape[1])
+        largest = x.new_zeros((len(rows.starts) - 1, x.shape[1])).scatter_reduce(
+            0, texts, x, "amax", include_self=False
+        )
+    return largest[rows.sequences[rows.wanted]]
 
 
 @form(AllReduce)

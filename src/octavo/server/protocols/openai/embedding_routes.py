@@ -1,8 +1,12 @@
-"""`/v1/embeddings`: texts as vectors, in OpenAI's shape, and conversations with images, as vLLM takes them."""
+"""`/v1/embeddings`: texts as vectors, in OpenAI's shape, and conversations with images, as vLLM takes them.
+
+`/pooling`, vLLM's: the vectors of all tokens of texts, for late interaction.
+"""
 
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,7 +21,7 @@ from octavo.server.http.access_log import record_of
 from octavo.server.http.json_body import WHOLE, Int, Text
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
+from octavo.server.protocols.answer_schemas import EMBEDDINGS, POOLING, whole_answer
 from octavo.server.protocols.answering import name_ignored
 from octavo.server.protocols.embedding import (
     EmbeddingJob,
@@ -53,6 +57,16 @@ class EmbeddingsRequest(with_ignored(OptionFields, VECTORS), TemplateFields):  #
     user: Text | None = None
 
 
+class PoolingRequest(OptionFields):
+    """task: token_embed, a vector of each token, or embed, one of the text; None: as the model was made for."""
+
+    model: Text | None = None
+    input: Input
+    task: Literal["token_embed", "embed"] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), WHOLE] | None = None
+    user: Text | None = None
+
+
 @router.post("/embeddings", include_in_schema=False)
 @router.post("/v1/embeddings", responses=whole_answer(EMBEDDINGS))
 async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
@@ -61,11 +75,30 @@ async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Respon
         return await run_unless_gone(request, _embed(request, body, model))
 
 
+@router.post("/pooling", responses=whole_answer(POOLING))
+async def create_pooling(request: Request, body: PoolingRequest) -> Response:
+    """The vectors of the tokens of each input, or of the input as a whole, as the model makes them."""
+    async with state_of(request).models.use(body.model) as model:
+        return await run_unless_gone(request, _pool(request, body, model))
+
+
+async def _pool(request: Request, body: PoolingRequest, model: ServedModel) -> Response:
+    _check_room(body.truncate_prompt_tokens)
+    of_tokens = body.task == "token_embed" or (body.task is None and model.info.texts.pooling == "all")
+    job = EmbeddingJob(list_of_inputs(body.input), read_options(body), None, body.truncate_prompt_tokens)
+    found = await embed_inputs(request, model, replace(job, of_tokens=of_tokens))
+
+    def write(index: int, vector: Float32) -> dict[str, Any]:
+        rows = vector.reshape(-1, model.info.hidden_size) if of_tokens else vector
+        return {"object": "pooling", "index": index, "data": rows.tolist()}
+
+    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+    return await vectors_response(found.vectors, write, {"object": "list", "model": model.name, "usage": usage}, "data")
+
+
 async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) -> Response:
     check_dimensions(body.dimensions, model)
-    if body.truncate_prompt_tokens == 0:
-        reason = "is 0; it must be at least 1, or -1 for as many as fit"
-        raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
+    _check_room(body.truncate_prompt_tokens)
     vectors = await embed_inputs(request, model, _job(body))
 
     def write(index: int, vector: Float32) -> dict[str, Any]:
@@ -79,6 +112,13 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     head = {"object": "list", "model": model.name, "usage": usage}
     response = await vectors_response(vectors.vectors, write, head, "data")
     return name_ignored(body.find_ignored(), record_of(request), response)
+
+
+def _check_room(room: int | None) -> None:
+    """Raises UsageError for no tokens."""
+    if room == 0:
+        reason = "is 0; it must be at least 1, or -1 for as many as fit"
+        raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
 
 
 def _job(body: EmbeddingsRequest) -> EmbeddingJob:
