@@ -140,7 +140,8 @@ def test_tasks_of_jina_embeddings_v3_are_adapters(tmp_path: Path) -> None:
         for i, output in enumerate(outputs):
             expected = expected_states(with_task(model, folder, i), output.prompt_token_ids).mean(axis=0)
             found = np.array(output.outputs.embedding)
-            assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+            # Factors of adapters are bfloat16.
+            assert np.abs(found - expected).max() < 1.5e-2 * np.abs(expected).max()
         [plain] = llm.embed(WORDS[0])
         assert np.abs(np.array(plain.outputs.embedding) - np.array(outputs[0].outputs.embedding)).max() > 0.05
         with pytest.raises(ModelLoadError, match=r"no task 'fly'; name the adapter by one of retrieval\.query, "):
