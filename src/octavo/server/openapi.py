@@ -44,6 +44,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/batches": {"input_file_id": "file-...", "endpoint": "/v1/chat/completions"},
     "/v1/rerank": {"query": "What color is grass?", "documents": _DOCUMENTS},
     "/v2/rerank": {"query": "What color is grass?", "documents": _DOCUMENTS},
+    "/pooling": {"input": "Grass is green.", "task": "token_embed"},
     "/v1/score": {"text_1": "What color is grass?", "text_2": _DOCUMENTS},
     "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "/path/to/adapter"},
     "/v1/unload_lora_adapter": {"lora_name": "sql"},
