@@ -121,7 +121,7 @@ def test_values_in_place_of_those_of_the_model(tmp_path: Path) -> None:
         ("[1]", "write an object"),
         ('{"temprature": 1}', "temprature"),
         ('{"temperature": 9}', "temperature is 9"),
-        ('{"stop": "a"}', "it may have temperature, top_p"),
+        ('{"bad_words": ["a"]}', "it may have temperature, top_p"),
         ("[" * 100_000, "no JSON"),
     ],
 )
