@@ -305,7 +305,9 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
 
     monkeypatch.setattr(following, "join", lambda *_: None)
     monkeypatch.setattr(following, "compile_graph", loaded)
-    monkeypatch.setattr("octavo.backends.work_done._read", lambda *_: b"1 (a thread) D 0 0")  # at a disk, all the time
+    monkeypatch.setattr(
+        "octavo.platform.processes.thread_file", lambda *_: b"1 (a thread) D 0 0"
+    )  # at a disk, all the time
     _ours, theirs = (Connection(sock) for sock in socket.socketpair())
     follower = following.Follower(theirs)
     follower._inbox.put(Setup(EngineConfig(model=model, tensor_parallel_size=2, num_threads=1), 1, "name-0", 160, 20))
