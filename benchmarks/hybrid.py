@@ -5,7 +5,8 @@
 
 TOKENIZER is a directory with `tokenizer.json`, whose vocabulary the model gets. Run it with a Python that has torch and
 transformers. `qwen35` has gated delta nets with 16 heads of 128, `granite` Mamba 2 with a state of 128, `lfm2` short
-convolutions; the other layers have attention, as transformers places them.
+convolutions; the other layers have attention, as transformers places them. `qwen3` is a transformer of the same width
+and depth, which `hybrid_prompts.py` compares their prompts with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig, Lfm2Config, PretrainedConfig, Qwen3_5TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 
 def qwen35(**sizes: int) -> PretrainedConfig:
@@ -38,7 +46,16 @@ def lfm2(**sizes: int) -> PretrainedConfig:
     return Lfm2Config(layer_types=kinds, block_auto_adjust_ff_dim=False, tie_word_embeddings=True, **sizes)
 
 
-KINDS: dict[str, Callable[..., PretrainedConfig]] = {"qwen35": qwen35, "granite": granite, "lfm2": lfm2}
+def qwen3(**sizes: int) -> PretrainedConfig:
+    return Qwen3Config(head_dim=128, tie_word_embeddings=True, **sizes)
+
+
+KINDS: dict[str, Callable[..., PretrainedConfig]] = {
+    "qwen35": qwen35,
+    "granite": granite,
+    "lfm2": lfm2,
+    "qwen3": qwen3,
+}
 
 
 def write(kind: str, tokenizer: Path, folder: Path, layers: int, hidden: int) -> None:
