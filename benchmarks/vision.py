@@ -3,8 +3,8 @@
     python benchmarks/vision.py [--models FOLDER] [--only PART] [--turns 3] [--record FILE] [--realtime]
 
 - encoders: the time of llama.cpp's encoder (mtmd, by the package xllamacpp) over ours, on the same threads and the same
-  files in float32: Gemma 3's, which is of the shape of SigLIP-SO400M, at 896 x 896, and Qwen3-VL's at 1024 x 1024. At
-  least 1.5. Skipped without xllamacpp.
+  files, with matrices in float16 as in published ones: Gemma 3's, which is of the shape of SigLIP-SO400M, at 896 x 896,
+  and Qwen3-VL's at 1024 x 1024. At least 1.5. Skipped without xllamacpp.
 - second: the time to the first token of a second question about an image over that of a second question about as many
   tokens of text, with a text model of the shape of 0.6 B, at most 1.2.
 - streams: the 50th and the 99th percentile of the time between tokens of nine streams while an image of 1024 x 1024 is
@@ -39,6 +39,7 @@ import numpy as np
 import repository  # noqa: F401 - tests.support is found
 import torch
 from compare import ahead
+from numpy.typing import NDArray
 from PIL import Image
 from report import bar, bar_table, commit, machine
 from transformers import AutoModelForImageTextToText, Gemma3Config, PreTrainedConfig, Qwen3VLConfig
@@ -119,12 +120,16 @@ def _save_pair(model: Any, folder: Path, family: str, config: PreTrainedConfig) 
         "clip.vision.projection_dim": config.text_config.hidden_size,
         "clip.vision.image_size": 896 if family == "gemma3" else 768,
     }
-    written = gguf.GGUFWriter.add_uint32
+    written, added = gguf.GGUFWriter.add_uint32, gguf.GGUFWriter.add_tensor
 
     def add(self: gguf.GGUFWriter, key: str, value: int, *rest: Any) -> None:
         written(self, key, numbers.get(key, value), *rest)
 
-    with patch.object(gguf.GGUFWriter, "add_uint32", add):
+    def add_tensor(self: gguf.GGUFWriter, name: str, tensor: NDArray[np.float32], *rest: Any) -> None:
+        is_matrix = tensor.ndim == 2 and "embd" not in name
+        added(self, name, tensor.astype(np.float16) if is_matrix else tensor, *rest)
+
+    with patch.multiple(gguf.GGUFWriter, add_uint32=add, add_tensor=add_tensor):
         save_gguf(model, folder, family)
 
 

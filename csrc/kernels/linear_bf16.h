@@ -29,16 +29,15 @@ class ProductSums {
     // The same with panels of floats. rows: the activations of the block, k columns.
     template <typename F>
     void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
-        if constexpr (F::codes == Codes::bf16) {
-            multiply_dense_on_tiles(run, rows, k, sums);
-        } else {
-            const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
-            zero_sums(sums, static_cast<int64_t>(run.count) * sum_rows(rows.rows));
-            for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), k, rows, sums + i * stride);
-        }
+        if constexpr (F::codes != Codes::f32)
+            if (F::codes == Codes::bf16 || rows.of_encoder) return multiply_dense_on_tiles<F>(run, rows, k, sums);
+        zero_sums(sums, static_cast<int64_t>(run.count) * sum_rows(rows.rows));
+        for (int i = 0; i < run.count; ++i)
+            multiply_dense_panel<F>(run.data(i), k, rows, sums + i * sum_rows(rows.rows) * int64_t{PANEL_COLS});
     }
 
   private:
+    template <typename F>
     void multiply_dense_on_tiles(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
         const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
         const int groups = sum_rows(rows.rows) / ROW_GROUP, units = (k + UNIT_K - 1) / UNIT_K;
@@ -51,27 +50,27 @@ class ProductSums {
             for (int i = 0; i < run.count; i += 2) {
                 float* const at = sums + i * stride;
                 if (i + 2 <= run.count)
-                    multiply_dense_panels<2>(run, i, image, groups, first, left, {at, at + stride});
+                    multiply_dense_panels<F, 2>(run, i, image, groups, first, left, {at, at + stride});
                 else
-                    multiply_dense_panels<1>(run, i, image, groups, first, left, {at});
+                    multiply_dense_panels<F, 1>(run, i, image, groups, first, left, {at});
             }
         }
     }
 
     // P panels from the i-th on with an image of the units from `first` on, of which `left` columns are there.
-    template <int P>
+    template <typename F, int P>
     void multiply_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
                                float* const (&sums)[P]) {
-        constexpr int UNIT_BYTES = UNIT_K * PANEL_COLS * 2;
+        constexpr int UNIT_BYTES = UNIT_K * PANEL_COLS * F::bits / 8;
         for (int u = 0; u < image.units; u += DENSE_PIECE) {
             TilePanels<P> panels = {tiles_, image.units - u < DENSE_PIECE ? image.units - u : DENSE_PIECE, {}};
             for (int p = 0; p < P; ++p) {
                 panels.sums[p] = sums[p];
                 const uint8_t* const numbers = run.data(i + p) + static_cast<int64_t>(first + u) * UNIT_BYTES;
                 uint8_t* const tiles = tiles_ + p * DENSE_PIECE * TILE_BYTES;
-                unpack_bf16(numbers, panels.count, left - u * UNIT_K, tiles);
+                unpack_dense<F>(numbers, panels.count, left - u * UNIT_K, tiles);
             }
-            multiply_dense_tiles<P>(image, groups, u, panels, first + u == 0);
+            multiply_dense_tiles<P, F::codes != Codes::bf16>(image, groups, u, panels, first + u == 0);
         }
     }
 

@@ -7,13 +7,18 @@ namespace octavo {
 namespace {
 
 constexpr int DENSE_TILE_K = 128;
+#if defined(__AVX512F__)
+constexpr int DENSE_ROWS = 8;  // sums in registers: enough for two fma a cycle
+#else
 constexpr int DENSE_ROWS = 4;
+#endif
 
 // Activations of a dense product: rows of k floats.
 struct DenseRows {
     const float* data;
     int64_t stride;
     int rows;
+    bool of_encoder = false;  // there are many, so numbers of float16 are worth unpacking for AMX
 };
 
 template <typename F>
@@ -38,24 +43,22 @@ inline void multiply_dense_rows(const uint8_t* panel, int count, const float* x,
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
 
+// The same for x.rows, at most R.
+template <typename F, int R>
+inline void multiply_last_rows(const uint8_t* panel, int count, const DenseRows& x, float* c) {
+    if constexpr (R > 0) {
+        if (x.rows == R)
+            multiply_dense_rows<F, R>(panel, count, x.data, x.stride, c);
+        else
+            multiply_last_rows<F, R - 1>(panel, count, x, c);
+    }
+}
+
 template <typename F>
 inline void multiply_dense(const uint8_t* panel, int count, DenseRows x, float* c) {
-    for (int r = 0; r < x.rows; r += DENSE_ROWS, c += DENSE_ROWS * PANEL_COLS) {
-        const float* const p = x.data + r * x.stride;
-        switch (x.rows - r) {
-            case 1:
-                multiply_dense_rows<F, 1>(panel, count, p, x.stride, c);
-                break;
-            case 2:
-                multiply_dense_rows<F, 2>(panel, count, p, x.stride, c);
-                break;
-            case 3:
-                multiply_dense_rows<F, 3>(panel, count, p, x.stride, c);
-                break;
-            default:
-                multiply_dense_rows<F, 4>(panel, count, p, x.stride, c);
-        }
-    }
+    for (; x.rows > DENSE_ROWS; x.rows -= DENSE_ROWS, x.data += DENSE_ROWS * x.stride, c += DENSE_ROWS * PANEL_COLS)
+        multiply_dense_rows<F, DENSE_ROWS>(panel, count, x.data, x.stride, c);
+    multiply_last_rows<F, DENSE_ROWS>(panel, count, x, c);
 }
 
 // c [rows][16] += x * panel. Many rows: converted to float32 once, in pieces that stay in the L1 cache.

@@ -1,8 +1,9 @@
-// Products of panels of bfloat16 with AMX, as accurate as with float32.
+// Products of panels of bfloat16 and float16 with AMX, as accurate as with float32.
 //
 // A float is the sum of two of bfloat16, hi = its nearest and lo = that of the rest, but for 2^-17 of it. A unit of 32
-// k adds lo of the activations times the weights, then hi times the weights, each by a tile product (linear_amx.h).
-// Columns beyond the last k are zero.
+// k adds, in this order, lo of the activations times hi of the weights, hi times hi and, unless the weights are
+// bfloat16 themselves, hi times lo of the weights, each by a tile product (linear_amx.h). Columns beyond the last k are
+// zero.
 #pragma once
 
 #include "amx_tiles.h"
@@ -16,7 +17,8 @@ constexpr int DENSE_PIECE = 8;                             // units of weights t
 constexpr int DENSE_ROW_UNITS = BLOCK_ROWS * DENSE_PIECE;  // rows times units of activations that are converted at once
 constexpr int PARTS = 2;                                   // hi, lo
 constexpr int64_t DENSE_BYTES = int64_t{DENSE_ROW_UNITS} * PARTS * ROW_UNIT_BYTES + ROW_GROUP * ROW_UNIT_BYTES;
-static_assert(2 * DENSE_PIECE * TILE_BYTES <= UNPACKED_BYTES, "the tiles of two panels fit");
+constexpr int64_t LO_TILES = 2 * DENSE_PIECE * TILE_BYTES;  // from the tiles of hi to those of lo, of two panels
+static_assert(2 * LO_TILES <= UNPACKED_BYTES, "the tiles of two panels fit");
 
 // Pairs of bfloat16: the nearest to two vectors, and to what they leave.
 struct SplitPairs {
@@ -60,24 +62,34 @@ struct DenseImage {
     }
 };
 
-// Units of a panel as tiles. k: as above.
-inline void unpack_bf16(const uint8_t* panel, int units, int64_t k, uint8_t* tiles) {
-    alignas(64) static constexpr uint16_t SIDE_BY_SIDE[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                              21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                              11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i places = _mm512_load_si512(SIDE_BY_SIDE);
-    for (int64_t left = k; left > k - units * UNIT_K; left -= UNIT_K) {
+// Two vectors of 16 numbers of 16 bits as pairs side by side.
+inline __m512i side_by_side(__m512i x) {
+    alignas(64) static constexpr uint16_t PLACES[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_load_si512(PLACES), x);
+}
+
+// Units of a panel as tiles of hi and, for float16, LO_TILES further on of lo. k: as above.
+template <typename F>
+inline void unpack_dense(const uint8_t* panel, int units, int64_t k, uint8_t* tiles) {
+    for (int64_t left = k; left > k - units * UNIT_K; left -= UNIT_K)
         for (int row = 0; row < 16; ++row, panel += 4 * PANEL_COLS, tiles += 64) {  // the numbers of two k
-            const __m512i x = left >= UNIT_K
-                                  ? load_bytes(panel)
-                                  : _mm512_maskz_loadu_epi32(first_lanes(static_cast<int>(left - 2 * row) * 8), panel);
-            _mm512_storeu_si512(tiles, _mm512_permutexvar_epi16(places, x));
+            const int lanes = static_cast<int>(left - 2 * row) * 8;
+            const __m512i x = left >= UNIT_K ? load_bytes(panel) : _mm512_maskz_loadu_epi32(first_lanes(lanes), panel);
+            if constexpr (F::codes == Codes::bf16) {
+                _mm512_storeu_si512(tiles, side_by_side(x));
+            } else {
+                const SplitPairs pairs =
+                    split(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+                _mm512_storeu_si512(tiles, side_by_side(pairs.hi));
+                _mm512_storeu_si512(tiles + LO_TILES, side_by_side(pairs.lo));
+            }
         }
-    }
 }
 
 // Adds those of P panels, whose tiles lie DENSE_PIECE units apart, for the units of the image from `first` on.
-template <int P>
+// has_lo: of the weights, too.
+template <int P, bool has_lo>
 inline void multiply_dense_units(const DenseImage& image, int group, int first, const TilePanels<P>& panels) {
     for (int u = 0; u < panels.count; ++u) {
         const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
@@ -87,18 +99,26 @@ inline void multiply_dense_units(const DenseImage& image, int group, int first, 
             tile_load_once<4>(image.tile(group, first + u, part), ROW_UNIT_BYTES);
             tile_dot_bf16<0, 4, 6>();
             if constexpr (P == 2) tile_dot_bf16<1, 4, 7>();
+            if (has_lo && part == 0) {
+                tile_load<6>(tile + LO_TILES, 64);
+                tile_dot_bf16<0, 4, 6>();
+                if constexpr (P == 2) {
+                    tile_load<7>(tile + LO_TILES + DENSE_PIECE * TILE_BYTES, 64);
+                    tile_dot_bf16<1, 4, 7>();
+                }
+            }
             tiles_unused<4>();
         }
         tiles_unused<6, 7>();
     }
 }
 
-template <int P>
+template <int P, bool has_lo>
 __attribute__((noinline)) void multiply_dense_tiles(const DenseImage& image, int groups, int first,
                                                     const TilePanels<P>& panels, bool from_zero) {
     for (int g = 0; g < groups; ++g) {
         each_sum<P>(panels, g, [&](auto p, float* c) { begin_sums<p.value>(c, from_zero); });
-        multiply_dense_units<P>(image, g, first, panels);
+        multiply_dense_units<P, has_lo>(image, g, first, panels);
         each_sum<P>(panels, g, [](auto p, float* c) { tile_store<p.value>(c, 64); });
     }
 }

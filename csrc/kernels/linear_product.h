@@ -157,7 +157,8 @@ class ProductRun {
     }
 
     DenseRows dense_rows(int32_t head) const {
-        return {a_.dense + block_.first * a_.stride + head * p_.k(), a_.stride, block_.count};
+        return {a_.dense + block_.first * a_.stride + head * p_.k(), a_.stride, block_.count,
+                p_.x.domain >= FIRST_FURTHER_DOMAIN};
     }
 
     static int lanes_of(const PackedWeight& w, int32_t panel) {

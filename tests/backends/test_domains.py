@@ -162,6 +162,34 @@ def test_an_encoder_runs_without_tokens(name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-3 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("width", [12, 80])
+@pytest.mark.parametrize("isa", [name for name in COMPILERS if name != "torch"])
+def test_products_of_float16_over_patches(isa: str, width: int) -> None:
+    """As accurate as in float32 on every level, and each row by itself."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(40, width)).astype(np.float16)
+    g = Graph({"w.weight": weight.shape})
+    g.output = g.linear(g.add(Input(0, PATCHES, width)), "w")
+    limits = replace(LIMITS, further_rows={PATCHES: 300})
+    executor = cpu.compile(
+        g, {"w.weight": DenseWeight(weight)}, limits, num_threads=2, options=CompileOptions(isa=isa, checked=True)
+    )
+
+    def product(x: np.ndarray) -> np.ndarray:
+        batch = encoder_batch()
+        starts = np.array([0, len(x)], np.int32)
+        batch.inputs, batch.domains = (x,), {"patches": DomainRows(len(x), starts)}
+        (found,) = executor.submit(batch).wait().values
+        return found.copy()
+
+    x = rng.normal(size=(290, width)).astype(np.float32)
+    found, expected = product(x), x.astype(np.float64) @ weight.astype(np.float64).T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    for first, count in ((0, 1), (7, 4), (100, 17), (33, 130)):
+        np.testing.assert_array_equal(product(x[first : first + count]), found[first : first + count])
+    executor.close()
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_parts_of_a_step_make_what_the_whole_step_makes(checked: bool) -> None:
     executor = cpu.compile(encoder_graph(), weights(), LIMITS, num_threads=2, options=CompileOptions(checked=checked))
