@@ -117,7 +117,10 @@ def test_factors_that_no_expert_has(tmp_path: Path) -> None:
     base, path = adapted_steps.base_of(checkpoint), tmp_path / "adapter" / "adapter_model.safetensors"
     tensors = load_file(path)
     stem = "base_model.model.model.layers.0.mlp.experts.lora_"
-    for count, message in ((15, "has 15 rows, no multiple of the rank 4"), (12, r"is for a weight of \[3, 64, 96\]")):
+    for count, message in (
+        (15, "15 rows, which is not a multiple of the rank 4"),
+        (12, r"is for a weight of \[3, 64, 96\]"),
+    ):
         a, b = tensors[f"{stem}A.weight"][:count], np.ascontiguousarray(tensors[f"{stem}B.weight"][:, :count])
         save_file({**tensors, f"{stem}A.weight": a, f"{stem}B.weight": b}, path)
         with pytest.raises(ModelLoadError, match=rf"experts\.lora_A\.weight' {message}"):

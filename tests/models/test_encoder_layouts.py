@@ -144,5 +144,7 @@ def test_tasks_of_jina_embeddings_v3_are_adapters(tmp_path: Path) -> None:
             assert np.abs(found - expected).max() < 1.5e-2 * np.abs(expected).max()
         [plain] = llm.embed(WORDS[0])
         assert np.abs(np.array(plain.outputs.embedding) - np.array(outputs[0].outputs.embedding)).max() > 0.05
-        with pytest.raises(ModelLoadError, match=r"no task 'fly'; name the adapter by one of retrieval\.query, "):
+        with pytest.raises(
+            ModelLoadError, match=r"no task 'fly'; the adapter's name must be one of retrieval\.query, "
+        ):
             llm.embed("x", lora_request=LoRARequest("fly", 9, str(folder)))

@@ -41,7 +41,7 @@ void pass_on(bool shared) {
         for (uint32_t round = 0; round < ROUNDS; ++round) {
             for (uint32_t seen = turn.load(); seen != round * THREADS + own; seen = turn.load()) {
                 if (shared)
-                    platform::sleep_while_shared(turn, seen, 20);
+                    platform::sleep_while_shared(turn, seen, 60000);
                 else
                     platform::sleep_while(turn, seen);
             }

@@ -1,5 +1,5 @@
-// Sleeping on a word with WaitOnAddress, which knows only the threads of one process: others look again every
-// millisecond.
+// Sleeping on a word with WaitOnAddress, which knows only the threads of one process: others look again at
+// every tick of the clock.
 #include "platform/wait.h"
 
 #include "platform/windows/system.h"
@@ -13,7 +13,8 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t expected) {
 void wake_sleepers(std::atomic<uint32_t>& word) { WakeByAddressAll(&word); }
 
 void sleep_while_shared(std::atomic<uint32_t>& word, uint32_t expected, int most_ms) {
-    for (int ms = 0; ms < most_ms && word.load() == expected; ++ms) Sleep(1);
+    const ULONGLONG end = GetTickCount64() + static_cast<ULONGLONG>(most_ms);
+    while (word.load() == expected && GetTickCount64() < end) Sleep(1);
 }
 
 void wake_sharers(std::atomic<uint32_t>&) {}

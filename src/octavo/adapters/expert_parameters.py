@@ -20,7 +20,7 @@ _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "weight")
 _WRAPPED = ".base_layer"
 
 
-def checked_targets(path: Path, settings: Mapping[str, object]) -> tuple[str, ...]:
+def checked_targets(path: Path, settings: Mapping[str, object]) -> frozenset[str]:
     """The names that `target_parameters` has. Raises ModelLoadError for one beside which nothing takes a product."""
     found = settings.get("target_parameters") or []
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
@@ -28,13 +28,13 @@ def checked_targets(path: Path, settings: Mapping[str, object]) -> tuple[str, ..
     for name in found:
         if name.rpartition(".")[2] not in _NAMES:
             raise ModelLoadError(
-                f"{path}: target_parameters has {name!r:.80}, beside which no model takes a low-rank product; the last "
-                f"part of a name must be one of {', '.join(_NAMES)}"
+                f"{path}: target_parameters has {name!r:.80}, which no adapter can change; the last part of each name "
+                f"must be one of {', '.join(_NAMES)}"
             )
-    return tuple(found)
+    return frozenset(found)
 
 
-def parameter_of(module: str, targets: tuple[str, ...]) -> str | None:
+def parameter_of(module: str, targets: frozenset[str]) -> str | None:
     """The parameter whose factors a module has: `experts.gate_up_proj` those of `experts.base_layer`.
 
     None: the module is no wrapper of a parameter.
@@ -43,8 +43,16 @@ def parameter_of(module: str, targets: tuple[str, ...]) -> str | None:
     while module.endswith(_WRAPPED):
         module, depth = module.removesuffix(_WRAPPED), depth + 1
     keys = (f"{module}.{name}" for name in _NAMES)
-    found = [key for key in keys if any(key == target or key.endswith(f".{target}") for target in targets)]
+    found = [key for key in keys if not targets.isdisjoint(_endings(key))]
     return found[-1 - depth] if depth < len(found) else None
+
+
+def _endings(name: str) -> Iterator[str]:
+    """The name, and what follows each of its dots."""
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
 
 
 def parts_of_parameter(parameter: str, part: LowRank, rank: int, base: AdapterBase) -> Iterator[tuple[str, LowRank]]:

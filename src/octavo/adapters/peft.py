@@ -68,7 +68,7 @@ class AdapterScales:
     ranks: ModulePatterns
     alphas: ModulePatterns
     by_root: bool  # of the rank: rsLoRA
-    targets: tuple[str, ...] = ()
+    targets: frozenset[str] = frozenset()
 
     def rank_of(self, module: str) -> float:
         """That of a module, or of each expert of a parameter."""
@@ -185,6 +185,8 @@ def _parts(
             raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")
         a, b = (_numbers(file, tensors[each]) for each in "ab")
         tensor, parameter = tensors["a"], parameter_of(module, scales.targets)
+        if parameter is not None and (name := tensors.get("magnitudes")) is not None:
+            raise ModelLoadError(f"{path}: tensor {name!r:.120} is not supported: magnitudes (DoRA) beside {parameter}")
         part = LowRank.checked(a, b, scales.of(parameter or module), tensor)
         if "magnitudes" in tensors:
             part = part.with_magnitudes(_numbers(file, tensors["magnitudes"]), tensors["magnitudes"])
@@ -193,7 +195,9 @@ def _parts(
             continue
         rank = int(scales.rank_of(parameter))
         if part.rank % rank:
-            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has {part.rank} rows, no multiple of the rank {rank}")
+            raise ModelLoadError(
+                f"{path}: tensor {tensor!r:.120} has {part.rank} rows, which is not a multiple of the rank {rank}"
+            )
         named = parts_of_parameter(parameter, part, rank, base)
         found |= {name: StoredPart(tensor, each) for name, each in named}
     return found

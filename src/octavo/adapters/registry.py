@@ -82,8 +82,7 @@ class AdapterRegistry:
             with self._lock:
                 held = self._held.get(name) if self._sources.get(name) == source else None
             if held is None:
-                # At the usual priority it would take a core from the threads of a step.
-                held = at_low_priority(lambda: self._read(name, source))
+                held = self._read(name, source)
             with self._lock:
                 self._sources[name] = source
                 self._keep(name, held)
@@ -124,7 +123,9 @@ class AdapterRegistry:
             same = next((held for held in self._held.values() if held.adapter.digest == adapter.digest), None)
         if same is not None:
             return same
-        return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
+        # At the usual priority it would take a core from the threads of a step.
+        prepared = at_low_priority(lambda: self._executor.prepare_adapter(adapter.parts))
+        return HeldAdapter(adapter, prepared)
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
         """Holds one as the last used, and lets go of what there is no room for. Called with the lock."""

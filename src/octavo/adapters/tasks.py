@@ -48,7 +48,8 @@ def read_task(folder: Path, base: AdapterBase, task: str) -> StoredAdapter:
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
     if task not in tasks:
-        raise ModelLoadError(f"{path}: no task {task!r:.80}; name the adapter by one of {', '.join(tasks)}")
+        known = ", ".join(tasks)
+        raise ModelLoadError(f"{path}: there is no task {task!r:.80}; the adapter's name must be one of {known}")
     with closing(open_safetensors(find_model_file(folder))) as file:
         factors = _factors(file, base, tasks.index(task), len(tasks))
     return StoredAdapter(
@@ -84,6 +85,10 @@ def _with_types(parts: dict[str, tuple[str, Float32, Float32]]) -> Mapping[str, 
     if a_types.shape[1] != 1 or EMBEDDING not in parts:
         raise ModelLoadError(f"tensor {tensor!r:.120} is for {a_types.shape[1]} types of tokens; one is supported")
     name, a, b = parts[EMBEDDING]
+    LowRank.checked(a_types, b_types, 1.0, tensor)
+    LowRank.checked(a, b, 1.0, name)
+    if len(b) != len(b_types):
+        raise ModelLoadError(f"tensor {tensor!r:.120} has {len(b_types)} columns; the embedding has {len(b)}")
     every = np.ones((1, a.shape[1]), np.float32)
     return parts | {EMBEDDING: (name, np.concatenate([a, every]), np.concatenate([b, b_types @ a_types], axis=1))}
 
@@ -91,5 +96,6 @@ def _with_types(parts: dict[str, tuple[str, Float32, Float32]]) -> Mapping[str, 
 def _of_task(file: TensorFiles, tensor: str, index: int, num_tasks: int) -> Float32:
     stack = file.weight(tensor)
     if len(stack.shape) != 3 or stack.shape[0] != num_tasks:
-        raise ModelLoadError(f"tensor {tensor!r:.120} is {list(stack.shape)}; it must have {num_tasks} matrices")
+        shape = list(stack.shape)
+        raise ModelLoadError(f"tensor {tensor!r:.120} has shape {shape}; it must be a stack of {num_tasks} matrices")
     return np.array(stack.dequantize()[index], np.float32)

@@ -123,5 +123,5 @@ def _check_trusted(directory: Path) -> None:
     status = directory.stat()
     if status.st_uid not in (files.user_id(), 0):
         raise PermissionError(0, f"it belongs to user {status.st_uid}")
-    if status.st_mode & stat.S_IWOTH:
+    if files.permissions(status) & stat.S_IWOTH:
         raise PermissionError(0, "everybody may write to it")

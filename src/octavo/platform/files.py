@@ -6,6 +6,7 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,13 @@ if sys.platform == "linux":
 else:
     O_DIRECT = 0
 
+_POSITION = threading.Lock()  # of descriptors, where reading at an offset moves it
+
+
+def permissions(status: os.stat_result) -> int:
+    """The bits that allow reading and writing; 0 on Windows, where they mean nothing for other users."""
+    return 0 if sys.platform == "win32" else status.st_mode
+
 
 def user_id() -> int:
     """The number of this user, as `os.stat` gives it for the owner of a file; 0 on Windows, where all files have 0."""
@@ -31,8 +39,9 @@ def user_id() -> int:
 def pread(file: int, count: int, offset: int) -> bytes:
     """At most `count` bytes from an offset on. The position of the descriptor is not used, and may change."""
     if sys.platform == "win32":
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.read(file, count)
+        with _POSITION:
+            os.lseek(file, offset, os.SEEK_SET)
+            return os.read(file, count)
     return os.pread(file, count, offset)
 
 
@@ -49,8 +58,9 @@ def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int
 def pwrite(file: int, data: bytes, offset: int) -> int:
     """Writes at an offset; the number of bytes written. See `pread`."""
     if sys.platform == "win32":
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.write(file, data)
+        with _POSITION:
+            os.lseek(file, offset, os.SEEK_SET)
+            return os.write(file, data)
     return os.pwrite(file, data, offset)
 
 

@@ -15,16 +15,19 @@ if sys.platform != "win32":
     import signal
 
 _MANY_FILES = 1 << 20
+_MOST_FILES_OF_DARWIN = 10240  # its OPEN_MAX
 
 
 def spare_files() -> int:
     """The number of files that this process may still open, after raising its limit as far as allowed."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != hard:
+        # macOS refuses its own "no limit" here.
+        wanted = _MOST_FILES_OF_DARWIN if sys.platform == "darwin" and hard == resource.RLIM_INFINITY else hard
+        if soft not in (wanted, resource.RLIM_INFINITY):
             with suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-                soft = hard
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                soft = wanted
         return _MANY_FILES if soft == resource.RLIM_INFINITY else soft - _num_open_files()
     return _MANY_FILES
 

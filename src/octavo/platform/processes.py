@@ -124,7 +124,10 @@ def kill_group(pid: int) -> None:
     Raises ProcessLookupError if there is none.
     """
     if sys.platform == "win32":
-        os.kill(pid, signal.SIGTERM)
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except OSError as error:
+            raise ProcessLookupError(error.errno, error.strerror) from error
     else:
         os.killpg(pid, signal.SIGKILL)
 

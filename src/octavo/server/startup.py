@@ -21,6 +21,7 @@ from octavo.core.heap import return_large_blocks
 from octavo.engine.client import EngineState
 from octavo.engine.loading.model_memory import MemoryShares, machine_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
+from octavo.platform import files
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
@@ -56,7 +57,7 @@ class RestartLimitError(OctavoError):
 def check_exposure(config: ServerConfig) -> None:
     """Raises UsageError if the server would be open to the network without a key; warns of keys that others can see."""
     has_keys, path = bool(configured_keys(config)), config.api_key_file
-    if path is not None and Path(path).stat().st_mode & stat.S_IROTH:
+    if path is not None and files.permissions(Path(path).stat()) & stat.S_IROTH:
         logger.warning("--api-key-file %s can be read by every user of this machine; chmod 600 %s", path, path)
     if is_loopback(config.host):
         return

@@ -99,7 +99,10 @@ class AdapterTable:
             for number, part in changed.parts_of(parts):
                 of_columns, a = (None if each is None else self._tensor(each) for each in (part.gain, part.a))
                 b = self._tensor(part.b * np.float32(part.scale))
-                prepared.rare.append((changed, RareChange(number, of_columns, a, b).to(self._device)))
+                change = RareChange(number, of_columns, a, b)
+                if not isinstance(changed, AdaptedMoE):  # whose stacks are on the device while they have a slot
+                    change = change.to(self._device)
+                prepared.rare.append((changed, change))
         return prepared
 
     def _tensor(self, numbers: Float32) -> Tensor:

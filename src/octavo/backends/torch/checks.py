@@ -31,6 +31,7 @@ class BatchChecks:
         self._groups = [(number, group) for number, group in groups if group.domain is TOKENS]
         tables = (n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all)
         self._vocab = min(tables, default=0)
+        self.last_token = self._vocab - 1 if self._vocab else None  # of the embedding; None: it takes any
         self.num_source_rows = limits.max_num_outputs  # of the step that tokens come from
 
     def check(self, batch: Batch, cache: PagedCache) -> None:

@@ -201,7 +201,7 @@ class TorchExecutor:
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
         """See `octavo.backends.AdaptingExecutor`."""
         num_bytes = sum(part.size for part in parts.values()) * self._adapters.dtype.itemsize
-        with torch.no_grad(), current(self.device), room_for("the whole weights of an adapter", num_bytes):
+        with torch.no_grad(), current(self.device), room_for("an adapter", num_bytes):
             return self._adapters.prepare(parts)
 
     def load_adapter(self, slot: int, prepared: PreparedFactors) -> None:
@@ -371,8 +371,9 @@ class TorchExecutor:
     ) -> PagedStep:
         arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
-        # A row without an outcome has drawn -1, and the step that takes it is forgotten.
-        drawn = self._board.tokens[sources.clamp(min=0)].clamp(min=0)
+        # A row without an outcome has drawn -1, and the step that takes it is forgotten. A model may draw tokens that
+        # the table of its draft model does not have.
+        drawn = self._board.tokens[sources.clamp(min=0)].clamp(min=0, max=self._checks.last_token)
         token_ids = torch.where(sources >= 0, drawn, rows.token_ids)
         assert self._workspace is not None, "a step after `close`, or asleep"
         return PagedStep(
@@ -419,7 +420,8 @@ class TorchExecutor:
             rows = slice(begin, min(begin + at_once, count))
             step.take_outputs(whole, rows)
             parts.append(self._of_head(step, batch, rows, offers))
-        return self._results(parts, batch, hidden, step.rows.token_ids if self._board.has_guesses(batch) else None)
+        is_wanted = not self._is_guessing and self._board.has_guesses(batch)
+        return self._results(parts, batch, hidden, step.rows.token_ids if is_wanted else None)
 
     def _offers(self, batch: Batch) -> int | None:
         """The tokens that each rank offers for a row, if they sample together; None: all logits are needed, or none."""

@@ -208,6 +208,8 @@ class Speculation:
         running = [item for item in step.scheduled.values() if item.rows and item.sequence.status is is_running]
         if drafter is None or not drafter.is_on_device or self._may_match_next([item.sequence for item in running]):
             return None
+        if drafter.reads_hidden and step.has_chunks:  # the head reads this chunk before the next one
+            return None
         self._num_ahead += 1
         if self._num_ahead % _MEASURED == 0:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from octavo.backends.torch.adapters import RareChange
+from octavo.backends.torch.adapters import RareChange, rows_by_slot
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.forms.register import form
 from octavo.backends.torch.plain import ACTIVATIONS, softcap, wide
@@ -68,19 +68,18 @@ def _moe(op: MoE, step: TorchStep) -> Tensor:
 
 @form(AdaptedMoE)
 def _adapted_moe(op: AdaptedMoE, step: TorchStep) -> Tensor:
-    x, slots = step.values[op.x], step.values[op.slots][:, 0]
+    x = step.values[op.x]
     router_x = x if op.router_x is None else step.values[op.router_x]
-    changes = {
-        slot: {op.weights[change.number]: change for change in found} for slot, found in step.rare_changes(op).items()
-    }
-    if not changes:
+    changes = step.rare_changes(op)
+    found = rows_by_slot(step.values[op.slots]) if changes else []
+    groups = [(rows, changes[slot]) for slot, rows in found if slot in changes]
+    if not groups:
         return _mixture(op, step, x, router_x, {})
-    out, is_left = torch.zeros_like(x), torch.ones_like(slots, dtype=torch.bool)
-    for slot, own in changes.items():
-        is_left &= slots != slot
-        rows = torch.nonzero(slots == slot)[:, 0]
-        if len(rows):
-            out = out.index_put((rows,), _mixture(op, step, x[rows], router_x[rows], own).to(out.dtype))
+    out, is_left = torch.zeros_like(x), torch.ones(len(x), dtype=torch.bool, device=x.device)
+    for rows, group in groups:
+        is_left[rows] = False
+        own = {op.weights[change.number]: change for change in group}
+        out = out.index_put((rows,), _mixture(op, step, x[rows], router_x[rows], own).to(out.dtype))
     rows = torch.nonzero(is_left)[:, 0]
     if not len(rows):
         return out
@@ -89,8 +88,9 @@ def _adapted_moe(op: AdaptedMoE, step: TorchStep) -> Tensor:
 
 def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Changes) -> Tensor:
     """The output for rows x that have these changes of one adapter."""
-    logits = step.linear(router_x, (op.router,), (op.router_bias,))
-    if op.router in changes:
+    if op.router not in changes:
+        logits = step.linear(router_x, (op.router,), (op.router_bias,))
+    else:
         logits = _changed(step.product(router_x, op.router), router_x, changes[op.router])
         logits = logits if op.router_bias is None else logits + step.weight(op.router_bias).to(logits.dtype)
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
