@@ -324,8 +324,14 @@ def test_wrong_images_are_refused(small: LLM, given: dict[str, Any], message: st
 
 
 def test_a_model_that_reads_text_says_so(folders: dict[str, Path]) -> None:
-    with loaded(folders["qwen3_vl"], mmproj="none") as llm, pytest.raises(UsageError, match="reads text only"):
-        llm.generate({"prompt": TEXT, "multi_modal_data": {"image": b""}}, PARAMS)
+    frames = [np.zeros((24, 24, 3), np.uint8)] * 2
+    with loaded(folders["qwen3_vl"], mmproj="none") as llm:
+        with pytest.raises(UsageError, match="reads text only"):
+            llm.generate({"prompt": TEXT, "multi_modal_data": {"image": b""}}, PARAMS)
+        for video in (frames, (np.stack(frames), {"fps": 30})):
+            content = [{"type": "video", "video": video}]
+            with pytest.raises(UsageError, match="reads text only"):
+                llm.chat([{"role": "user", "content": content}], PARAMS)
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_MMPROJ if name not in UNWRITTEN])

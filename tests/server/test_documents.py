@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from octavo.media.decoding import PictureDecoder
+from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.server.test_images import USE, USER, chat, shown, text
 from tests.support.fake_client import Script
@@ -165,6 +166,18 @@ def test_a_model_that_reads_gets_the_text_of_a_document(smollm2_tokenizer: Token
             assert "A paper.\n\nIts end.\n\nb<|im_end|>" in shown(server, server.last_request.prompt)
         counted = server.post("/tokenize", chat(file, text("b"))).json()["count"]
         assert counted == len(server.last_request.prompt)
+
+
+def test_a_model_that_reads_takes_as_many_documents_as_one_that_sees(smollm2_tokenizer: Tokenizer) -> None:
+    file = {"type": "file", "file": {"file_data": data_url(text_document("A paper."), "application/pdf")}}
+    with scripted_server(smollm2_tokenizer, "openai", config=ServerConfig(max_items_per_request=2)) as server:
+        server.script = Script(["Hello"])
+        assert server.post("/v1/chat/completions", chat(file, file)).status_code == 200
+        messages = [*chat(file, file)["messages"], *chat(file)["messages"]]
+        error = server.post("/v1/chat/completions", {"messages": messages}).json()["error"]
+        assert error["code"] == "too_many_items"
+        assert error["param"].startswith("messages[1].content")
+        assert "has 3 images, documents and videos; at most 2 are allowed" in error["message"]
 
 
 def test_a_model_that_reads_says_what_to_send(smollm2_tokenizer: Tokenizer) -> None:

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 
+from octavo.engine.texts.text_model import TextModel
+from octavo.server.protocols import embedding
 from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Padding, Tokenizer
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.server import RunningServer
 
@@ -190,3 +193,59 @@ def test_many_vectors_are_written_in_pieces(fake: ScriptedServer) -> None:
     assert [item["index"] for item in answer["data"]] == list(range(130))
     assert [item["embedding"] for item in answer["data"][::43]] == vectors(fake, input=texts[::43])
     assert answer["usage"]["total_tokens"] > 130
+
+
+def pooled(fake: ScriptedServer, **body: Any) -> Any:
+    answer = fake.post("/pooling", body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_vectors_of_tokens_and_of_texts(fake: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is the model's own unless the request names one."""
+    body = {"input": [[5, 6, 7], [5, 6]]}
+    of_tokens = pooled(fake, **body, task="token_embed")
+    assert [np.shape(item["data"]) for item in of_tokens["data"]] == [(3, 8), (2, 8)]
+    assert [(item["object"], item["index"]) for item in of_tokens["data"]] == [("pooling", 0), ("pooling", 1)]
+    assert of_tokens["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    of_texts = pooled(fake, **body, task="embed")["data"]
+    assert [np.shape(item["data"]) for item in of_texts] == [(8,), (8,)]
+    assert pooled(fake, **body)["data"] == of_texts
+    monkeypatch.setattr(fake.client, "texts", TextModel(pooling="all"))
+    assert pooled(fake, **body)["data"] == of_tokens["data"]
+
+
+def test_long_vectors_of_tokens_are_written_on_a_thread_and_too_many_refused(
+    fake: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_threads: list[int] = []
+
+    async def run(encode: Any, first: int) -> bytes:
+        on_threads.append(first)
+        return bytes(encode(first))
+
+    monkeypatch.setattr(embedding, "run_sync", run)
+    monkeypatch.setattr(embedding, "_MOST_INLINE", 16)
+    monkeypatch.setattr(embedding, "_MOST_VALUES", 32)
+    for num_tokens, expected in ((2, []), (3, [0])):
+        body = {"input": list(range(5, 5 + num_tokens)), "task": "token_embed"}
+        assert np.shape(pooled(fake, **body)["data"][0]["data"]) == (num_tokens, 8)
+        assert on_threads == expected
+    refused = fake.post("/pooling", {"input": [[5, 6, 7], [5, 6]], "task": "token_embed"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "input", "invalid_value")
+    assert error["message"] == (
+        "the input has 5 tokens, each with a vector of 8 values, and one answer has at most 4 such vectors: send fewer "
+        "or shorter texts"
+    )
+
+
+def test_padding_does_not_take_the_place_of_a_text_that_is_cut(smollm2_tokenizer: Tokenizer) -> None:
+    padded = replace(smollm2_tokenizer, padding=Padding(8, 0))
+    with scripted_server(padded, "openai", max_model_len=64) as server:
+        whole = server.post("/v1/embeddings", {"input": "a b c"}).json()
+        cut = server.post("/v1/embeddings", {"input": "a b c", "truncate_prompt_tokens": 2}).json()
+        assert cut["data"] == whole["data"]
+        assert cut["usage"] == {"prompt_tokens": 8, "total_tokens": 8, "truncated_tokens": 0}
+        longer = server.post("/v1/embeddings", {"input": list(range(5, 15)), "truncate_prompt_tokens": 2}).json()
+        assert longer["usage"]["truncated_tokens"] == 2

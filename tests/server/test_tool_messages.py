@@ -63,6 +63,15 @@ def test_mistral_wants_ids_of_nine_characters() -> None:
     assert messages[-1]["tool_calls"][0]["id"] == "abcDEF123"
 
 
+def test_kimi_finds_the_names_of_functions_in_ids() -> None:
+    """Calls are counted through the conversation; a result has the id of the last call that it can mean."""
+    later = [assistant(("call_abc", "now", "{}")), result("call_abc", "night"), result("call_gone", "?")]
+    messages = for_tool_template([*CONVERSATION, *later], tool_formats()["kimi_k2"])
+    calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert calls == ["functions.get_weather:0", "functions.now:1", "functions.now:2"]
+    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == [*calls, "call_gone"]
+
+
 @pytest.mark.parametrize("name", ["hermes", "gemma"])
 def test_templates_without_tools_get_text_and_turns(name: str) -> None:
     tool_format = tool_formats()[name]

@@ -233,9 +233,10 @@ class FakeStream:
         return OutputDelta(self.request_id, [], False, None, metrics)
 
     def _vector(self, params: PoolingParams) -> PoolingOutput:
-        """A vector [8] that depends on the tokens and the pooling."""
+        """A vector [8] that depends on the tokens and the pooling, or one for each token, one after the other."""
         token_ids = self._request.prompt.token_ids
-        vector = np.random.default_rng([*token_ids, params.pooling == "last"]).normal(size=8).astype(np.float32)
+        size = 8 * (len(token_ids) if params.task == "token_embed" else 1)
+        vector = np.random.default_rng([*token_ids, params.pooling == "last"]).normal(size=size).astype(np.float32)
         return PoolingOutput(self.request_id, vector, len(token_ids))
 
     def _steps(self, script: Script) -> tuple[list[tuple[str, Sequence[int]]], str]:

@@ -26,6 +26,7 @@ IMAGE_KEYS = ("image", "image_pil", "image_url", "video", "video_url", "document
 _ARTICLES: Mapping[FileKind, str] = {"image": "an image", "document": "a document", "video": "a video"}
 _USUAL_RATE = 2.0  # frames a second of a video that is an array
 MAX_FILE_BYTES = 64 << 20
+_FILES = (str, os.PathLike, bytes, bytearray, memoryview)
 
 
 class ImageInputs:
@@ -87,11 +88,10 @@ class ImageInputs:
         return self._processor is not None
 
     def document_text(self, file: Any) -> str | None:
-        """The text layer of a PDF document, a path or its bytes; None: it is none. Raises UsageError."""
+        """The text layer of a PDF document, a path or its bytes; None: it is anything else. Raises UsageError."""
         from octavo.media.reels import kind_of
 
-        data, picture = _read(file)
-        if picture is not None or kind_of(data) != "document":
+        if not isinstance(file, _FILES) or kind_of(data := _read(file)[0]) != "document":
             return None
         if self._decoder is None:
             self._decoder = _decoder()
@@ -144,7 +144,7 @@ class ImageInputs:
 
         processor = self.require()
         frames, rate = video if isinstance(video, tuple) else (video, {})
-        if isinstance(frames, (str, os.PathLike, bytes, bytearray, memoryview)):
+        if isinstance(frames, _FILES):
             data = _read(frames)[0]
             if kind_of(data) != "video":
                 raise _wrong("a video is not an MP4, MOV, WebM, Matroska or AVI file", "multi_modal_data")

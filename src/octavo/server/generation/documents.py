@@ -18,14 +18,17 @@ async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:
 
     Raises UsageError that names the field.
     """
-    if model.info.images is not None or not any(map(_has_file, spec.messages)):
+    files = [part for message in spec.messages for part in _files(message)]
+    if model.info.images is not None or not files:
         return spec
-    messages = [await _with_text(model, message) if _has_file(message) else message for message in spec.messages]
+    model.images.check_count([part.source for part in files if part.source is not None])
+    messages = [await _with_text(model, message) if _files(message) else message for message in spec.messages]
     return dataclasses.replace(spec, messages=messages)
 
 
-def _has_file(message: Mapping[str, Any]) -> bool:
-    return any(isinstance(part, Media) and part.kind == "file" for part in message.get("content") or ())
+def _files(message: Mapping[str, Any]) -> list[Media]:
+    parts = message.get("content") or ()
+    return [part for part in parts if isinstance(part, Media) and part.kind == "file"]
 
 
 async def _with_text(model: ServedModel, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,6 +132,8 @@ async def prepare_inputs(
     """
     limit = model.info.max_model_len
     room = limit if truncate_to == -1 else truncate_to
+    if room is not None and (padding := model.tokenizer.padding) is not None:
+        room = max(room, padding.length)  # a shorter one would have the padding in place of the text
     try:
         whole = await _encode_texts(model, texts, limit if room is None else None)
         prompts, num_truncated = _truncated(whole, room, side)

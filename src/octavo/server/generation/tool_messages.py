@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from octavo.server.tool_parsers.answer import Tool
@@ -19,16 +20,19 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
     """Messages for a template with tools. messages: checked, in OpenAI's shape; they are not modified.
 
     `function.arguments` of a call is JSON text. It becomes an object, as templates expect, unless those of this format
-    want text; text that is not a JSON object stays text. Call ids get the length that the format wants, the same for
-    a call and its result. `content` None beside calls becomes "".
+    want text; text that is not a JSON object stays text. Call ids get the form that the format wants, the same for a
+    call and its result. `content` None beside calls becomes "".
     """
     converted = []
+    ids: dict[str, str] = {}  # those of the last calls, where equal ones were given
+    numbers = count()  # of all calls of the conversation
     for message in messages:
         copy = dict(message)
-        if copy.get("tool_call_id") is not None:
-            copy["tool_call_id"] = _fitted_id(copy["tool_call_id"], tool_format)
-        if copy.get("tool_calls"):
-            copy["tool_calls"] = [_call_for_template(call, tool_format) for call in copy["tool_calls"]]
+        if (call_id := copy.get("tool_call_id")) is not None:
+            copy["tool_call_id"] = ids.get(call_id) or _fitted_id(call_id, tool_format)
+        if calls := copy.get("tool_calls"):
+            copy["tool_calls"] = [_call_for_template(call, tool_format, next(numbers)) for call in calls]
+            ids |= {old["id"]: new["id"] for old, new in zip(calls, copy["tool_calls"], strict=True)}
             copy["content"] = copy.get("content") or ""
         converted.append(copy)
     return converted
@@ -90,11 +94,12 @@ def for_plain_template(
     return converted
 
 
-def _call_for_template(call: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
+def _call_for_template(call: Mapping[str, Any], tool_format: ToolFormat, number: int) -> dict[str, Any]:
     function = dict(call["function"])
     if not tool_format.arguments_as_text:
         function["arguments"] = _as_object(function["arguments"])
-    return {**call, "id": _fitted_id(call["id"], tool_format), "function": function}
+    named = f"functions.{function['name']}:{number}" if tool_format.names_in_ids else None
+    return {**call, "id": named or _fitted_id(call["id"], tool_format), "function": function}
 
 
 def _fitted_id(call_id: str, tool_format: ToolFormat) -> str:

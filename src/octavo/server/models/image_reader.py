@@ -81,13 +81,9 @@ class ImageReader:
         self._fetcher = MediaFetcher(self._config.allowed_media_domains, MAX_FILE_BYTES)
         self._decoder = PictureDecoder(self._config.max_image_pixels)
 
-    async def open(self, info: ModelInfo, sources: Sequence[ImageSource]) -> list[ImageFile]:
-        """The files of these images; only their headers are read. info: of a model that sees.
-
-        Raises UsageError that names the field.
-        """
-        settings, most = info.images, self._config.max_items_per_request
-        assert settings is not None
+    def check_count(self, sources: Sequence[ImageSource]) -> None:
+        """Raises UsageError for more images, documents and videos than a request may have."""
+        most = self._config.max_items_per_request
         if len(sources) > most:
             raise UsageError(
                 f"the request has {len(sources)} images, documents and videos; at most {most} are allowed "
@@ -95,6 +91,15 @@ class ImageReader:
                 param=sources[most].where,
                 code="too_many_items",
             )
+
+    async def open(self, info: ModelInfo, sources: Sequence[ImageSource]) -> list[ImageFile]:
+        """The files of these images; only their headers are read. info: of a model that sees.
+
+        Raises UsageError that names the field.
+        """
+        settings = info.images
+        assert settings is not None
+        self.check_count(sources)
         found, num_pixels, num_bytes = [], 0, 0
         for source in sources:
             data = await self._bytes(source)

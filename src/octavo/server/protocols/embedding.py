@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from octavo.batch import Float32
+from octavo.errors import UsageError
 from octavo.generation_request import Pooling, PoolingParams, RequestOptions
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_conversation, prepare_inputs
@@ -31,6 +32,8 @@ MAX_INPUTS = 2048
 
 _encoder = msgspec.json.Encoder()
 _VECTORS_AT_ONCE = 64
+_MOST_INLINE = 1 << 15  # values whose JSON takes less time than a thread's turn
+_MOST_VALUES = 1 << 24  # of the vectors of all tokens of a request
 _MANY = Field(min_length=1, max_length=MAX_INPUTS)
 _Piece: TypeAlias = Int | Text
 
@@ -100,6 +103,8 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
             prepare = partial(prepare_conversation, model, job.chat)
         prompts, num_truncated = await ticket.wait(prepare)
         record.num_prompt_tokens = sum(map(len, prompts))
+        if job.of_tokens:
+            _check_size(record.num_prompt_tokens, model.info.hidden_size)
         ticket.add_prompt_tokens(record.num_prompt_tokens)
         params = PoolingParams(pooling=job.pooling, task="token_embed" if job.of_tokens else "embed")
         vectors = await compute_vectors(ticket, model, [(prompt, params) for prompt in prompts], options)
@@ -139,8 +144,19 @@ async def vectors_response(
 
     if len(vectors) > _VECTORS_AT_ONCE:
         return StreamingResponse(pieces(), media_type="application/json")
-    listed = encode(0) if len(vectors) == 1 else await run_sync(encode, 0)  # one takes less time than a thread's turn
+    is_short = len(vectors) == 1 and vectors[0].size <= _MOST_INLINE
+    listed = encode(0) if is_short else await run_sync(encode, 0)
     return Response(start + listed + end, media_type="application/json")
+
+
+def _check_size(num_tokens: int, width: int) -> None:
+    """Raises UsageError if the vectors of so many tokens are too much for one answer."""
+    if num_tokens * width > _MOST_VALUES:
+        message = (
+            f"the input has {num_tokens} tokens, each with a vector of {width} values, and one answer has at most "
+            f"{_MOST_VALUES // width} such vectors: send fewer or shorter texts"
+        )
+        raise UsageError(message, param="prompt", code="invalid_value")
 
 
 def check_dimensions(wanted: int | None, model: ServedModel) -> None:

@@ -43,6 +43,7 @@ class ToolFormat:
     arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects.
     is_bare: calls are bare JSON objects, which no grammar can tell from an answer in JSON while they are written.
     num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None: any.
+    names_in_ids: templates of this format show a call by its id alone, which is functions.NAME:NUMBER.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ToolFormat:
     arguments_as_text: bool = False
     is_bare: bool = False
     num_call_id_chars: int | None = None
+    names_in_ids: bool = False
 
 
 class ToolParser:

@@ -30,4 +30,5 @@ FORMAT = ToolFormat(
     grammar=sectioned_grammar(_MARKS, _CALL, ""),
     optional_grammar=sectioned_optional_grammar(_MARKS, _CALL, ""),
     marks=(*_MARKS, _ARGUMENTS),
+    names_in_ids=True,
 )
