@@ -67,6 +67,7 @@ def test_rows_equal_those_of_transformers(name: str, size: str) -> None:
         ("clip", {"size": {"shortest_edge": 200}}, "crop_size"),
         ("clip", {"do_center_crop": False}, "size"),
         ("clip", {"size": {"height": 240, "width": 240}}, "size"),
+        ("clip", {"size": 224.0}, "size"),
         ("siglip", {"size": {"height": 240, "width": 224}}, "size"),
     ],
 )

@@ -144,12 +144,45 @@ def test_escapes_go_there_and_back() -> None:
     assert unescaped(r"\t\'\x00\\n") == b"\t'\x00\\n"
 
 
-@pytest.mark.parametrize("line", ["3 'b' 1", "2 'b' 2", "2 b 1", "2 '' 0", "2 open('x') 1"])
-def test_a_damaged_vocabulary_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "3 'b' 1",
+        "2 'b' 2",
+        "2 b 1",
+        "2 '' 0",
+        "2 open('x') 1",
+        "2 'a' 'b' 2",
+        "2 '\\ud800' 3",
+        b"2 '\xff' 1",
+        pytest.param(f"2 1{'+1' * 20000} 1", id="deep"),
+        pytest.param(f"2 'b' {'1' * 5000}", id="huge"),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused_with_its_line(line: str | bytes, tmp_path: Path) -> None:
     path = tiny_rwkv.save(tmp_path) / "rwkv_vocab_v20230424.txt"
-    path.write_text("1 'a' 1\n" + line + "\n")
+    path.write_bytes(b"1 'a' 1\n" + (line if isinstance(line, bytes) else line.encode()) + b"\n")
     with closing(open_checkpoint(tmp_path)) as opened, pytest.raises(ModelLoadError, match="line 2, "):
         load_tokenizer(opened)
+
+
+def test_a_vocabulary_has_no_more_tokens_than_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.tokenizer.rwkv_vocab.MAX_TOKENS", 257)
+    (tiny_rwkv.save(tmp_path) / "rwkv_vocab_v20230424.txt").write_text(
+        "\n".join(f"{i + 1} {bytes([i])!r} 1" for i in range(256)) + "\n"
+    )
+    with closing(open_checkpoint(tmp_path)) as opened:
+        load_tokenizer(opened)
+        monkeypatch.setattr("octavo.tokenizer.rwkv_vocab.MAX_TOKENS", 256)
+        with pytest.raises(ModelLoadError, match=r"line 256 is one too many; a vocabulary has 256 tokens"):
+            load_tokenizer(opened)
+
+
+def test_the_usual_width_is_rounded_up() -> None:
+    """As flash-linear-attention does with hidden_ratio."""
+    values = {key: value for key, value in tiny_rwkv.config(96).items() if key != "intermediate_size"}
+    assert Config.from_hf(ConfigReader({**values, "hidden_ratio": 3.3})).width == 448  # 422.4
+    assert Config.from_hf(ConfigReader(values)).width == 512
 
 
 def test_a_vocabulary_without_a_byte_is_refused(tmp_path: Path) -> None:

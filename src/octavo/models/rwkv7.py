@@ -52,7 +52,8 @@ class Config(StateSpaceConfig):
         reader = reader.renamed({"norm_eps": "layer_norm_epsilon"})
         heads = _heads(reader, "hidden_size", "head_dim")
         eps = reader.number("layer_norm_epsilon", 1e-5, high=1.0)
-        width = reader.integer("intermediate_size", int(ratio * hidden), high=MAX_WIDTH)
+        usual = -(-int(ratio * hidden) // 32) * 32
+        width = reader.integer("intermediate_size", usual, high=MAX_WIDTH)
         return cls.read_hf(reader, tied=False, heads=heads, group_eps=heads.head_dim * eps, width=width)
 
 

@@ -25,7 +25,8 @@ MAX_TOKEN_BYTES = 1 << 10
 END = "<|rwkv_tokenizer_end_of_text|>"
 """The name of token 0, which ends a text."""
 
-_LINE = re.compile(r"(\d+) (.+) (\d+)")
+# Only one literal: an expression could be as deep as it is long.
+_LINE = re.compile(r"""([0-9]{1,9}) (b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")) ([0-9]{1,9})""")
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
 _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
@@ -76,27 +77,29 @@ def read_rwkv(directory: Path, template: TemplateSet | None) -> Tokenizer:
 
 
 def _read_file(path: Path) -> list[bytes]:
-    """The tokens from 1 on."""
+    """The tokens from 1 on. Raises ModelLoadError naming file and line."""
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_BYTES:,}")
     tokens: list[bytes] = []
-    for number, line in enumerate(path.read_text("utf-8").split("\n")[:MAX_TOKENS], 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if line.strip():
-            data = _token(line.rstrip("\r"), len(tokens) + 1)
+            if len(tokens) + 1 == MAX_TOKENS:
+                raise ModelLoadError(f"{path}: line {number} is one too many; a vocabulary has {MAX_TOKENS:,} tokens")
+            data = _token(line.rstrip(b"\r"), len(tokens) + 1)
             if data is None:
                 raise ModelLoadError(f"{path}: line {number}, {line[:60]!r}, is not the next id, a text and its length")
             tokens.append(data)
     return tokens
 
 
-def _token(line: str, number: int) -> bytes | None:
+def _token(line: bytes, number: int) -> bytes | None:
     """The bytes of a line's token; None: the line is not that of this number."""
-    found = _LINE.fullmatch(line)
     try:
+        found = _LINE.fullmatch(line.decode())
         token = ast.literal_eval(found[2]) if found else None
-    except (ValueError, SyntaxError):
+        data = token.encode() if isinstance(token, str) else token
+    except (ValueError, SyntaxError):  # no UTF-8 either
         return None
-    data = token.encode() if isinstance(token, str) else token
     if found is None or not isinstance(data, bytes) or not 0 < len(data) <= MAX_TOKEN_BYTES:
         return None
     return data if (int(found[1]), int(found[3])) == (number, len(data)) else None

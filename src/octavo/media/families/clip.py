@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,7 +55,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
     is_cropped = settings.flag("do_center_crop", True)
     crop = settings.size("crop_size", {"height": side, "width": side})
     stored = settings.preprocessor.get("size")
-    keeps_shape = stored is None or isinstance(stored, int) or "shortest_edge" in stored
+    keeps_shape = not isinstance(stored, Mapping) or "shortest_edge" in stored
     shorter = settings.size("size", {"shortest_edge": side})["shortest_edge"] if keeps_shape else None
     square = settings.size("size", {"height": side, "width": side}) if not keeps_shape else {}
     if is_cropped and (set(crop.values()) != {side} or (shorter is not None and shorter < side)):
