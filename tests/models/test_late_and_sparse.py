@@ -125,6 +125,19 @@ def test_vectors_of_tokens(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, largest, rtol=1e-4)
 
 
+def test_a_decoder_of_late_interaction_needs_no_projection(tmp_path: Path) -> None:
+    path = save_decoder(tmp_path)
+    package = "sentence_transformers.base.modules."
+    listed = [{"idx": i, "path": "", "type": package + kind} for i, kind in enumerate(["Transformer", "Normalize"])]
+    listed.append({"idx": 2, "path": "", "type": "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"})
+    (path / "modules.json").write_text(json.dumps(listed))
+    with LLM(str(path), num_threads=1, max_num_batched_tokens=16, max_num_seqs=4) as llm:
+        query, document = (output.outputs.data for output in llm.token_embed(TEXTS[:2], use_tqdm=False))
+        [score] = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
+    assert np.linalg.norm(query, axis=1) == pytest.approx(np.ones(len(query)), abs=1e-5)
+    assert score.outputs.score == pytest.approx((query @ document.T).max(axis=1).sum(), rel=1e-4)
+
+
 def test_a_decoder_has_vectors_of_tokens_and_a_pooling_encoder_has_none(tmp_path: Path) -> None:
     path = save_decoder(tmp_path / "decoder")
     tokens = list(range(20, 60))

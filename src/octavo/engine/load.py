@@ -215,7 +215,7 @@ def _load(
             images=NO_IMAGES if vision is None else image_limits(vision),
             sources=source_limits(config, checkpoint, graph, model_len),
         )
-        texts = text_model(graph, checkpoint.pooling, vocabulary)
+        texts = text_model(graph, checkpoint.pooling, vocabulary, _vector_width(graph, checkpoint))
         heads = text_heads(graph, checkpoint, texts, vocabulary)
         identity = cache_identity(config, checkpoint, graph, executor)
         store = _store(config, identity, executor) if engine_limits.enable_prefix_caching else None
@@ -232,7 +232,7 @@ def _load(
         architecture=checkpoint.architecture,
         eos_token_id=template_eos_id(engine.tokenizer),
         path=checkpoint.path,
-        hidden_size=checkpoint.pooling.width(_vector_width(graph, checkpoint)),
+        hidden_size=texts.width,
         draft_executor=draft,
         no_images=why_no_images(config, checkpoint, vision),
         no_drafts=why_no_drafts(config, graph, plan.num_draft_states),
@@ -375,9 +375,9 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
 
 
 def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
-    """The columns of a row that the graph gives of a text or a token."""
+    """The columns of a vector of a text or a token, behind the dense layers."""
     takes_rows = graph.takes_whole_texts and not checkpoint.pooling.is_classifier
-    return graph.output.cols if takes_rows else checkpoint.config.vector_width
+    return checkpoint.pooling.width(graph.output.cols if takes_rows else checkpoint.config.vector_width)
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:

@@ -17,7 +17,7 @@ from octavo.generation_request import Pooling
 if TYPE_CHECKING:
     from octavo.batch import StepOutput
 
-# What becomes of the vector of a text: its length made 1, its score.
+# What becomes of the vector of a text, or of [tokens, hidden_size]: lengths made 1, its score.
 Finish: TypeAlias = Callable[[Float32], Float32]
 
 
@@ -48,8 +48,10 @@ class Pooler(RowConsumer):
 
 
 def normalized(vector: Float32) -> Float32:
-    """The vector scaled to length 1; a zero vector stays zero."""
-    return (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
+    """Vectors, [..., width], scaled to length 1; a zero vector stays zero."""
+    lengths = np.sqrt((vector[..., None, :] @ vector[..., None])[..., 0])  # a dot product each
+    unit: Float32 = (vector / np.where(lengths == 0, np.float32(1), lengths)).astype(np.float32)
+    return unit
 
 
 def end_with_vector(request: Request, vector: Float32, finish: Finish | None) -> Outcome:

@@ -21,18 +21,20 @@ class TokenVectors(RowConsumer):
     kind = RowKind.HIDDEN
 
     def __init__(self, finish: Finish | None = None) -> None:
-        """finish: makes a token's vector of its hidden state."""
+        """finish: makes the vectors of tokens of their hidden states, [tokens, hidden_size]."""
         self._finish = finish
+        self._num_taken = 0
         self._rows: list[Float32] = []
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        return len(self._rows), len(sequence.token_ids)
+        return self._num_taken, len(sequence.token_ids)
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
         assert output.hidden_states is not None
         ((use, row),) = uses
-        for state in output.hidden_states[row : row + use.count].astype(np.float32):
-            self._rows.append(state if self._finish is None else self._finish(state))
-        if len(self._rows) < len(use.sequence.token_ids):
+        rows = output.hidden_states[row : row + use.count].astype(np.float32)
+        self._rows.append(rows if self._finish is None else self._finish(rows))
+        self._num_taken += use.count
+        if self._num_taken < len(use.sequence.token_ids):
             return Outcome([])
-        return end_with_vector(use.sequence.request, np.concatenate(self._rows), None)
+        return end_with_vector(use.sequence.request, np.concatenate(self._rows).ravel(), None)

@@ -34,8 +34,8 @@ class DenseLayer:
         return cls(*module.load(), module.activation)
 
     def __call__(self, vector: Float32) -> Float32:
-        """[in_features] -> [out_features]"""
-        out = self.weight @ vector + self.bias
+        """[..., in_features] -> [..., out_features]"""
+        out: Float32 = vector @ self.weight.T + self.bias
         if self.activation is not None:
             out = ACTIVATIONS[self.activation](out)
         return out.astype(np.float32, copy=False)
@@ -53,7 +53,7 @@ class TextHeads:
     num_logs: int = 0
 
     def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
-        """The function from a pooled vector to the result of a request; None: it is the result."""
+        """The function from a pooled vector, or those of tokens, to the result of a request; None: it is the result."""
         if params.task == "score":
             return None if self.yes_no is None else self.yes_no.score
         logs: tuple[Finish, ...] = (saturated,) * self.num_logs

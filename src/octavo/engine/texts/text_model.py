@@ -113,8 +113,8 @@ def sigmoid(x: Array) -> Float32:
     return out
 
 
-def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer) -> TextModel:
-    """The abilities of a graph with what its checkpoint says."""
+def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width: int) -> TextModel:
+    """The abilities of a graph with what its checkpoint says. width: of its vectors."""
     types = [node.op.weight.shape[0] for node in graph.nodes if isinstance(node.op, TokenTypeEmbedding)]
     num_labels = graph.output.cols if pooling.is_classifier else 0
     scoring: Scoring = "none"
@@ -133,7 +133,7 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer) -> Te
         num_labels=num_labels,
         activation=pooling.activation,
         num_token_types=min(types, default=0),
-        width=pooling.width(graph.output.cols),
+        width=width,
     )
 
 
