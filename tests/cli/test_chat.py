@@ -32,7 +32,7 @@ def test_commands(tiny_chat: Path) -> None:
     assert "/clear " in result.stdout
     assert "New conversation with this system message" in result.stdout
     assert "There is no command /nonsense" in result.stdout
-    assert result.stdout.splitlines()[-1] == "New conversation without a system message."
+    assert result.stdout.splitlines()[-1] == "New conversation with the model's own system message, if any."
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None:
@@ -203,6 +203,16 @@ def test_another_answer_another_model_and_what_is_in_use(tiny_chat: Path, tmp_pa
     uses = re.findall(r"context +64 tokens, (\d+) of them in use", result.stdout)
     assert 0 == int(uses[2]) < int(uses[0]) < int(uses[1])  # the conversation went on with the other model
     assert re.search(r"sampling .*top_k 3, .*max_tokens 4", result.stdout)
+
+
+def test_a_template_goes_with_its_model(tiny_chat: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny_chat.read_bytes())
+    options = ("--max-tokens", "4", "--ignore-eos", "--chat-template", "{% for m in messages %}b{% endfor %}")
+    result = octavo_here("chat", tiny_chat, *options, stdin=f"abab\n/show\n/model {other}\n/show\n")
+    uses = re.findall(r"context +64 tokens, (\d+) of them in use", result.stdout)
+    assert int(uses[0]) < int(uses[1])
+    assert "system    the model's own, if any" in result.stdout
 
 
 def test_a_model_that_cannot_chat_does_not_replace_one_that_can(tiny_chat: Path, tiny: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.cli.serve import configs_of
-from octavo.loader.named_models import find
+from octavo.errors import UsageError
+from octavo.loader.modelfile import read_modelfile
+from octavo.loader.named_models import expanded, find
 from tests.support.processes import octavo_here
 from tests.support.server import running_server
 
@@ -81,9 +83,11 @@ def test_a_copy_has_the_settings_and_a_name_is_deleted_alone(modelfile: Path) ->
     [
         ("PARAMETER mirostat 1", "line 1: PARAMETER mirostat is not supported; leave it out"),
         ("PARAMETER temperature warm", "PARAMETER temperature is 'warm'; it must be a number"),
-        ("TEMPLATE {{ .Prompt }}", "TEMPLATE is in Go's language, and Octavo takes Jinja; leave it out"),
-        ("MESSAGE user hi", "line 1: MESSAGE is not supported; there are FROM"),
+        ("TEMPLATE {{ .Prompt }}", "TEMPLATE is in Go's language, and Octavo uses Jinja; leave it out"),
+        ("MESSAGE user hi", "line 1: MESSAGE is not supported; the supported instructions are FROM"),
         ("SYSTEM", "line 1: SYSTEM has no value"),
+        ('FROM smollm2\nSYSTEM """a\nPARAMETER top_k 3', 'line 2: the text has no closing """'),
+        ('FROM smollm2\nSYSTEM """a\nb""" c\n', 'line 3: there is text after the closing """'),
         ("# nothing", "the instruction FROM is missing; begin with FROM"),
         ("FROM qwen9:4b", "qwen9:4b: no such file, and no model of that name; did you mean qwen"),
         ("FROM smollm2\nPARAMETER top_p 7", "Modelfile: --top-p is 7; it must be"),
@@ -100,11 +104,55 @@ def test_a_modelfile_that_cannot_be_had(modelfile: Path, line: str, said: str) -
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("../x", "cannot be a name"), ("smollm2", "take another name"), ("qwen3:4b", "take another name")],
+    [("../x", "is not a valid name; use letters"), ("smollm2", "take another name"), ("qwen3:4b", "take another name")],
 )
 def test_a_name_that_cannot_be_taken(modelfile: Path, name: str, said: str) -> None:
     result = octavo_here("create", name, "-f", modelfile)
     assert (result.returncode, said in result.stderr) == (2, True)
+
+
+def test_tabs_a_byte_order_mark_and_quotes_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "Modelfile"
+    path.write_text('\ufeffFROM\tsmollm2\nPARAMETER\ttop_k\t3\nSYSTEM """say\u2028"hi""""\n', "utf-8")
+    model, options = read_modelfile(path, "mine")
+    assert model == "smollm2"
+    assert options == {"system_prompt": 'say\u2028"hi"', "override_generation_config": {"top_k": 3}}
+
+
+def test_names_are_where_they_are_looked_for(modelfile: Path, tmp_path: Path) -> None:
+    """`models` that others may write to is no reason to write elsewhere; `models/named` is refused then."""
+    named = tmp_path / "cache" / "models" / "named"
+    named.mkdir(parents=True)
+    named.chmod(0o777)
+    refused = octavo_here("create", "mine", "-f", modelfile)
+    assert refused.returncode != 0
+    assert "other users may write to it; run chmod 700 on it, or set OCTAVO_CACHE" in refused.stderr
+    named.chmod(0o700)
+    named.parent.chmod(0o777)
+    assert octavo_here("create", "mine:latest", "-f", modelfile).returncode == 0
+    assert find("mine") is not None
+    unknown = octavo_here("rm", "his").stderr
+    assert "there is no model 'his'; known are: mine" in unknown
+
+
+def test_given_options_over_those_of_a_name(modelfile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modelfile.write_text(MODELFILE + "ADAPTER ./adapter\n")
+    octavo_here("create", "mine", "-f", modelfile)
+    _, stored = expanded("mine", {})
+    assert stored["default_lora"] in stored["lora_modules"]
+    _, options = expanded("mine", {"lora_modules": {"x": "y"}, "override_generation_config": '{"top_k": 3}'})
+    assert (options["lora_modules"], "default_lora" in options) == ({"x": "y"}, False)
+    assert {"top_k": 3, "max_tokens": 5}.items() <= options["override_generation_config"].items()
+    assert expanded("mine", {"lora_modules": {"x": "y"}, "default_lora": "x"})[1]["default_lora"] == "x"
+    for wrong in ("{", "[1]"):
+        with pytest.raises(UsageError, match="override_generation_config is"):
+            expanded("mine", {"override_generation_config": wrong})
+    with pytest.raises(UsageError, match="model must be a name"):
+        LLM(tmp_path / "model.gguf")  # type: ignore[arg-type]
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    octavo_here("cp", "smollm2", "small")
+    assert expanded("small", {}) == ("smollm2", {})
 
 
 def test_a_server_gives_a_name_its_settings(modelfile: Path, tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +178,13 @@ def test_the_command_keeps_packed_weights_after_the_answer(smollm2_path: Path, t
     doctor = octavo("doctor", env=environment).stdout
     assert "packed weights" in doctor
     assert "97.0 MB" in doctor or "92.5 MiB" in doctor
+
+
+def test_a_program_that_closes_nothing_keeps_packed_weights(smollm2_path: Path, tmp_path: Path) -> None:
+    code = f"from octavo import LLM; llm = LLM({str(smollm2_path)!r}, max_model_len=64); llm.generate('Hi')"
+    environment = {**os.environ, "OCTAVO_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    assert [path.suffix for path in (tmp_path / "packed").iterdir()] == [".packed"]
 
 
 def test_a_disk_with_little_room_keeps_nothing_unasked(

@@ -306,6 +306,31 @@ def test_what_is_imported_is_checked(page: Page) -> None:
     expect(answers(page)).to_have_text("Ho")
 
 
+def test_a_newer_copy_of_the_open_chat_is_shown(page: Page) -> None:
+    ask_to_the_end(page, "Apples")
+    page.keyboard.press("Control+,")
+    exported = export_all(page)
+    [chat] = exported["conversations"]
+    chat["updated"] += 1000
+    chat["messages"][1]["content"] = "From elsewhere."
+    preset = {"name": "Poet", "text": "Rhyme."}
+    give(page, "a.json", {"conversations": [chat], "presets": [preset, {**preset, "text": "Sing."}]})
+    expect(answers(page)).to_have_text("From elsewhere.")
+    expect(page.locator("#preset option")).to_have_count(7)
+    page.fill("#system", "Sing.")
+    assert export_all(page)["conversations"][0]["messages"][1]["content"] == "From elsewhere."
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    page.click("#save-preset")
+    page.keyboard.type("Singer")
+    page.keyboard.press("Enter")
+    expect(page.locator("#preset-result")).to_have_text("The browser's storage is full: the preset could not be saved.")
+    expect(page.locator("#preset option")).to_have_count(7)
+    give(page, "b.json", {"conversations": [], "presets": [{**preset, "name": "Other"}]})
+    expect(page.locator("#library-result")).to_have_text(
+        "Imported 0 chats from b.json. The browser's storage is full: the presets could not be saved."
+    )
+
+
 def test_a_single_exported_chat_can_be_imported(page: Page) -> None:
     ask_to_the_end(page, "Apples")
     page.click("#export-menu summary")

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SUFFIX = ".packed"
 _ALIGNMENT = 4096
+_READ_ONLY, _UNASKED = 0o400, 0o600  # modes of files: those that nobody asked for make room for others
 
 Content = TypeVar("Content")
 
@@ -69,11 +70,13 @@ class KeptFile:
                     return None
                 with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
                     os.utime(file)
+                    if not self._in_background:
+                        files.set_mode(file, _READ_ONLY)
                 return content
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.warning("%s: %s; the weights are packed anew", self.path, error.strerror or error)
+            logger.log(self._level, "%s: %s; the weights are packed anew", self.path, error.strerror or error)
             return None
 
     def fits(self, size: int) -> bool:
@@ -95,14 +98,15 @@ class KeptFile:
             return False
 
     def _write(self, folder: Folder, size: int, write: Callable[[int], int], *, waits: bool) -> bool:
+        draft = _remove_dead_files(folder, self._stem)
         if not self.fits(size):
             logger.log(
                 self._level,
-                "%s: the packed weights take %d MB, more than pack_cache_size allows (%d MB): not kept",
+                "%s: the packed weights take %d MB, more than the limit of all kept files (%d MB): not kept",
                 self.path, size // 10**6, self._limit_bytes // 10**6,
             )  # fmt: skip
             return False
-        if draft := _remove_dead_files(folder, self._stem):
+        if draft:
             if not waits:
                 logger.info("%s: another process is writing it", self.path)
                 return False
@@ -110,16 +114,23 @@ class KeptFile:
             with contextlib.suppress(FileNotFoundError), folder.opened(draft, os.O_RDONLY | files.O_NONBLOCK) as file:
                 locks.lock(file)
             return True
-        _make_room(folder, self._limit_bytes - size, self._name)
+        if self._in_background and self._name in folder.names():  # another process was faster
+            return True
+        if not _make_room(folder, self._limit_bytes - size, self._name, spares_asked=self._in_background):
+            logger.info("%s: the files that were asked for leave no room for %d MB", self.path, size // 10**6)
+            return False
         with _new_draft(folder, self._stem) as (draft, file):
             try:
                 files.reserve(file, size)  # a full disk is noticed before anything is written
                 size = write(file)
                 os.ftruncate(file, size)
                 if size > self._limit_bytes:
-                    raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than pack_cache_size allows")
+                    raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than the limit of all kept files")
                 if not self._in_background:
                     os.fsync(file)
+                if self._in_background:
+                    with contextlib.suppress(OSError):  # some file systems have no modes
+                        files.set_mode(file, _UNASKED)
                 folder.rename(draft, self._name)
                 if not self._in_background:
                     folder.sync()
@@ -132,11 +143,18 @@ class KeptFile:
 
 
 def tenth_of_disk() -> int:
-    """A tenth of the bytes that would be free on the disk without these files."""
+    """A tenth of the bytes that would be free on the disk without these files; 0 if the disk cannot be asked."""
     folder = env.pack_cache_dir()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    files = folder.glob(f"*{_SUFFIX}") if existing == folder else ()
-    return (shutil.disk_usage(existing).free + sum(file.stat().st_size for file in files)) // 10
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        kept = list(folder.glob(f"*{_SUFFIX}"))
+    except OSError:
+        return 0
+    for path in kept:
+        with contextlib.suppress(OSError):  # another process has removed it
+            free += path.stat().st_size
+    return free // 10
 
 
 def padded(nbytes: int) -> int:
@@ -191,15 +209,24 @@ def _remove_dead_files(folder: Folder, stem: str) -> str:
     return alive
 
 
-def _make_room(folder: Folder, left_bytes: int, own_name: str) -> None:
-    """Removes the least recently used files until the others take at most `left_bytes`."""
-    found = []
+def _make_room(folder: Folder, left_bytes: int, own_name: str, *, spares_asked: bool) -> bool:
+    """Removes the least recently used files until the others take at most `left_bytes`.
+
+    spares_asked: files that the user asked for stay. False: they take more alone, and nothing is removed.
+    """
+    found, spared = [], 0
     for name in folder.names():
         with contextlib.suppress(OSError):
             status = folder.status_of(name)
-            if name.endswith(_SUFFIX) and name != own_name and stat.S_ISREG(status.st_mode):
+            if not name.endswith(_SUFFIX) or name == own_name or not stat.S_ISREG(status.st_mode):
+                continue
+            if spares_asked and files.HAS_MODES and stat.S_IMODE(status.st_mode) != _UNASKED:
+                spared += status.st_size
+            else:
                 found.append((status.st_mtime_ns, name, status.st_size))
-    total = sum(size for _, _, size in found)
+    if spares_asked and spared > left_bytes:
+        return False
+    total = spared + sum(size for _, _, size in found)
     for _, name, size in sorted(found):
         if total <= left_bytes:
             break
@@ -207,3 +234,4 @@ def _make_room(folder: Folder, left_bytes: int, own_name: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
             folder.remove(name)
         total -= size
+    return True

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from octavo.sampling_params import SamplingParams
 
 _HELP = """/clear          start a new conversation (also /reset)
-/system TEXT    start a new conversation with this system message; without TEXT: with none
+/system TEXT    start a new conversation with this system message; without TEXT: the model's own, if any
 /set NAME VALUE set a sampling parameter; /set alone lists them
 /save FILE      write the conversation to a file; /load FILE continues it
 /image FILE     send an image with the next message, or drop its file at the end of the message
@@ -66,7 +66,18 @@ Ctrl-C          stop the answer
 _ALIASES = {"/?": "/help", "/reset": "/clear", "/quit": "/exit", "/bye": "/exit"}
 _MAX_FILE_BYTES = 64 << 20
 # Options that belong to the first model alone.
-_OF_ONE_MODEL = frozenset({"revision", "lora_modules", "mmproj", "draft_model", "speculative_config", "max_model_len"})
+_OF_ONE_MODEL = frozenset(
+    {
+        "revision",
+        "lora_modules",
+        "default_lora",
+        "chat_template",
+        "mmproj",
+        "draft_model",
+        "speculative_config",
+        "max_model_len",
+    }
+)
 
 
 @click.command(cls=HeadedCommand)
@@ -236,7 +247,8 @@ class _Conversation:
 
     def _set_system(self, text: str) -> None:
         self._system = text or None
-        self._clear("", f"New conversation {'with this' if self._system else 'without a'} system message.\n")
+        own = "the model's own system message, if any"
+        self._clear("", f"New conversation with {'this system message' if self._system else own}.\n")
 
     def _set(self, text: str) -> None:
         """Sets one sampling parameter, or lists all."""
@@ -300,7 +312,7 @@ class _Conversation:
             {
                 "model": self._loaded.name,
                 "context": f"{self._llm.max_model_len:,} tokens, {length:,} of them in use",
-                "system": self._system or "none",
+                "system": self._system or "the model's own, if any",
                 "sampling": ", ".join(f"{name} {getattr(params, name)}" for name in (*MODEL_DEFAULTS, "max_tokens")),
             }
         )
@@ -344,8 +356,10 @@ class _Conversation:
         except KeyboardInterrupt:  # the partial answer stays in the conversation
             is_stopped = True
         except EngineDeadError:
+            wrap.end()
             raise
         except OctavoError as error:  # for example, the question alone is longer than the context
+            wrap.end()
             click.echo(f"octavo: {in_flags(str(error))} (/clear starts a new conversation)", err=True)
             return False
         wrap.end()

@@ -31,7 +31,7 @@ _COMMANDS = {
     "ps": ("servers.ps", "List running servers: their models, state and requests."),
     "stop": ("servers.stop", "Stop a server, after its running requests have finished (see `octavo serve --drain`)."),
     "pull": ("models.pull", "Download models, or update those already downloaded."),
-    "create": ("named.create", "Give a model with settings a NAME, from a Modelfile."),
+    "create": ("named.create", "Create a named model with its own settings from a Modelfile."),
     "cp": ("named.cp", "Give a model a second NAME."),
     "list": ("models.list_models", "List the models on this machine."),
     "rm": ("models.rm", "Delete downloaded models."),

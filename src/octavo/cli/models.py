@@ -69,6 +69,7 @@ def rm(*, names: tuple[str, ...], yes: bool) -> None:
 
     from octavo.loader.hub import label_of
     from octavo.loader.library import installed, remove
+    from octavo.loader.named_models import every as every_name
     from octavo.loader.named_models import find as find_named
     from octavo.loader.named_models import remove as forget
 
@@ -82,7 +83,8 @@ def rm(*, names: tuple[str, ...], yes: bool) -> None:
         path = os.path.abspath(env.user_path(name))
         model = known.get(name) or known.get(label_of(name) or "") or by_path.get(path)
         if model is None:
-            raise UsageError(f"{name!r} is not downloaded; there are: {', '.join(known) or 'none'}")
+            there = [*(named.name for named in every_name()), *known]
+            raise UsageError(f"there is no model {name!r}; known are: {', '.join(there) or 'none'}")
         chosen.append(model)
     total = size(sum(model.nbytes for model in chosen if not model.is_own))
     if not yes and not all(model.is_own for model in chosen):

@@ -18,10 +18,10 @@ from octavo.errors import UsageError
 @click.argument("name")
 @click.option("-f", "--file", type=click.Path(path_type=Path), default="Modelfile", show_default=True, metavar="FILE")
 def create(*, name: str, file: Path) -> None:
-    """Give a model with settings a NAME, from a Modelfile.
+    """Create a named model with its own settings from a Modelfile.
 
-    FILE is Ollama's, with the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`, `chat`,
-    `serve`, `show` and `LLM` know NAME; `octavo rm` deletes it. Nothing is copied.
+    FILE has Ollama's format, with the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`,
+    `chat`, `serve`, `show` and `LLM` accept NAME; `octavo rm` deletes it. Nothing is copied.
     """
     from octavo.loader.modelfile import read_modelfile
     from octavo.loader.named_models import NamedModel, expanded, store
@@ -34,7 +34,7 @@ def create(*, name: str, file: Path) -> None:
     except UsageError as error:
         raise UsageError(f"{file}: {str(error).removeprefix('override_generation_config: ')}") from error
     store(NamedModel(name, model, options))
-    write(f"{name} is made from {model}; run it with: octavo run {name}\n")
+    write(f"Created {name} from {model}. Run it with: octavo run {name}\n")
 
 
 @click.command()
@@ -45,14 +45,15 @@ def cp(*, source: str, name: str) -> None:
 
     SOURCE may be a name of yours, whose settings NAME then has too. Nothing is copied.
     """
+    from octavo.loader.aliases import ALIASES
     from octavo.loader.named_models import NamedModel, expanded, store
 
     model, options = expanded(source, {})
-    if (path := env.user_path(model)).exists():
+    if model.lower() not in ALIASES and (path := env.user_path(model)).exists():
         model = os.path.abspath(path)
     _check_model(model)
     store(NamedModel(name, model, options))
-    write(f"{name} is {source}\n")
+    write(f"{name} now stands for {source}\n")
 
 
 def _check_model(model: str) -> None:

@@ -66,8 +66,10 @@ class Session:
         self.sampling_defaults = self._loaded.sampling_defaults
         draft = self._loaded.draft_executor
         executors = [self._loaded.executor, *([] if draft is None else [draft])]
+        self._keeping = WeightKeeping(self._loaded.keep_jobs)
+        self._loaded.keep_jobs = ()  # which hold the weights
         # Runs at exit too: a thread in native code must not outlive the interpreter.
-        self._shut_down = weakref.finalize(self, _shut_down, self._engine, executors, self._pid)
+        self._shut_down = weakref.finalize(self, _shut_down, self._keeping, self._engine, executors, self._pid)
         self._prompts = PromptEncoder(
             self.tokenizer,
             self._loaded.eos_token_id,
@@ -79,8 +81,6 @@ class Session:
         processor = None if encodings is None else encodings.encoder.processor
         self.images = ImageInputs(self.tokenizer, processor, config.model)
         self._ids = itertools.count()
-        self._keeping = WeightKeeping(self._loaded.keep_jobs)
-        self._loaded.keep_jobs = ()  # which hold the weights
         self._slot_files = ThreadPoolExecutor(1, "octavo-slots")
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
 
@@ -305,7 +305,6 @@ class Session:
         """Ends running requests with an error and frees all memory. May be called twice."""
         if os.getpid() != self._pid:  # everything belongs to the process that has loaded it
             return
-        self._keeping.close()
         self._shut_down()
         self._slot_files.shutdown()
         self._loaded = None
@@ -331,9 +330,10 @@ class Session:
         return self._loaded
 
 
-def _shut_down(engine: EngineThread, executors: list[Executor], pid: int) -> None:
+def _shut_down(keeping: WeightKeeping, engine: EngineThread, executors: list[Executor], pid: int) -> None:
     if os.getpid() != pid:  # forked: the threads that would be waited for are not there
         return
+    keeping.close()
     engine.close()
     for executor in executors:
         executor.close()

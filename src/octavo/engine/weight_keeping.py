@@ -22,7 +22,7 @@ class WeightKeeping:
 
     def __init__(self, jobs: Sequence[KeepJob]) -> None:
         self._jobs = list(jobs)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection in `_start` may close a session
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
 
@@ -45,17 +45,23 @@ class WeightKeeping:
 
     def close(self) -> None:
         """Gives running jobs a moment, and then ends them without a result. May be called twice."""
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_S)
+        with self._lock:
+            thread = self._thread
+            if thread is None:
+                self._jobs.clear()
+        if thread is None or thread is threading.current_thread():  # which a garbage collection has come to
             self._is_over.set()
-            self._thread.join()
-        self._jobs.clear()
+            return
+        thread.join(_PATIENCE_S)
+        self._is_over.set()
+        thread.join()
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="octavo-keep", daemon=True)
-                self._thread.start()
+            if self._thread is None and self._jobs:
+                thread = threading.Thread(target=self._run, name="octavo-keep", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while self._jobs:

@@ -6,7 +6,7 @@ Source: Ollama, docs/modelfile.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
         elif instruction == "TEMPLATE":
             if _GO.search(value):
                 raise UsageError(
-                    f"{where}: TEMPLATE is in Go's language, and Octavo takes Jinja; leave it out, and the model's own "
+                    f"{where}: TEMPLATE is in Go's language, and Octavo uses Jinja; leave it out, and the model's own "
                     "template is used"
                 )
             options["chat_template"] = value
@@ -63,7 +63,8 @@ def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
             options |= {"lora_modules": {adapter: _path_or_name(path, value)}, "default_lora": adapter}
         elif instruction != "LICENSE":  # which changes nothing
             raise UsageError(
-                f"{where}: {instruction} is not supported; there are FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER"
+                f"{where}: {instruction} is not supported; the supported instructions are FROM, PARAMETER, SYSTEM, "
+                "TEMPLATE, ADAPTER, LICENSE"
             )
     if not model:
         raise UsageError(f"{path}: the instruction FROM is missing; begin with FROM and a model")
@@ -71,14 +72,14 @@ def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _set_parameter(where: str, text: str, options: dict[str, Any], sampling: dict[str, Any]) -> None:
-    key, _, value = text.partition(" ")
-    key, value = key.lower(), value.strip().strip('"')
+    key, value = _split(text)
+    key, value = key.lower(), value.strip('"')
     if key == "stop":
         sampling["stop"] = [*sampling.get("stop", []), value]
         return
     known = {**_SAMPLING, **_ENGINE}
     if key not in known:
-        raise UsageError(f"{where}: PARAMETER {key} is not supported; leave it out, or take {', '.join(known)} or stop")
+        raise UsageError(f"{where}: PARAMETER {key} is not supported; leave it out, or use {', '.join(known)} or stop")
     field, kind = known[key]
     try:
         number = kind(value)
@@ -100,28 +101,42 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
     """Line, instruction and value of each; a value between triple quotes may have several lines."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is no Modelfile")
-        lines = path.read_text("utf-8").splitlines()
+            raise UsageError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is not a Modelfile")
+        lines = path.read_text("utf-8-sig").split("\n")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: byte {error.start} is not UTF-8; a Modelfile is a text") from error
+        raise UsageError(f"{path}: byte {error.start} is not UTF-8; a Modelfile is a text file") from error
     at = 0
     while at < len(lines):
         number, line = at + 1, lines[at].strip()
         at += 1
         if not line or line.startswith("#"):
             continue
-        instruction, _, value = line.partition(" ")
-        value = value.strip()
+        instruction, value = _split(line)
         if value.startswith(_QUOTES):
-            text = value.removeprefix(_QUOTES)
-            while _QUOTES not in text and at < len(lines):
-                text += "\n" + lines[at]
-                at += 1
-            value = text.partition(_QUOTES)[0].strip("\n")
+            value, at = _quoted(path, [value.removeprefix(_QUOTES), *lines[at:]], number)
         elif len(value) > 1 and value[0] == value[-1] == '"':
             value = value[1:-1]
         if not value:
             raise UsageError(f"{path}, line {number}: {instruction} has no value")
         yield number, instruction.upper(), value
+
+
+def _split(line: str) -> tuple[str, str]:
+    """The first word, and what follows it."""
+    word, *rest = re.split(r"[ \t]+", line, maxsplit=1)
+    return word, "".join(rest).strip()
+
+
+def _quoted(path: Path, lines: Sequence[str], number: int) -> tuple[str, int]:
+    """The text until the triple quotes that end it, and the number of their line. number: of the first line."""
+    for end, line in enumerate(lines):
+        last, quotes, rest = line.partition(_QUOTES)
+        if not quotes:
+            continue
+        rest = rest.rstrip()
+        if rest.strip('"'):
+            raise UsageError(f"{path}, line {number + end}: there is text after the closing {_QUOTES}; remove it")
+        return "\n".join([*lines[:end], last + rest]).strip("\n"), number + end
+    raise UsageError(f"{path}, line {number}: the text has no closing {_QUOTES}")

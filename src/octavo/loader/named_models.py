@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from octavo import env
+from octavo.config import EngineConfig
 from octavo.errors import ModelWriteError, UsageError
 from octavo.loader import catalogue
 from octavo.loader.aliases import ALIASES
-from octavo.loader.model_cache import is_trusted, models_dir
+from octavo.loader.model_cache import is_trusted
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}(?::[\w.-]{1,40})?", re.ASCII)
 _MAX_BYTES = 1 << 20
@@ -47,15 +48,21 @@ def every() -> list[NamedModel]:
 
 
 def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The model that a name stands for, and the options with those of the name, which given ones overrule."""
-    named = find(model)
+    """The model that a name stands for, and the options with those of the name, which given ones overrule.
+
+    Raises UsageError for sampling that cannot be.
+    """
+    named = find(model) if isinstance(model, str) else None
     if named is None:
         return model, dict(options)
     sampling = named.options.get("override_generation_config")
     given = options.get("override_generation_config")
     merged = {**named.options, **options}
+    if "lora_modules" in options and "default_lora" not in options:  # that of the name is not among these adapters
+        merged.pop("default_lora", None)
     if sampling and given:
-        merged["override_generation_config"] = {**sampling, **(json.loads(given) if isinstance(given, str) else given)}
+        given = EngineConfig(override_generation_config=given).sampling_overrides
+        merged["override_generation_config"] = {**sampling, **given}
     return named.model, merged
 
 
@@ -63,19 +70,24 @@ def store(named: NamedModel) -> None:
     """Writes a name, also over an earlier one. Raises UsageError for one that is taken, or ModelWriteError."""
     from octavo.loader.atomic_file import write_text
 
-    if not _NAME.fullmatch(named.name) or named.name.endswith(":latest"):
+    name = named.name.removesuffix(":latest")
+    if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{named.name!r:.80} cannot be a name; take letters, digits, dots and dashes, such as my-model:4b"
+            f"{named.name!r:.80} is not a valid name; use letters, digits, dots, dashes and underscores, such as "
+            "my-model:4b"
         )
-    if named.name.lower() in ALIASES or catalogue.find(named.name) is not None:
-        raise UsageError(f"{named.name} is a model of `octavo list --all`; take another name")
-    folder = models_dir() / "named"
+    if name.lower() in ALIASES or catalogue.find(name) is not None:
+        raise UsageError(f"{name} is a model of `octavo list --all`; take another name")
+    folder = _folder()
     try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise ModelWriteError(f"{folder}: cannot be made ({error.strerror})") from error
+        raise ModelWriteError(f"{folder}: cannot be made ({error.strerror}); set OCTAVO_CACHE") from error
+    if not is_trusted(folder):
+        raise ModelWriteError(f"{folder}: other users may write to it; run chmod 700 on it, or set OCTAVO_CACHE")
     content = {"model": named.model, "options": named.options}
-    write_text(folder / f"{named.name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    write_text(folder / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def remove(name: str) -> None:

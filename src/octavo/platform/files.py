@@ -29,11 +29,20 @@ def permissions(status: os.stat_result) -> int:
     return 0 if sys.platform == "win32" else status.st_mode
 
 
+HAS_MODES = sys.platform != "win32"  # of owner, group and others
+
+
 def user_id() -> int:
     """The number of this user, as `os.stat` gives it for the owner of a file; 0 on Windows, where all files have 0."""
     if sys.platform == "win32":
         return 0
     return os.geteuid()
+
+
+def set_mode(file: int, mode: int) -> None:
+    """Changes the mode of an open file; does nothing on Windows. Raises OSError."""
+    if sys.platform != "win32":
+        os.fchmod(file, mode)
 
 
 def pread(file: int, count: int, offset: int) -> bytes:

@@ -22,7 +22,7 @@ export async function readAttachment(file, { sees, others }) {
 
 /** A file as fenced code; the fence is longer than any in it. */
 export function fenced({ name, text }) {
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+  const longest = (text.match(/`+/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
   const fence = "`".repeat(longest + 1);
   const extension = /\.(\w{1,12})$/.exec(name)?.[1] ?? "";
   const language = /^pdf$/i.test(extension) ? "" : extension;

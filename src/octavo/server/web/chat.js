@@ -62,7 +62,11 @@ const sidebar = new Sidebar({
 new Library({
   onImport: () => {
     settings.reloadPresets();
-    sidebar.show(conversation.id);
+    const stored = store.findConversation(conversation.id);
+    if (stored && !runs.has(stored.id) && stored.updated > conversation.updated) {
+      conversation = stored; // else the next save would overwrite what was imported
+      show();
+    } else sidebar.show(conversation.id);
   },
 });
 

@@ -49,12 +49,17 @@ async function importFile(file) {
   for (const entry of entries) counts[importEntry(entry)]++;
   const own = store.loadPresets();
   const names = new Set(own.map(({ name }) => name));
-  const added = presets.filter(({ name }) => !names.has(name)).map(({ name, text }) => ({ name, text }));
-  if (added.length) store.savePresets([...own, ...added]);
+  const added = [];
+  for (const { name, text } of presets) {
+    if (!names.has(name)) added.push({ name, text });
+    names.add(name);
+  }
+  const areKept = !added.length || store.savePresets([...own, ...added]);
   const parts = [`Imported ${chats(counts.added)} from ${file.name}.`];
   if (counts.known) parts.push(`${chats(counts.known)} ${counts.known === 1 ? "was" : "were"} already here.`);
   if (counts.damaged) parts.push(`Skipped ${counts.damaged === 1 ? "1 entry that is" : `${counts.damaged} entries that are`} not a chat.`);
   if (counts.full) parts.push(`The browser's storage is full: ${chats(counts.full)} could not be saved.`);
+  if (!areKept) parts.push("The browser's storage is full: the presets could not be saved.");
   return parts.join(" ");
 }
 

@@ -83,16 +83,22 @@ export class Presets {
     const name = this.#name.value.trim();
     if (!name) return this.#name.focus();
     const others = this.#own.filter((preset) => preset.name !== name);
-    this.#own = [...others, { name, text: this.#system.value.trim() }].sort((a, b) => a.name.localeCompare(b.name));
-    savePresets(this.#own);
-    this.#closeName();
+    const own = [...others, { name, text: this.#system.value.trim() }].sort((a, b) => a.name.localeCompare(b.name));
+    if (this.#save(own)) this.#closeName();
   }
 
   #remove() {
-    this.#own = this.#own.filter(({ name }) => name !== this.#picker.value);
-    savePresets(this.#own);
+    this.#save(this.#own.filter(({ name }) => name !== this.#picker.value));
     this.show();
     this.#picker.focus();
+  }
+
+  /** False, and nothing changes, if the browser's storage is full or forbidden. */
+  #save(own) {
+    const isSaved = savePresets(own);
+    if (isSaved) this.#own = own;
+    byId("preset-result").textContent = isSaved ? "" : "The browser's storage is full: the preset could not be saved.";
+    return isSaved;
   }
 
   #closeName() {

@@ -15,14 +15,14 @@ export function allConversations() {
   const found = [];
   for (const key of keys()) {
     if (!key.startsWith(PREFIX)) continue;
-    const conversation = parse(localStorage.getItem(key));
-    if (conversation && Array.isArray(conversation.messages)) found.push(conversation);
+    const conversation = conversationAt(key);
+    if (conversation) found.push(conversation);
   }
   return found.sort((a, b) => b.updated - a.updated);
 }
 
 export function findConversation(id) {
-  return allConversations().find((conversation) => conversation.id === id) ?? null;
+  return conversationAt(PREFIX + id);
 }
 
 /** False if the browser's storage is full or forbidden. */
@@ -105,6 +105,16 @@ function keys() {
     return Object.keys(localStorage);
   } catch {
     return [];
+  }
+}
+
+/** The conversation of a key; null if there is none, or it is damaged. */
+function conversationAt(key) {
+  try {
+    const conversation = parse(localStorage.getItem(key));
+    return Array.isArray(conversation?.messages) ? conversation : null;
+  } catch {
+    return null; // storage is forbidden
   }
 }
 
