@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from octavo.cli.word_wrap import WordWrap
+from octavo.errors import UsageError
 from tests.support.processes import Terminal, octavo, octavo_here
 
 GREEDY = ("--temperature", "0", "--max-tokens", "16", "--stop", "\n")
@@ -203,6 +206,18 @@ def test_another_answer_another_model_and_what_is_in_use(tiny_chat: Path, tmp_pa
     uses = re.findall(r"context +64 tokens, (\d+) of them in use", result.stdout)
     assert 0 == int(uses[2]) < int(uses[0]) < int(uses[1])  # the conversation went on with the other model
     assert re.search(r"sampling .*top_k 3, .*max_tokens 4", result.stdout)
+
+
+def test_an_error_within_an_answer_ends_its_style(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(outputs=[SimpleNamespace(text="a **bold word")])
+        raise UsageError("too long")
+
+    for name, value in (("parts_of", broken), ("has_colour", lambda: True), ("is_terminal", lambda _: True)):
+        monkeypatch.setattr(f"octavo.cli.chat.{name}", value)
+    result = octavo_here("chat", tiny_chat, stdin="ab\n")
+    assert "too long (/clear starts a new conversation)" in result.stderr
+    assert re.search("\x1b\\[1m.*word.*\x1b\\[(0|22)?m", result.stdout)
 
 
 def test_a_template_goes_with_its_model(tiny_chat: Path, tmp_path: Path) -> None:

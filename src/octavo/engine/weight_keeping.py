@@ -66,7 +66,8 @@ class WeightKeeping:
     def _run(self) -> None:
         while self._jobs:
             try:
-                self._jobs[0](self._is_over.is_set)
+                if not self._is_over.is_set():
+                    self._jobs[0](self._is_over.is_set)
             except Exception:
                 logger.exception("the packed weights could not be kept for the next start")
             del self._jobs[0]
