@@ -155,11 +155,11 @@ def test_a_start_that_has_no_memory_for_the_draft_model_says_so_and_frees_the_ta
     closed: list[Executor] = []
     compile_target = load._executor
 
-    def watched(*arguments: Any) -> Executor:
-        executor = compile_target(*arguments)
+    def watched(*arguments: Any) -> tuple[Executor, object]:
+        executor, kept = compile_target(*arguments)
         close = executor.close
         monkeypatch.setattr(executor, "close", lambda: (closed.append(executor), close()))
-        return executor
+        return executor, kept
 
     def no_memory(*_: Any, **__: Any) -> Executor:
         raise InsufficientMemoryError("the draft model needs 1 GiB")

@@ -252,8 +252,8 @@ def converted(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
             part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}[name.split(".")[-2]]
             stem = name.rpartition(".experts.")[0].replace("block_sparse_moe", "mlp").replace("feed_forward", "mlp")
             out[f"{stem}.experts.{part}.weight"] = array
-        elif name.endswith("self_attn.sinks"):
-            out[name + ".weight"] = array
+        elif name.endswith(("self_attn.sinks", "self_attn.attention_sink_bias")):
+            out[f"{name.rpartition('.')[0]}.sinks.weight"] = array
         elif name.endswith("shared_mlp.output_linear.weight"):
             out[name.replace("output_linear", "down_proj")] = array
         elif name.endswith(("e_score_correction.bias", "expert_bias")):

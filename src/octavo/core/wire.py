@@ -213,7 +213,15 @@ EngineMessage: TypeAlias = (
     | Log
 )
 
-encode = msgspec.msgpack.Encoder().encode
+
+def _plain(value: object) -> int:
+    """Numbers of a kind of their own, such as the default length of an answer, travel as numbers."""
+    if isinstance(value, int):
+        return int(value)
+    raise NotImplementedError(f"a value of {type(value).__name__} cannot be sent")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
 
 

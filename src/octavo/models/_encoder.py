@@ -51,6 +51,11 @@ class EncoderConfig(ModelConfig):
     alibi_slopes: tuple[float, ...] | None = None
     distance_bias: str | None = None  # the full name of the weight, one for all layers
 
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:  # noqa: ARG003
+        """Raises ModelLoadError: llama.cpp has no form of the architecture, unless it has a method of its own."""
+        raise ModelLoadError("this architecture has no GGUF form; give the folder with its config.json and safetensors")
+
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
         """The rows of q, k and v."""

@@ -15,6 +15,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     heads = [cfg.num_kv_heads if window is None else cfg.local_kv_heads for window in windows]
     return {
         **routed_keys(cfg, reader),
+        "leading_dense_block_count": _num_dense_layers(reader),
         **rope_keys(cfg.rope.params, cfg.max_position_embeddings, full, THETA),
         "rope.freq_base_swa": local.number("rope_theta"),
         "attention.head_count_kv": np.array(heads, np.int32),
@@ -22,6 +23,12 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
         "attention.sliding_window_pattern": np.array([window is not None for window in windows]),
         "attention.value_scale": cfg.value_scale,
     }
+
+
+def _num_dense_layers(reader: ConfigReader) -> int:
+    """By `mlp_layer_types` of transformers, or `moe_layer_freq` of the authors, 1 for a layer with experts."""
+    kinds = reader.value("mlp_layer_types") or reader.value("moe_layer_freq")
+    return sum(kind in ("dense", 0) for kind in kinds) if isinstance(kinds, list) else 0
 
 
 GGUF = GGUFForm("mimo2", _keys)
