@@ -49,7 +49,7 @@ def examples_of(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
 
 
 def batches_of(examples: list[tuple[list[int], list[int]]], most: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Ids, labels and masks of steps with at most so many tokens, padded at the end, in a new order each epoch."""
+    """Ids, labels and masks of steps of `most` tokens or fewer, padded at the end, in a new order each epoch."""
     order = random.Random(0)
     batch: list[tuple[list[int], list[int]]] = []
     while True:

@@ -27,7 +27,6 @@ MAX_PARAMETERS = 8
 LEAVES = {
     "errors",
     "env",
-    "low_priority",
     "batch",
     "sampling_params",
     "outputs",

@@ -14,7 +14,6 @@ from octavo.adapters.read import Stamps, read_adapter, stamps_of
 from octavo.backends import AdaptingExecutor
 from octavo.errors import UsageError
 from octavo.graph.ops.low_rank import AdapterLimits
-from octavo.low_priority import at_low_priority
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +122,7 @@ class AdapterRegistry:
             same = next((held for held in self._held.values() if held.adapter.digest == adapter.digest), None)
         if same is not None:
             return same
-        # At the usual priority it would take a core from the threads of a step.
-        prepared = at_low_priority(lambda: self._executor.prepare_adapter(adapter.parts))
-        return HeldAdapter(adapter, prepared)
+        return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
         """Holds one as the last used, and lets go of what there is no room for. Called with the lock."""

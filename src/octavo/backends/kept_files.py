@@ -64,7 +64,7 @@ class KeptFile:
                         raise WrongFileError("not a regular file")
                     content = content_of(file)
                 except WrongFileError as reason:
-                    logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
+                    logger.warning("%s: %s; it is removed and the weights are packed again", self.path, reason)
                     with contextlib.suppress(OSError):
                         folder.remove(self._name)
                     return None
@@ -76,7 +76,7 @@ class KeptFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.log(self._level, "%s: %s; the weights are packed anew", self.path, error.strerror or error)
+            logger.log(self._level, "%s: %s; the weights are packed again", self.path, error.strerror or error)
             return None
 
     def fits(self, size: int) -> bool:

@@ -304,7 +304,7 @@ class _Conversation:
         self.adapter = ""
         write(f"{name} answers from now on.\n")
         if _images_of(self._messages) or self._waiting:
-            self._clear("", "New conversation: images are read anew for each model.\n")
+            self._clear("", "New conversation: each model has to read images again.\n")
 
     def _show(self, _: str) -> None:
         params, length = self._params, len(self.encode()[0].token_ids) if self._messages else 0

@@ -53,7 +53,7 @@ def cp(*, source: str, name: str) -> None:
         model = os.path.abspath(path)
     _check_model(model)
     store(NamedModel(name, model, options))
-    write(f"{name} now stands for {source}\n")
+    write(f"{name} is now a name for {source}\n")
 
 
 def _check_model(model: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 import time
@@ -41,9 +40,3 @@ def clock_of_this_thread() -> Callable[[], float]:
         return lambda: time.clock_gettime(clock)
     began = time.monotonic()
     return lambda: time.monotonic() - began
-
-
-def yield_to_others() -> None:
-    """Gives the calling thread the lowest priority, for the rest of its life. Linux alone."""
-    if sys.platform == "linux":  # elsewhere a priority is of the process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -186,7 +186,7 @@ def test_damage_anywhere_is_noticed(folder: Path, caplog: pytest.LogCaptureFixtu
         assert content(load(weights)) == expected
         warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert len(warnings) == 1
-        assert "the weights are packed anew" in warnings[0]
+        assert "the weights are packed again" in warnings[0]
     assert len(files(folder)) == 1
     assert are_mapped(load(weights))
 

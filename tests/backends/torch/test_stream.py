@@ -298,7 +298,7 @@ def test_a_damaged_file_is_written_anew(
     the_file(packed).chmod(0o600)
     the_file(packed).write_bytes(damaged)
     np.testing.assert_array_equal(model.logits(), expected)
-    assert "removed and the weights are packed anew" in caplog.text
+    assert "removed and the weights are packed again" in caplog.text
     assert the_file(packed).read_bytes() == good
 
 

@@ -66,7 +66,7 @@ class CpuPendingStep:
         if self._guard is not None and self._guard.is_damaged:
             raise EngineDeadError(
                 f"{self._guard.path}: the packed weights could not be read: the file was truncated, or the disk has an "
-                "error. Start again: a damaged file is removed, and the weights are packed anew"
+                "error. Start again: a damaged file is removed, and the weights are packed again"
             )
         raise_row_errors(self._errors)
         return self._output

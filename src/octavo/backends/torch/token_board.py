@@ -90,7 +90,7 @@ class HeadStates:
         self._rows = self._rows.new_zeros((0, 0))
 
     def inputs(self, batch: Batch, columns: Sequence[int]) -> list[Tensor]:
-        """The inputs of a step, of so many columns: those of its batch, or what it takes from steps before."""
+        """The inputs of a step, [rows, columns[i]] each: from its batch, or rows that steps before it left here."""
         if batch.hidden_at is None:
             return [sent(x, self._device) for x in batch.inputs]
         assert self._model is not None

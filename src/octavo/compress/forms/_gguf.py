@@ -54,8 +54,8 @@ class GGUFForm:
     name: `general.architecture`, from a configuration if it decides. keys: from a configuration and the part of its
     config.json about text to the keys, without the prefix; the tensor of rotary factors is among them under its own
     name, and so are keys that have no prefix. They are read back and compared. whole: from the whole config.json to
-    further keys. stems: from a configuration to stems of the graph and those of its files, for parts of which the table
-    of weights has several. stored: what a file has in another place than a checkpoint, if it does; keys then come from
+    further keys. stems: from a configuration to stems of the graph and of its files, where the table of
+    weights has several. stored: what a file has in another place than a checkpoint, if it does; keys then come from
     its configuration.
     """
 

@@ -12,7 +12,6 @@ from octavo.batch import Float32
 from octavo.distributed.rank_messages import AdapterPart, DropAdapter, HoldAdapter, LoadAdapter, Tensor
 from octavo.errors import OctavoError
 from octavo.graph.ops.low_rank import LowRank
-from octavo.platform.threads import yield_to_others
 
 
 class RankAdapters:
@@ -25,7 +24,7 @@ class RankAdapters:
         self.executor: Executor | None = None  # once it is loaded
         self._parts: dict[int, dict[str, LowRank]] = {}
         self._prepared: dict[int, Future[object]] = {}
-        self._thread = ThreadPoolExecutor(1, "octavo-adapters", initializer=yield_to_others)
+        self._thread = ThreadPoolExecutor(1, "octavo-adapters")
 
     def take(self, message: AdapterPart | HoldAdapter | DropAdapter) -> None:
         """A part of an adapter, the end of its parts, or the end of its use."""

@@ -188,10 +188,10 @@ class TokenTypeEmbedding(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class MeanPool(Op):
-    """The mean over all tokens of the text that a row of `Batch.output_indices` belongs to.
+class TextPool(Op):
+    """Base of the operations that make one row of all tokens of a text. [TOKENS, cols] -> [OUTPUTS, cols].
 
-    [TOKENS, cols] -> [OUTPUTS, cols]. Reimers and Gurevych, arXiv 1908.10084.
+    The text is that of a row of `Batch.output_indices`.
     """
 
     needs_whole_texts: ClassVar[bool] = True
@@ -208,33 +208,33 @@ class MeanPool(Op):
     def evaluate(self, step: Evaluation) -> Array:
         x, starts = step.values[self.x], step.batch.query_start_loc
         texts = np.searchsorted(starts, step.batch.output_indices, side="right") - 1
-        means = [x[starts[text] : starts[text + 1]].mean(axis=0) for text in texts]
-        return np.array(means, x.dtype).reshape(len(texts), self.x.cols)
+        pooled = [self.pooled(x[starts[text] : starts[text + 1]]) for text in texts]
+        return np.array(pooled, x.dtype).reshape(len(texts), self.x.cols)
+
+    @staticmethod
+    def pooled(rows: Array) -> Array:
+        """The row [cols] of the rows [tokens, cols] of a text."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class MaxPool(Op):
-    """The largest number of each column over all tokens of the text that a row of `Batch.output_indices` belongs to.
+class MeanPool(TextPool):
+    """The mean over all tokens of a text. Reimers and Gurevych, arXiv 1908.10084."""
 
-    [TOKENS, cols] -> [OUTPUTS, cols]. Formal et al., arXiv 2109.10086.
-    """
+    @staticmethod
+    def pooled(rows: Array) -> Array:
+        mean: Array = rows.mean(axis=0)
+        return mean
 
-    needs_whole_texts: ClassVar[bool] = True
 
-    x: Value
+@dataclass(frozen=True, slots=True)
+class MaxPool(TextPool):
+    """The largest number of each column over all tokens of a text. Formal et al., arXiv 2109.10086."""
 
-    def infer_shape(self) -> tuple[RowDomain, int]:
-        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
-        return OUTPUTS, self.x.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return sizes.tokens * self.x.cols
-
-    def evaluate(self, step: Evaluation) -> Array:
-        x, starts = step.values[self.x], step.batch.query_start_loc
-        texts = np.searchsorted(starts, step.batch.output_indices, side="right") - 1
-        largest = [x[starts[text] : starts[text + 1]].max(axis=0) for text in texts]
-        return np.array(largest, x.dtype).reshape(len(texts), self.x.cols)
+    @staticmethod
+    def pooled(rows: Array) -> Array:
+        largest: Array = rows.max(axis=0)
+        return largest
 
 
 def _require_heads(p: EncoderAttentionParams) -> None:
