@@ -5,6 +5,7 @@ All tokens of a text are in one step; the engine sees to it (`octavo.graph.build
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -212,9 +213,9 @@ class TextPool(Op):
         return np.array(pooled, x.dtype).reshape(len(texts), self.x.cols)
 
     @staticmethod
+    @abstractmethod
     def pooled(rows: Array) -> Array:
         """The row [cols] of the rows [tokens, cols] of a text."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
