@@ -18,6 +18,8 @@ from octavo.quantization.packed.base import RowIndex
 
 
 def one_of(source: Source, index: int) -> Source:
+    """One weight of a stack, [count, ...] -> [...]."""
+
     def make() -> Weight:
         weight = source.make()
         if isinstance(weight, DenseWeight | GGMLWeight):
@@ -29,6 +31,7 @@ def one_of(source: Source, index: int) -> Source:
 
 
 def concatenated(parts: Sequence[Source], axis: int) -> Source:
+    """Weights joined along `axis`, that of their output features; the other dimensions agree. Undoes `split`."""
     first = parts[0]
     shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
     return Source(
@@ -42,6 +45,8 @@ def concatenated(parts: Sequence[Source], axis: int) -> Source:
 
 
 def first_row(source: Source) -> Source:
+    """The first row as a vector of float32, [rows, cols] -> [cols]. The way back of `as_row`."""
+
     def make() -> Weight:
         return DenseWeight(source.make().dequantize()[0])
 
@@ -49,6 +54,7 @@ def first_row(source: Source) -> Source:
 
 
 def as_rows(source: Source, rows: int) -> Source:
+    """A vector as a matrix of float32, [rows * cols] -> [rows, cols]. The way back of `flattened`."""
     shape = (rows, source.shape[0] // rows)
 
     def make() -> Weight:
@@ -58,6 +64,10 @@ def as_rows(source: Source, rows: int) -> Source:
 
 
 def two_frames(first: Source, second: Source) -> Source:
+    """The kernels of two frames as one, [out, channels, y, x] twice -> [out, channels, 2, y, x].
+
+    Raises ModelLoadError if their shapes differ.
+    """
     if first.shape != second.shape or len(first.shape) != 4:
         raise ModelLoadError(
             f"tensor {second.tensors[0]!r:.80} is {list(second.shape)}, {first.tensors[0]!r:.80} {list(first.shape)}; "
@@ -79,6 +89,10 @@ def two_frames(first: Source, second: Source) -> Source:
 
 
 def with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
+    """Row i of float32 times factors[i], [rows, ...] -> [rows, ...].
+
+    Raises ModelLoadError for another number of rows.
+    """
     _check_rows(source, len(factors), 0)
 
     def make() -> Weight:
@@ -91,6 +105,7 @@ def with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
 
 
 def as_matrix(source: Source) -> Source:
+    """All dimensions after the first as one, [rows, ...] -> [rows, cols]."""
     shape = (source.shape[0], math.prod(source.shape[1:]))
 
     def make() -> Weight:
@@ -119,6 +134,11 @@ def _check_rows(source: Source, count: int, axis: int) -> None:
 
 
 def permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
+    """Output features in another order along `axis`: feature i is that at order[i] of the source.
+
+    Raises ModelLoadError for another number of features, once the weight is read.
+    """
+
     def make() -> Weight:
         _check_rows(source, len(order), axis)  # not before: the graph says it better, or does not use the tensor
         return _rows(source, axis, order)
@@ -127,6 +147,10 @@ def permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
 
 
 def split(source: Source, rows: Sequence[int], axis: int) -> Iterator[Source]:
+    """Parts with rows[i] output features each, cut along `axis`.
+
+    Raises ModelLoadError if their sum is not the number of features.
+    """
     _check_rows(source, sum(rows), axis)
     for begin, end in pairwise(accumulate(rows, initial=0)):
         yield _cut(source, begin, end, axis)
@@ -143,6 +167,7 @@ def _cut(source: Source, begin: int, end: int, axis: int) -> Source:
 
 
 def stack_of(parts: Sequence[Source]) -> Source:
+    """Weights of one shape as a stack, [...] each -> [count, ...]."""
     return Source(
         type_name=parts[0].type_name,
         shape=(len(parts), *parts[0].shape),
@@ -154,6 +179,10 @@ def stack_of(parts: Sequence[Source]) -> Source:
 
 
 def by_heads(source: Source, heads: int, transposed: bool) -> Source:
+    """A matrix for each head: [heads * rows, cols] -> [heads, rows, cols], or [heads, cols, rows] if `transposed`.
+
+    Quantized weights become float32 if they are transposed. Raises ModelLoadError if the rows do not divide by `heads`.
+    """
     if len(source.shape) != 2 or source.shape[0] % heads:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, no matrix of {heads} heads")
     rows, width = source.shape
@@ -195,6 +224,11 @@ def one_matrix(source: Source, transposed: bool) -> Source:
 
 
 def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
+    """Columns in another order: column i is that at order[i] of the source. [..., cols] -> [..., cols].
+
+    Raises ModelLoadError for quantized weights, whose blocks run along the columns.
+    """
+
     def make() -> Weight:
         weight = source.make()
         if not isinstance(weight, DenseWeight):
@@ -231,6 +265,10 @@ def shares_of_kernels(kernels: Sequence[Source]) -> Source:
 
 
 def head_sums(source: Source, heads: int) -> Source:
+    """Matrices that sum over heads: [heads * dim] -> [heads, dim, dim], each row the weights of its head.
+
+    Raises ModelLoadError if the numbers do not divide by `heads`.
+    """
     cols = math.prod(source.shape)
     if cols % heads:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, not of {heads} heads")
@@ -257,6 +295,8 @@ def summed_columns(source: Source) -> Source:
 
 
 def as_row(source: Source) -> Source:
+    """A vector as a matrix of one row, [cols] -> [1, cols]."""
+
     def make() -> Weight:
         return stack([source.make()])
 
@@ -264,6 +304,11 @@ def as_row(source: Source) -> Source:
 
 
 def transposed(source: Source) -> Source:
+    """The last two dimensions exchanged, [..., rows, cols] -> [..., cols, rows].
+
+    Raises ModelLoadError for quantized weights.
+    """
+
     def make() -> Weight:
         weight = source.make()
         if not isinstance(weight, DenseWeight):
@@ -275,6 +320,8 @@ def transposed(source: Source) -> Source:
 
 
 def negative_exp(source: Source) -> Source:
+    """-exp(x) of each number, in float32: a decay from its logarithm."""
+
     def make() -> Weight:
         return DenseWeight(-np.exp(source.make().dequantize().astype(np.float32)))
 
@@ -282,6 +329,8 @@ def negative_exp(source: Source) -> Source:
 
 
 def flattened(source: Source) -> Source:
+    """All numbers as a vector of float32."""
+
     def make() -> Weight:
         return DenseWeight(source.make().dequantize().reshape(-1))
 
@@ -289,6 +338,8 @@ def flattened(source: Source) -> Source:
 
 
 def softplus(source: Source, addend: float) -> Source:
+    """log(1 + exp(x)) + addend of each number, in float32."""
+
     def make() -> Weight:
         return DenseWeight(np.logaddexp(source.make().dequantize().astype(np.float32), np.float32(0.0)) + addend)
 
@@ -296,6 +347,8 @@ def softplus(source: Source, addend: float) -> Source:
 
 
 def unit_rows(source: Source) -> Source:
+    """Each row divided by its length, or by 1e-7 if that is larger, in float32. [..., cols] -> [..., cols]."""
+
     def make() -> Weight:
         rows = source.make().dequantize().astype(np.float32)
         return DenseWeight(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-7))
@@ -304,6 +357,10 @@ def unit_rows(source: Source) -> Source:
 
 
 def by_distance(source: Source, buckets: NDArray[np.intp]) -> Source:
+    """A column for each distance: [buckets, heads] -> [heads, distances], buckets[i] the row of distance i.
+
+    Raises ModelLoadError for too few buckets.
+    """
     if len(source.shape) != 2 or source.shape[0] <= buckets.max():
         found = f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}"
         raise ModelLoadError(f"{found}; the configuration asks for {buckets.max() + 1} buckets of distances")
@@ -323,7 +380,11 @@ def distance_vectors(
     bias: Source | None,
     num_heads: int,
 ) -> Source:
-    """rows: [distances, hidden], made of the sources `read`."""
+    """The projection of a vector for each distance, by heads: [heads, dim, distances] in float32.
+
+    rows: [distances, hidden], made of the sources `read`. projection: [heads * dim, hidden]. The caller sets the shape
+    and the bytes of the result.
+    """
     sources = (*read, projection, *(() if bias is None else (bias,)))
 
     def make() -> Weight:
@@ -339,10 +400,13 @@ def distance_vectors(
 
 
 def ones(count: int) -> Source:
+    """Ones that no file has, [count], in float32."""
     return Source("F32", (count,), 4 * count, (), lambda: DenseWeight(np.ones(count, np.float32)), "ones")
 
 
 def folded(source: Source, addend: float) -> Source:
+    """Each number plus `addend`, in float32."""
+
     def make() -> Weight:
         return DenseWeight(source.make().dequantize() + np.float32(addend))
 
