@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C is quiet from here on, also while the libraries of the terminal are imported."""
+    """Run the command line. Ctrl-C is quiet from here on, also while the libraries of the terminal are imported."""
     try:
         from octavo.cli.main import main as run
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ class AsyncLLM(LoadedLLM):
         request_id: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers one prompt: `async for output in llm.generate(...)`; each output holds all so far.
+        """Answer one prompt: `async for output in llm.generate(...)`; each output holds all so far.
 
         With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output. Steps that
         end while the program does something else share an output.
@@ -85,7 +85,7 @@ class AsyncLLM(LoadedLLM):
     async def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers one prompt piece by piece: each output holds only what is new, as with `LLM.stream`."""
+        """Answer one prompt piece by piece: each output holds only what is new, as with `LLM.stream`."""
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         deltas = params.with_output_kind(RequestOutputKind.DELTA)
         async with aclosing(self.generate(prompt, deltas, **options)) as outputs:
@@ -109,7 +109,7 @@ class AsyncLLM(LoadedLLM):
         chat_template: str | None = None,
         **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
+        """Answer one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
         options = take_options(template_arguments)
         prompt = await asyncio.to_thread(self._session.chat_prompt, messages, chat_template, **template_arguments)
         params = in_conversation(self.get_default_sampling_params() if sampling_params is None else sampling_params)
@@ -147,7 +147,7 @@ class AsyncLLM(LoadedLLM):
         instruction: str | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs of texts, see `LLM.score`."""
+        """Score of pairs of texts, see `LLM.score`."""
         plan = await asyncio.to_thread(self._session.plan_scores, data_1, data_2, truncate_prompt_tokens, instruction)
         tasks = [asyncio.create_task(self._vector(*prompt, None, options)) for prompt in plan.prompts]
         try:
@@ -167,7 +167,7 @@ class AsyncLLM(LoadedLLM):
         return output
 
     def abort(self, request_id: str) -> None:
-        """Ends a request within a step; its iterator gets a last output with finish_reason `abort`."""
+        """End a request within a step; its iterator gets a last output with finish_reason `abort`."""
         self._session.abort(request_id)
 
     async def __aenter__(self) -> AsyncLLM:

@@ -35,7 +35,7 @@ class ConfinedProcess:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def write(self, data: bytes) -> None:
-        """Sends these bytes. A process that died takes none; that its answer is missing tells the caller."""
+        """Send these bytes. A process that died takes none; that its answer is missing tells the caller."""
         stdin = cast(IO[bytes], self._process.stdin)
         with suppress(BrokenPipeError):
             stdin.write(data)
@@ -52,7 +52,7 @@ class ConfinedProcess:
         return data if len(data) == count else None
 
     def close(self) -> None:
-        """Kills the process and takes its exit status. May be called twice."""
+        """Kill the process and take its exit status. May be called twice."""
         self._finalizer()
 
 

@@ -95,7 +95,7 @@ class OutputStream:
         return min(computed[0], self.num_prompt_tokens) if computed else self.num_prompt_tokens
 
     def close(self) -> None:
-        """Ends the request within a step. May be called twice."""
+        """End the request within a step. May be called twice."""
         if not self._is_finished:
             self._is_finished = True
             self._session.abort(self._request_id)
@@ -136,7 +136,7 @@ class LoadedLLM:
         return self._session.metrics
 
     def check_generates(self) -> None:
-        """Raises UsageError with the remedy if the model makes vectors or scores, and no answers."""
+        """Raise UsageError with the remedy if the model makes vectors or scores instead of answers."""
         self._session.model().engine.texts.check(SamplingParams(), 0)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -152,7 +152,7 @@ class LoadedLLM:
         return self._session.sampling_defaults
 
     def save_prompt(self, path: str, *, slot: int = 0, max_tokens: int | None = None) -> SlotReport:
-        """Writes keys and values of the last prompt and answer of a slot to a file, for `restore_prompt`.
+        """Write keys and values of the last prompt and answer of a slot to a file, for `restore_prompt`.
 
         slot: `id_slot` of its request; without one, the first free slot was taken. max_tokens: of the beginning; None:
         all that the cache has. Only full blocks count: `SlotReport.num_tokens` says how many tokens they hold. Raises
@@ -161,7 +161,7 @@ class LoadedLLM:
         return self._session.act_on_slot(SlotAction("save", slot, path, max_tokens=max_tokens)).result()
 
     def restore_prompt(self, path: str, *, slot: int = 0) -> SlotReport:
-        """Puts what `save_prompt` has written into the cache, for all prompts that begin with it.
+        """Put what `save_prompt` has written into the cache, for all prompts that begin with it.
 
         Raises UsageError for a file that is none, or of another model or setting. Damaged blocks are left out.
         """
@@ -201,11 +201,11 @@ class LoadedLLM:
         return self._session.images.item(image)
 
     def add_lora(self, lora_request: LoRARequest) -> None:
-        """Reads an adapter as its files are now; requests name it by `adapter`. Raises UsageError or ModelLoadError."""
+        """Read an adapter as its files are now; requests name it by `adapter`. Raises UsageError or ModelLoadError."""
         self._session.add_adapter(lora_request.lora_name, lora_request.lora_path, lora_request.scale)
 
     def remove_lora(self, lora_name: str) -> None:
-        """Forgets an adapter; requests that run with it go on. Raises UsageError for an unknown name."""
+        """Forget an adapter; requests that run with it go on. Raises UsageError for an unknown name."""
         self._session.adapters.remove(lora_name)
 
     def list_loras(self) -> set[str]:
@@ -213,14 +213,14 @@ class LoadedLLM:
         return set(self._session.adapters.sources)
 
     def wait_until_kept(self) -> None:
-        """Waits until the packed weights are on disk for the next start, once an answer has been given.
+        """Wait until the packed weights are on disk for the next start, once an answer has been given.
 
         They are written in the background (`pack_cache`); `close` gives that three seconds.
         """
         self._session.wait_until_kept()
 
     def close(self) -> None:
-        """Ends running requests with an error and gives the memory back. May be called twice."""
+        """End running requests with an error and give the memory back. May be called twice."""
         self._session.close()
 
 
@@ -263,7 +263,7 @@ class LLM(LoadedLLM):
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers prompts (texts, token ids or `Prompt`s, one or many), all at once, in their order.
+        """Answer prompts (texts, token ids or `Prompt`s, one or many), all at once, in their order.
 
         A column of a data frame or a numpy array is a list of prompts.
 
@@ -285,7 +285,7 @@ class LLM(LoadedLLM):
         chat_template: str | None = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Answers conversations, one or many, each a text or a list of messages with `role` and `content`.
+        """Answer conversations, one or many, each a text or a list of messages with `role` and `content`.
 
         A list of texts is a list of conversations of one message each, and so is a column of a data frame. An answer
         ends with its text, or at `max_tokens` if that is given. A content is a text or a list of parts:
@@ -318,7 +318,7 @@ class LLM(LoadedLLM):
     def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any
     ) -> OutputStream:
-        """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
+        """Answer one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
 
         options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
         """
@@ -372,7 +372,7 @@ class LLM(LoadedLLM):
         instruction: str | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs: of one text with each of data_2, or of each with the text at its place.
+        """Score of pairs: of one text with each of data_2, or of each with the text at its place.
 
         A cross-encoder gives its label, a causal reranker the probability of yes, an embedding model the cosine.
         truncate_prompt_tokens: cut the second text of longer pairs; -1: to the model's limit; None: they are an error.
@@ -399,7 +399,7 @@ class LLM(LoadedLLM):
         *,
         single: bool,
     ) -> list[RequestOutput | PoolingOutput]:
-        """Submits all, waits for all. single: a refused prompt raises its own error."""
+        """Submit all, wait for all. single: a refused prompt raises its own error."""
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", default, len(prompts))
         values = {name: _one_each(name, value, len(prompts)) for name, value in options.items()}

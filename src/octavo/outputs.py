@@ -117,7 +117,7 @@ class OutputDelta:
     metrics: RequestMetrics | None = None
 
     def add(self, later: OutputDelta) -> None:
-        """Adds the delta that follows this one, and takes over its lists.
+        """Add the delta that follows this one, and take over its lists.
 
         In place: an answer that is left unread for thousands of steps must not copy its tokens at each of them.
         """

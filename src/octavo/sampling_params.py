@@ -54,7 +54,7 @@ def limited(default: Any, **limits: float) -> Any:
 
 
 def check_fields(params: Any, prefix: str = "") -> None:
-    """Checks the booleans and the limited fields of a dataclass; numbers become Python's, and lists become tuples.
+    """Check the booleans and the limited fields of a dataclass; numbers become Python's and lists become tuples.
 
     Raises UsageError with the field's name, after prefix, and its code: one word for what is wrong.
     """

@@ -65,7 +65,7 @@ class Journal:
             self._write(self._early.pop(self._expected.pop()))
 
     def _sync(self) -> None:
-        """Brings to the disk what has been written, which may take a while."""
+        """Bring to the disk what has been written, which may take a while."""
         self._has_sync = False  # what is written from here on asks for another one
         for file in {self._output, self._errors}:
             os.fsync(file.fileno())
@@ -76,7 +76,7 @@ class Journal:
         self._sync()
 
     def end(self) -> None:
-        """Brings everything to the disk, and closes the files. Raises OSError, also for earlier results."""
+        """Bring everything to the disk, and close the files. Raises OSError, also for earlier results."""
         self._has_ended.set()
         try:
             self._thread.submit(self._sync).result()

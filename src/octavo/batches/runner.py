@@ -82,7 +82,7 @@ class BatchRunner:
         self._sleep = sleep
 
     async def run(self, lines: Iterable[BatchLine | LineError]) -> None:
-        """Returns when all lines have their results. Cancelled, it cancels the lines that run; they have no result."""
+        """Return when all lines have their results. Cancelled, it cancels the lines that run; they have no result."""
         running: set[asyncio.Task[None]] = set()
         try:
             source = iter(lines)
@@ -126,7 +126,7 @@ class BatchRunner:
 
 
 async def _one_of(running: set[asyncio.Task[None]]) -> None:
-    """Waits until one has ended, and removes it; raises its exception."""
+    """Wait until one has ended, and remove it; raises its exception."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     running -= done
     for task in done:

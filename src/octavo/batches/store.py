@@ -94,7 +94,7 @@ class StoredBatch:
         return self.times[f"{self.status}_at"] if self.has_ended else None
 
     def enter(self, status: Status) -> None:
-        """Changes the status, and notes the time."""
+        """Change the status, and note the time."""
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
 
@@ -165,7 +165,7 @@ class BatchStore:
     def add_file(
         self, owner: str, source: Path, purpose: str, filename: str, expires_s: int | None = None, file_id: str = ""
     ) -> StoredFile:
-        """Takes a file over, under a new id or under this one. Raises StoreFullError."""
+        """Take a file over, under a new id or under this one. Raises StoreFullError."""
         now, size = int(time.time()), source.stat().st_size
         count, owned = self._database.execute(
             "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)
@@ -223,7 +223,7 @@ class BatchStore:
         return self.path / f"{file_id}.jsonl"
 
     def delete_file(self, owner: str, file_id: str) -> bool:
-        """Removes a file; False if this owner has none with that id."""
+        """Remove a file; False if this owner has none with that id."""
         with self._database:
             query = "DELETE FROM files WHERE id = ? AND owner = ?"
             is_deleted = self._database.execute(query, (file_id, owner)).rowcount > 0
@@ -232,7 +232,7 @@ class BatchStore:
         return is_deleted
 
     def remove_expired(self) -> None:
-        """Removes files and ended batches whose time is over, and the oldest batches of a key that has too many."""
+        """Remove files and ended batches whose time is over, and the oldest batches of a key that has too many."""
         now = int(time.time())
         query = "SELECT id, owner FROM files WHERE expires_at < ?"
         for file_id, owner in self._database.execute(query, (now,)).fetchall():
@@ -245,7 +245,7 @@ class BatchStore:
             self._delete_batch(_from_json(content))
 
     def _delete_batch(self, batch: StoredBatch) -> None:
-        """Removes an ended batch and its results. The input stays: other batches may have the same."""
+        """Remove an ended batch and its results. The input stays: other batches may have the same."""
         with self._database:
             self._database.execute("DELETE FROM batches WHERE id = ?", (batch.id,))
         for file_id in (batch.output_file_id, batch.error_file_id):
@@ -254,7 +254,7 @@ class BatchStore:
     # --- batches ---
 
     def add_batch(self, batch: StoredBatch) -> None:
-        """Raises StoreFullError."""
+        """Raise StoreFullError."""
         query = "SELECT COUNT(*) FROM batches WHERE owner = ? AND is_active"
         [count] = self._database.execute(query, (batch.owner,)).fetchone()
         if count >= MAX_ACTIVE_BATCHES:

@@ -101,7 +101,7 @@ def latency(
     show_progress: bool = False,
     **options: Any,
 ) -> LatencyReport:
-    """Runs `iterations` batches of batch_size equal requests, after `warmup` batches that do not count.
+    """Run `iterations` batches of batch_size equal requests, after `warmup` batches that do not count.
 
     options: further fields of `octavo.config.EngineConfig`. show_progress: show a bar on a terminal.
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
@@ -138,7 +138,7 @@ def throughput(
     show_progress: bool = False,
     **options: Any,
 ) -> ThroughputReport:
-    """Submits num_prompts requests at once and waits for all, `iterations` times after `warmup` runs that do not count.
+    """Submit num_prompts requests at once and wait for all, `iterations` times after `warmup` runs that do not count.
 
     options: further fields of `octavo.config.EngineConfig`. show_progress: show a bar on a terminal.
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
@@ -210,7 +210,7 @@ class _Result:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raises UsageError naming the first size that is not an integer above 0."""
+    """Raise UsageError naming the first size that is not an integer above 0."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} is {value!r}; it must be an integer of at least 1")
@@ -225,7 +225,7 @@ def _measure(
     output_len: int,
     show_progress: bool,
 ) -> _Result:
-    """Loads the model and runs each of `counts` requests in turn; the first `warmup` runs do not count."""
+    """Load the model and run each of `counts` requests in turn; the first `warmup` runs do not count."""
     rng = random.Random(0)
     runs: list[Run] = []
     with (
@@ -248,7 +248,7 @@ def _measure(
 
 
 def run_once(session: Session, num_requests: int, input_len: int, output_len: int, rng: random.Random) -> Run:
-    """Submits random prompts of input_len tokens and waits for output_len tokens of each.
+    """Submit random prompts of input_len tokens and wait for output_len tokens of each.
 
     Raises UsageError if they are too long for the context.
     """

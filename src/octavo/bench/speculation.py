@@ -86,7 +86,7 @@ def speculation(
     show_progress: bool = False,
     **options: Any,
 ) -> SpeculationReport:
-    """Answers each of `PROMPTS` without drafts and with, `turns` times; the first turn warms up and does not count.
+    """Answer each of `PROMPTS` without drafts and with, `turns` times; the first turn warms up and does not count.
 
     users: prompts at the same time; with 8, all kinds at once. kinds: of text, names in `PROMPTS`; none: all. options:
     further fields of `EngineConfig`.

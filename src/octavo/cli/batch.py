@@ -103,7 +103,7 @@ def _run(source: Path, output: Path, engine_options: Options, given: dict[str, A
 
 
 def _check(given: dict[str, Any], engine_options: Options) -> None:
-    """Raises UsageError for options that do not go together."""
+    """Raise UsageError for options that do not go together."""
     if given.get("ray") and (other := next((name for name in ("url", "rows") if given.get(name)), None)):
         raise UsageError(f"--ray lets a cluster answer, with as many rows as its engines have; leave out --{other}")
     if not given.get("ray") and (given.get("ray_actors") or given.get("ray_cpus")):
@@ -140,7 +140,7 @@ class _Job:
         return (line for line in self.lines() if not journal.has(line.custom_id))
 
     def scan(self, journal: Journal) -> None:
-        """Counts the lines, before the model is loaded. Raises UsageError if two have the same id."""
+        """Count the lines, before the model is loaded. Raises UsageError if two have the same id."""
         seen: dict[int, int] = {}
         numbers = []
         for line in self.lines():
@@ -158,7 +158,7 @@ class _Job:
         journal.expect(numbers)
 
     def count(self, num_tokens: int) -> str:
-        """Counts a result. num_tokens: of all so far. Returns the note of the bar."""
+        """Count a result. num_tokens: of all so far. Returns the note of the bar."""
         self.num_left -= 1
         self.num_tokens = num_tokens - self.num_tokens_before
         return f"{self.num_tokens / max(time.monotonic() - self.began, 1e-3):,.0f} tokens/s"
@@ -174,7 +174,7 @@ class _Job:
 
 
 def _put_of(job: _Job, journal: Journal, progress: ProgressBar) -> Callable[[LineResult], None]:
-    """Writes a result, and shows how far the batch is."""
+    """Write a result, and show how far the batch is."""
 
     def put(result: LineResult) -> None:
         journal.put(result)

@@ -103,7 +103,7 @@ def converse(
     trims: bool = True,
     adapter: str = "",
 ) -> None:
-    """Loads the model and answers one message after another of standard input.
+    """Load the model and answer one message after another of standard input.
 
     trims: see `--no-trim`. adapter: its name among those of the options; empty: none.
     """
@@ -127,7 +127,7 @@ class _Loaded:
         self.llm = self._load(name)
 
     def replace(self, name: str) -> None:
-        """Loads another model, or this one again if that fails. Raises OctavoError."""
+        """Load another model, or this one again if that fails. Raises OctavoError."""
         find_model(name, {})  # a wrong name or a failed download costs nothing
         before = self._options
         self._options = {key: value for key, value in before.items() if key not in _OF_ONE_MODEL}
@@ -143,7 +143,7 @@ class _Loaded:
         self.name = name
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Give the memory back."""
         self.llm.close()
 
     def _load(self, name: str) -> LLM:
@@ -194,7 +194,7 @@ class _Conversation:
         return fit_turns(messages, self._llm.chat_prompt, room)
 
     def take(self, message: str) -> bool:
-        """Executes a command or answers a question. False: the user exits."""
+        """Execute a command or answer a question. False: the user exits."""
         message = message.strip()
         dropped: list[Path] = []
         if message.partition(" ")[0] != "/image":
@@ -217,7 +217,7 @@ class _Conversation:
         return True
 
     def _attach(self, paths: Sequence[Path]) -> bool:
-        """Reads images for the next message, and says how many tokens they take; False: one of them cannot be read."""
+        """Read images for the next message, and say how many tokens they take; False: one of them cannot be read."""
         for path in paths:
             try:
                 item = self._items[str(path)] = self._llm.read_image(path)
@@ -251,7 +251,7 @@ class _Conversation:
         self._clear("", f"New conversation with {'this system message' if self._system else own}.\n")
 
     def _set(self, text: str) -> None:
-        """Sets one sampling parameter, or lists all."""
+        """Set one sampling parameter, or list all."""
         name, _, value = text.replace("=", " ", 1).partition(" ")
         name = name.removeprefix("--").replace("-", "_")
         if not name:
@@ -282,7 +282,7 @@ class _Conversation:
         write(f"The conversation has {len(self._messages)} messages.\n")
 
     def _regenerate(self, _: str) -> None:
-        """Answers the last message again, with another seed."""
+        """Answer the last message again, with another seed."""
         has_answer = bool(self._messages) and self._messages[-1]["role"] == "assistant"
         answer = self._messages.pop() if has_answer else None
         if not self._messages or self._messages[-1]["role"] != "user":
@@ -339,7 +339,7 @@ class _Conversation:
             self._messages.pop()
 
     def _reply(self, params: SamplingParams) -> bool:
-        """Answers the last message. False: it cannot be answered."""
+        """Answer the last message. False: it cannot be answered."""
         pieces: list[str] = []
         last, is_stopped = None, False
         wrap = WordWrap(None if is_terminal(sys.stdout) else 0, MarkdownStyle() if has_colour() else None)

@@ -39,7 +39,7 @@ class HeadedCommand(click.Command):
         return [*super().get_params(ctx), full] if self._has_headings else super().get_params(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options, common ones first and the others under their headings."""
+        """Write the options, common ones first and the others under their headings."""
         is_full = not self._has_headings or bool(ctx.meta.get(_FULL))
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):

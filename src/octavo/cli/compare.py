@@ -61,7 +61,7 @@ def compare(
 
 
 def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, given: dict[str, Any]) -> None:
-    """Raises UsageError for options that the command would not look at."""
+    """Raise UsageError for options that the command would not look at."""
     if (unused := first_given(_MODEL_OPTIONS if engines else _ENGINE_OPTIONS)) is not None:
         raise UsageError(
             f"{unused} is for {'models' if engines else 'engines'}: {'leave out' if engines else 'add'} --engine"

@@ -18,7 +18,7 @@ _FILES = {
 
 
 def install_completion(command: click.Command, shell: str | None) -> str:
-    """Writes the script for a shell, and says where. shell: None is the user's own. Raises UsageError."""
+    """Write the script for a shell, and say where. shell: None is the user's own. Raises UsageError."""
     name = shell or env.shell()
     found = get_completion_class(name)
     if name not in _FILES or found is None:
@@ -39,7 +39,7 @@ def install_completion(command: click.Command, shell: str | None) -> str:
 
 
 def answer_shell(command: click.Command, instruction: str) -> int:
-    """Writes what the shell's script has asked for; the exit code."""
+    """Write what the shell's script has asked for; the exit code."""
     return shell_complete(command, {}, "octavo", _VARIABLE, instruction)
 
 

@@ -57,7 +57,7 @@ def defaults(path: Path | None, command: click.Command, commands: Collection[str
 
 
 def _check_types(file: Path, command: click.Command, values: dict[str, Any]) -> None:
-    """Raises UsageError for a value that its option cannot have."""
+    """Raise UsageError for a value that its option cannot have."""
     context = click.Context(command, default_map=values)
     for param in command.params:
         if param.name in values:

@@ -94,7 +94,7 @@ def evaluate(*, model: str, tasks: tuple[Path, ...], as_json: bool, engine_optio
 
 
 def _check(tasks: tuple[Path, ...], given: dict[str, Any]) -> None:
-    """Raises UsageError for options that the command would not look at."""
+    """Raise UsageError for options that the command would not look at."""
     if (unused := first_given(_TEXT_OPTIONS if tasks else _TASK_OPTIONS)) is not None:
         raise UsageError(
             f"{unused} belongs to {'a text' if tasks else 'tasks'}: {'leave out' if tasks else 'add'} --task"

@@ -71,7 +71,7 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Writes the list of commands."""
+        """Write the list of commands."""
         limit = formatter.width - 6 - max(map(len, _COMMANDS))
         with formatter.section("Commands"):
             shown = {name: textwrap.shorten(text, limit, placeholder="...") for name, (_, text) in _COMMANDS.items()}
@@ -116,7 +116,7 @@ def octavo(context: click.Context, config: Path | None, install_completion: bool
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     if (instruction := env.completion_instruction()) is not None:
         from octavo.cli.completion import answer_shell
 
@@ -187,7 +187,7 @@ def _run(arguments: list[str], is_debug: bool) -> int:
 
 
 def _discard_output() -> None:
-    """Discards what is still buffered, or the interpreter complains when it flushes it at exit."""
+    """Discard what is still buffered, or the interpreter complains when it flushes it at exit."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -38,7 +38,7 @@ class MarkdownStyle:
         return f"{_CODE}{text}{_NOT_CODE}" if text else ""
 
     def end_line(self, *, ends_paragraph: bool) -> str:
-        """Ends the heading; at the end of a paragraph also what was never closed."""
+        """End the heading; at the end of a paragraph also what was never closed."""
         out = ""
         if self._is_heading or (ends_paragraph and self._is_bold):
             out += _NOT_BOLD

@@ -41,7 +41,7 @@ _OPTIONS = (
 
 
 def with_report_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the report; the command receives them as NAMES."""
+    """Add the options of the report; the command receives them as NAMES."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -59,7 +59,7 @@ def prepare_report(given: dict[str, Any]) -> JudgedText:
 
 
 def check_windows(given: dict[str, Any], text: JudgedText, model: Path) -> None:
-    """Raises UsageError for a text that is too short in the model's tokens, before the long work."""
+    """Raise UsageError for a text that is too short in the model's tokens, before the long work."""
     from octavo.quality.evaluation import WindowOptions, tokenizer_of
 
     tokenizer = tokenizer_of(str(model))
@@ -75,7 +75,7 @@ def report_models(
     *,
     as_json: bool = False,
 ) -> None:
-    """Compares the models, which have names, and writes the report. options: of their engine."""
+    """Compare the models, which have names, and write the report. options: of their engine."""
     from octavo.engine.loading.devices import free_memory
     from octavo.quality.evaluation import ReferenceOptions, WindowOptions
     from octavo.quality.model_comparison import ComparisonOptions, compare_models

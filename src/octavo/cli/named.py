@@ -57,7 +57,7 @@ def cp(*, source: str, name: str) -> None:
 
 
 def _check_model(model: str) -> None:
-    """Raises UsageError if that is no file, and no name of a model either. Asks no network."""
+    """Raise UsageError if that is no file, and no name of a model either. Ask no network."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import nearest
     from octavo.loader.references import parse

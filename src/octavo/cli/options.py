@@ -71,19 +71,19 @@ _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `EngineConfig`; the command receives the given ones as `engine_options`."""
+    """Add an option for each field of `EngineConfig`; the command receives the given ones as `engine_options`."""
     options = _options_of(EngineConfig)
     del options["model"]  # the command's argument
     return _with_options(command, "engine_options", options, "Engine")
 
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of `EngineConfig` that change a model's sizes, for commands that load nothing."""
+    """Add the options of `EngineConfig` that change a model's sizes, for commands that load nothing."""
     return _with_some_options(command, *_MODEL_OPTIONS)
 
 
 def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of `with_model_options`, and those of larger models, drafts, the GPU, ranks and replicas."""
+    """Add the options of `with_model_options`, and those of larger models, drafts, the GPU, ranks and replicas."""
     places = ("device", "backend", "gpu_layers", "gpu_offload", "gpu_offload_users", "gpu_memory")
     groups = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return _with_some_options(
@@ -97,7 +97,7 @@ def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `ServerConfig`; the command receives the given ones as `server_options`.
+    """Add an option for each field of `ServerConfig`; the command receives the given ones as `server_options`.
 
     Durations are strings (`30s`) and repeated options are lists: `ServerConfig.from_options` reads both.
     """
@@ -109,7 +109,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `SamplingParams` that applies to a single answer, as `sampling_options`."""
+    """Add an option for each field of `SamplingParams` that applies to a single answer, as `sampling_options`."""
     known = _options_of(SamplingParams)
     options = {
         name: (known[name][0], text, _SHOWN_DEFAULTS.get(name, known[name][2])) for name, text in _SAMPLING_HELP.items()
@@ -118,7 +118,7 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_default_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--temperature` and `--seed` of requests that leave them open; the command gets them as
+    """Add `--temperature` and `--seed` of requests that leave them open; the command gets them as
     `default_sampling`."""
     options: dict[str, _Flag] = {
         "temperature": (float, "temperature for requests that set none", "the model's"),
@@ -224,7 +224,7 @@ _CHECKS: dict[str, Callable[[Options], object]] = {
 
 
 def _check_overruled(given: Options, names: set[str], check: Callable[[Options], object]) -> None:
-    """Checks the values of the configuration file that the command line overrules, which nothing else looks at.
+    """Check the values of the configuration file that the command line overrules, which nothing else looks at.
 
     A value is wrong if it is so beside the rest of the file and beside what is used instead of it. Raises UsageError.
     """

@@ -158,7 +158,7 @@ def _calibration_text(options: dict[str, Any]) -> Path | None:
 def _choices_of_size(
     model: SourceModel, options: TypeOptions, bits: float, text: Path, importance: ImportanceMatrix | None
 ) -> list[TypeChoice]:
-    """Measures the loss of each tensor, as far as that is not known from an earlier run, and chooses the types."""
+    """Measure the loss of each tensor, as far as that is not known from an earlier run, and choose the types."""
     from octavo import env
     from octavo.compress.quantize import check_size, choose_by_size, free_tensors
     from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, least_bytes

@@ -83,7 +83,7 @@ def is_checkpoint_type(name: str, destination: Path) -> bool:
 
 
 def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option that GGUF types do not have."""
+    """Raise UsageError for an option that GGUF types do not have."""
     for name, flag in _OPTIONS.items():
         if options[name] is not None and options[name] is not False:  # zero is an option too
             asked = "--bpw" if options["type_name"] is None else f"--type {options['type_name']}"
@@ -94,7 +94,7 @@ def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
 
 
 def quantize_to_checkpoint(path: Path, keep: list[re.Pattern[str]], options: Mapping[str, Any]) -> None:
-    """Writes the folder, or with `--dry-run` only tells what it would have. max_shard_bytes: in `options`."""
+    """Write the folder, or with `--dry-run` only tell what it would have. max_shard_bytes: in `options`."""
     from octavo.compress.checkpoints.methods import choose_method
     from octavo.compress.checkpoints.quantization_plan import plan_quantization
     from octavo.loader.checkpoint import open_checkpoint
@@ -190,7 +190,7 @@ def _run(plan: QuantizationPlan, method: QuantizationMethod, texts: list[Tokens]
 
 
 def check_folder_destination(source: Path, destination: Path, may_replace: bool) -> None:
-    """Raises UsageError unless a model's folder can be written there. source: the folder it is made of."""
+    """Raise UsageError unless a model's folder can be written there. source: the folder it is made of."""
     if destination.suffix in (".gguf", ".safetensors"):
         raise UsageError(f"{destination}: the result is a folder; give it a name without {destination.suffix}")
     check_folder(destination)

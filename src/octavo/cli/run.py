@@ -174,7 +174,7 @@ class _PromptCache:
             llm.restore_prompt(str(Path(self.path).resolve()))
 
     def save(self, llm: LLM, last: RequestOutput) -> None:
-        """Keeps the prompt of an answer. The answer is there: a problem is only a warning."""
+        """Keep the prompt of an answer. The answer is there: a problem is only a warning."""
         if self.path is None or self.is_read_only:
             return
         num_tokens, num_cached, size = len(last.prompt_token_ids), last.num_cached_tokens, llm.block_size
@@ -305,7 +305,7 @@ def _is_model(word: str) -> bool:
 
 
 def _refuse_near_miss(word: str, default: str) -> None:
-    """Raises UsageError if the only word is nearly the name of a model, and so hardly a question."""
+    """Raise UsageError if the only word is nearly the name of a model, and so hardly a question."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import nearest
 

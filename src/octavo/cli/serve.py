@@ -132,7 +132,7 @@ def _with_adapters(options: Options, config: ServerConfig) -> Options:
 
 
 def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
-    """Raises UsageError where there can be no replicas."""
+    """Raise UsageError where there can be no replicas."""
     size = models[0].data_parallel_size
     if size > 1 and len(models) > 1:
         raise UsageError(f"data_parallel_size is {size} beside {len(models)} models; only a single MODEL has replicas")
@@ -160,7 +160,7 @@ def _help_another_machine(configs: list[EngineConfig]) -> None:
 
 
 def _end_at_once_on_signals() -> None:
-    """Exits on SIGTERM and SIGINT while there is nothing to clean up, until the server installs its own handlers.
+    """Exit on SIGTERM and SIGINT while there is nothing to clean up, until the server installs its own handlers.
 
     The handlers raise no exception: raised in the middle of an import, it could turn into any other.
     """

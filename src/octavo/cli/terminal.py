@@ -49,7 +49,7 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
 
 
 def mark_own_file(model: str) -> None:
-    """Notes the use of a model that is a GGUF file of the user."""
+    """Note the use of a model that is a GGUF file of the user."""
     if model.endswith(".gguf") and (path := env.user_path(model)).is_file():
         from octavo.loader.library import mark_file
 
@@ -79,13 +79,13 @@ def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | Non
 
 
 def check_folder(path: Path) -> None:
-    """Raises UsageError if a file cannot be written because its folder is missing: to be asked before long work."""
+    """Raise UsageError if a file cannot be written because its folder is missing: to be asked before long work."""
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent}: no such directory; make it first")
 
 
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
-    """Loads a model with progress, for one user. options: fields of `EngineConfig`. will_chat: see `LLM`.
+    """Load a model with progress, for one user. options: fields of `EngineConfig`. will_chat: see `LLM`.
 
     What is made here lives as long as the process. Garbage collection looks at none of it, now or later: while 300,000
     strings of a vocabulary are made, that would take a twentieth of the start.
@@ -110,7 +110,7 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
 
 
 def show_help_without_command(context: click.Context) -> None:
-    """Shows the help of a command group if no subcommand was given."""
+    """Show the help of a command group if no subcommand was given."""
     if context.invoked_subcommand is None:
         write(context.get_help() + "\n")
 
@@ -160,7 +160,7 @@ class ReaderGoneError(Exception):
 
 
 def write(text: str) -> None:
-    """Writes text to standard output and flushes it. Raises ReaderGoneError, or OSError: a full disk, for example."""
+    """Write text to standard output and flush it. Raises ReaderGoneError, or OSError: a full disk, for example."""
     if sys.stdout is None:
         raise OSError(errno.EBADF, "is closed", "standard output")
     try:
@@ -171,7 +171,7 @@ def write(text: str) -> None:
 
 
 def write_json(value: object, *, indent: int | None = 2) -> None:
-    """Writes one JSON document to standard output. indent: None is a single line."""
+    """Write one JSON document to standard output. indent: None is a single line."""
     write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
 
 
@@ -181,7 +181,7 @@ def has_colour() -> bool:
 
 
 def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) -> None:
-    """Writes names and values in two columns; at a terminal, long values in several lines.
+    """Write names and values in two columns; at a terminal, long values in several lines.
 
     colours: of values, by name.
     """
@@ -197,7 +197,7 @@ def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) ->
 def write_table(
     rows: list[dict[str, str]], *, right: Collection[str] = (), colours: dict[str, str] | None = None
 ) -> None:
-    """Writes rows of the same columns under their names. At a terminal the widest columns are cut until a row fits.
+    """Write rows of the same columns under their names. At a terminal the widest columns are cut until a row fits.
 
     right: the columns that are aligned to the right. colours: of whole values.
     """
@@ -226,7 +226,7 @@ def write_table(
 
 
 def write_note(text: str) -> None:
-    """Writes lines of prose; at a terminal, long ones in several."""
+    """Write lines of prose; at a terminal, long ones in several."""
     for line in text.splitlines():
         write("\n".join(_wrapped(line, _columns())) + "\n")
 

@@ -27,7 +27,7 @@ class WordWrap:
         self._in_code = False
 
     def write(self, text: str) -> None:
-        """Takes a piece of text."""
+        """Take a piece of text."""
         if not self._width:
             write(text)
             return
@@ -43,7 +43,7 @@ class WordWrap:
         write("".join(out))
 
     def end(self) -> None:
-        """Writes the word that was held back, and ends all styles."""
+        """Write the word that was held back, and end all styles."""
         word = self._take_word()
         write(word if self._style is None else word + self._style.end_line(ends_paragraph=True))
 

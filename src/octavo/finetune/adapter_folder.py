@@ -52,7 +52,7 @@ class AdapterDescription:
 
 
 def write_adapter(folder: Path, description: AdapterDescription, factors: Factors) -> int:
-    """Writes both files into a folder that exists, and returns the bytes of the tensors.
+    """Write both files into a folder that exists, and return the bytes of the tensors.
 
     Raises ModelWriteError naming the file.
     """

@@ -89,7 +89,7 @@ class Finetuning:
 
 
 def open_finetuning(base: str, checkpoint: Checkpoint, data: Path, options: FinetuneOptions) -> Finetuning:
-    """Reads the data and plans the steps. Raises UsageError for data or options that do not fit the model."""
+    """Read the data and plan the steps. Raises UsageError for data or options that do not fit the model."""
     length = min(options.sequence_length, checkpoint.config.max_position_embeddings)
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     if not graph.makes_logits:

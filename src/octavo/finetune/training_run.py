@@ -68,7 +68,7 @@ class RunFolder:
         self._folder = folder
 
     def begin(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Notes the options of a new run, or returns those that are noted.
+        """Note the options of a new run, or return those that are noted.
 
         Raises UsageError naming an option with another value. Options with a leading underscore may differ; those of
         the first process count.
@@ -98,7 +98,7 @@ class RunFolder:
         return RunProgress(losses, {int(step): loss for step, loss in held_out}), found
 
     def save(self, progress: RunProgress, state: Mapping[str, NDArray[np.float32]]) -> None:
-        """Replaces the state in one go."""
+        """Replace the state in one go."""
         extra = {
             "losses": np.array(progress.losses, np.float32),
             "held_out": np.array([*progress.held_out.items()], np.float32).reshape(-1),
@@ -118,7 +118,7 @@ class Watcher:
 
 
 def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, progress: RunProgress, watcher: Watcher) -> bool:
-    """Trains to the end, and returns False if the run was stopped before. progress: of the trainer; steps add to it.
+    """Train to the end, and return False if the run was stopped before. progress: of the trainer; steps add to it.
 
     Raises NumericalError for a loss that is not finite.
     """

@@ -133,7 +133,7 @@ class PictureDecoder:
             self._idle[kind].put(worker)
 
     def close(self) -> None:
-        """Ends the idle processes. May be called twice; `tiles` starts new ones."""
+        """End the idle processes. May be called twice; `tiles` starts new ones."""
         for idle in self._idle.values():
             for _ in range(idle.qsize()):
                 if (worker := idle.get()) is not None:
@@ -142,7 +142,7 @@ class PictureDecoder:
 
 
 def check_installed(kind: FileKind) -> None:
-    """Raises UsageError if a library for files of this kind is missing."""
+    """Raise UsageError if a library for files of this kind is missing."""
     for module, name, extra in _LIBRARIES[kind]:
         if find_spec(module) is None:
             raise UsageError(

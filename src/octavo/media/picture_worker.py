@@ -34,7 +34,7 @@ _WAIT = 6.0  # times the limit of computing
 
 
 def main() -> None:
-    """Serves requests over standard input and output until the input ends."""
+    """Serve requests over standard input and output until the input ends."""
     sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
     from octavo.platform import limits
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _warm_up(kind: str) -> None:
-    """Imports all that files need by decoding some: what is imported later would be a file to open."""
+    """Import all that files need by decoding some: what is imported later would be a file to open."""
     if kind == "document":
         from octavo.media.pages import Pages, blank_document
 

@@ -53,7 +53,7 @@ class ImageSettings:
         return replace(self, preprocessor=stored, file=VIDEO_FILE)
 
     def refuse(self, key: str, reason: str) -> NoReturn:
-        """Raises ModelLoadError about a value of the preprocessor."""
+        """Raise ModelLoadError about a value of the preprocessor."""
         raise ModelLoadError(f"{self.file}: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")
 
     def vision(self, key: str, default: int, most: int = _MAX_SIDE) -> int:

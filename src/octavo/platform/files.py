@@ -40,7 +40,7 @@ def user_id() -> int:
 
 
 def set_mode(file: int, mode: int) -> None:
-    """Changes the mode of an open file; does nothing on Windows. Raises OSError."""
+    """Change the mode of an open file; does nothing on Windows. Raises OSError."""
     if sys.platform != "win32":
         os.fchmod(file, mode)
 
@@ -55,7 +55,7 @@ def pread(file: int, count: int, offset: int) -> bytes:
 
 
 def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int) -> int:
-    """Fills the buffer from an offset on as far as the file goes; the number of bytes. See `pread`."""
+    """Fill the buffer from an offset on as far as the file goes; the number of bytes. See `pread`."""
     if hasattr(os, "preadv"):
         count: int = os.preadv(file, [buffer], offset)
         return count
@@ -65,7 +65,7 @@ def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int
 
 
 def pwrite(file: int, data: bytes, offset: int) -> int:
-    """Writes at an offset; the number of bytes written. See `pread`."""
+    """Write at an offset; the number of bytes written. See `pread`."""
     if sys.platform == "win32":
         with _POSITION:
             os.lseek(file, offset, os.SEEK_SET)
@@ -74,7 +74,7 @@ def pwrite(file: int, data: bytes, offset: int) -> int:
 
 
 def write_pieces(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
-    """Writes several pieces one behind the other at an offset; the number of bytes written. See `pread`."""
+    """Write several pieces one behind the other at an offset; the number of bytes written. See `pread`."""
     if hasattr(os, "pwritev"):
         count: int = os.pwritev(file, pieces, offset)
         return count
@@ -82,7 +82,7 @@ def write_pieces(file: int, pieces: Sequence[bytes | memoryview], offset: int) -
 
 
 def reserve(file: int, num_bytes: int) -> None:
-    """Makes the file at least so large, with room on the disk where the system can promise it. Raises OSError."""
+    """Make the file at least so large, with room on the disk where the system can promise it. Raises OSError."""
     if sys.platform == "linux":
         os.posix_fallocate(file, 0, num_bytes)
     elif os.fstat(file).st_size < num_bytes:
@@ -104,19 +104,19 @@ def is_hollow(path: Path) -> bool:
 
 
 def drop_cached(file: int) -> None:
-    """Asks the system to forget a file's content in its cache, which is on the disk already."""
+    """Ask the system to forget a file's content in its cache, which is on the disk already."""
     if sys.platform == "linux":
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_pages(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
-    """Lets the system reclaim whole pages of a mapped file; they are read again if needed."""
+    """Let the system reclaim whole pages of a mapped file; they are read again if needed."""
     if sys.platform != "win32":
         mapping.madvise(mmap.MADV_DONTNEED, start, num_bytes)
 
 
 def sync_folder(path: Path) -> None:
-    """Brings the names in a folder to the disk. Windows does so by itself. Raises OSError."""
+    """Bring the names in a folder to the disk. Windows does so by itself. Raises OSError."""
     if sys.platform == "win32":
         return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

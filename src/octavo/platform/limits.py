@@ -71,7 +71,7 @@ _watch: list[threading.Timer] = []
 
 
 def start_clock(seconds: float, most_s: float) -> None:
-    """Ends this process if `stop_clock` is not called in time, even within one long call of native code.
+    """End this process if `stop_clock` is not called in time, even within one long call of native code.
 
     seconds: of computing, so that a busy machine fails nobody. most_s: in all. Windows knows the second alone, and not
     within native code that holds the interpreter.
@@ -87,7 +87,7 @@ def start_clock(seconds: float, most_s: float) -> None:
 
 
 def stop_clock() -> None:
-    """Ends the watch of `start_clock`."""
+    """End the watch of `start_clock`."""
     if sys.platform == "win32":
         while _watch:
             _watch.pop().cancel()

@@ -17,7 +17,7 @@ _POLL_S = 0.05
 
 
 def lock(file: int) -> None:
-    """Waits until no other process has the lock. Raises OSError."""
+    """Wait until no other process has the lock. Raises OSError."""
     if sys.platform == "win32":
         while not _is_free(file):
             time.sleep(_POLL_S)
@@ -35,7 +35,7 @@ def _is_free(file: int) -> bool:
 
 
 def lock_now(file: int) -> None:
-    """Raises BlockingIOError if another process has the lock, and OSError."""
+    """Raise BlockingIOError if another process has the lock, and OSError."""
     if sys.platform == "win32":
         place = os.lseek(file, 0, os.SEEK_CUR)
         try:

@@ -112,7 +112,7 @@ def disk_reads() -> int:
 
 
 def set_allocator(parameter: int, value: int) -> None:
-    """Sets an option of glibc's allocator (mallopt). Other C libraries have no such call and need none."""
+    """Set an option of glibc's allocator (mallopt). Other C libraries have no such call and need none."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

@@ -83,7 +83,7 @@ def _die_with(parent_pid: int) -> None:
 
 
 def _watch(parent_pid: int) -> None:
-    """Ends this process after its parent. Without a call of the system for it, native code that holds the interpreter
+    """End this process after its parent. Without a call of the system for it, native code that holds the interpreter
     delays that.
     """
     if sys.platform == "win32":
@@ -113,13 +113,13 @@ def show_stacks_on_request() -> None:
 
 
 def request_stacks(process: subprocess.Popen[bytes]) -> None:
-    """Asks a child for its stacks. Nothing happens on Windows, which has no signal for it."""
+    """Ask a child for its stacks. Nothing happens on Windows, which has no signal for it."""
     if sys.platform != "win32":
         process.send_signal(signal.SIGUSR1)
 
 
 def kill_group(pid: int) -> None:
-    """Kills a process that was started in a session of its own, and what it has started. On Windows it alone.
+    """Kill a process that was started in a session of its own, and what it has started. On Windows it alone.
 
     Raises ProcessLookupError if there is none.
     """
@@ -205,7 +205,7 @@ def on_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals, call: Cal
 
 
 def off_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
-    """Ends `on_signal`."""
+    """End `on_signal`."""
     if sys.platform == "win32":
         signal.signal(number, signal.SIG_DFL)
     else:

@@ -24,7 +24,7 @@ def allowed_cpus() -> set[int]:
 
 
 def bind(cpus: Collection[int]) -> None:
-    """Binds this thread, and those that it starts, to these CPUs. Raises OSError."""
+    """Bind this thread, and those that it starts, to these CPUs. Raises OSError."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, cpus)
     else:
@@ -33,7 +33,7 @@ def bind(cpus: Collection[int]) -> None:
 
 @contextmanager
 def kept_affinity() -> Iterator[None]:
-    """Gives this thread its CPUs back at the end. Threads that were started meanwhile keep theirs."""
+    """Give this thread its CPUs back at the end. Threads that were started meanwhile keep theirs."""
     before = allowed_cpus()
     try:
         yield

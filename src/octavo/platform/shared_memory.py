@@ -33,13 +33,13 @@ def new_counter() -> int:
 
 
 def add_to(counter: int, count: int) -> None:
-    """Raises a counter. What was written to memory before is visible to whoever takes it."""
+    """Raise a counter. What was written to memory before is visible to whoever takes it."""
     if sys.platform == "linux":
         os.eventfd_write(counter, count)
 
 
 def taken_from(counter: int) -> int:
-    """Takes all that a counter holds; 0: nothing."""
+    """Take all that a counter holds; 0: nothing."""
     if sys.platform == "linux":
         with suppress(BlockingIOError):
             return os.eventfd_read(counter)
@@ -47,7 +47,7 @@ def taken_from(counter: int) -> int:
 
 
 def wait_for_either(counter: int, other: int, *, for_end: bool) -> bool:
-    """Waits until the counter holds something, then True; or else until the other descriptor is readable.
+    """Wait until the counter holds something, then True; or else until the other descriptor is readable.
 
     for_end: until its other end has hung up.
     """

@@ -22,7 +22,7 @@ def _close_range() -> Callable[[int, int, int], int] | None:
 
 
 def close_files_of_this_thread() -> None:
-    """Takes all files from the calling thread, and from no other; it must end soon and do no input or output.
+    """Take all files from the calling thread, and from no other; it must end soon and do no input or output.
 
     Nothing happens before Linux 5.9, and where the C library lacks the call.
     """

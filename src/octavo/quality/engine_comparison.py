@@ -142,7 +142,7 @@ def compare_engines(
     options: EngineOptions = EngineOptions(),
     progress: Progress | None = None,
 ) -> list[EngineFigures]:
-    """Asks every engine every prompt in every turn; engines take turns at each prompt, and the first one changes.
+    """Ask every engine every prompt in every turn; engines take turns at each prompt, and the first one changes.
 
     model: for the engines that are started here. Raises UsageError without it, and ServerError naming the engine.
     """

@@ -113,7 +113,7 @@ def evaluate_text(
     reference: ReferenceOptions | None = None,
     progress: Progress | None = None,
 ) -> tuple[TextReport, TokenFigures]:
-    """Loads a model and judges it. options: fields of `EngineConfig`.
+    """Load a model and judge it. options: fields of `EngineConfig`.
 
     Raises what `Scorer` raises, and UsageError for a text that is too short or a reference with other tokens.
     """
@@ -157,7 +157,7 @@ def judge(
     reference: ReferenceScores | None = None,
     progress: Progress | None = None,
 ) -> Judgement:
-    """Scores windows on a loaded model, beside a reference if there is one."""
+    """Score windows on a loaded model, beside a reference if there is one."""
     kept: list[TokenScores] = []
     seconds = 0.0
 

@@ -44,7 +44,7 @@ class TaskReport:
 
 
 def run_task(model: LanguageModel, task: Task, counted: Counted | None = None) -> TaskReport:
-    """Asks all questions of a task. Raises UsageError for one that the model cannot take."""
+    """Ask all questions of a task. Raises UsageError for one that the model cannot take."""
     before = model.num_truncated
     ask = _generated if task.is_generated else _chosen
     figures = ask(model, task, counted)

@@ -34,7 +34,7 @@ class LanguageModel:
     """A loaded model. All requests of a call share the engine's steps, and contexts its prefix cache."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
-        """Raises what `load_engine` raises, and UsageError for a model that generates no text."""
+        """Raise what `load_engine` raises, and UsageError for a model that generates no text."""
         self.session = Session(config, progress)
         self.tokenizer = self.session.tokenizer
         self.max_length = self.session.max_model_len - 1  # one token is always generated
@@ -122,7 +122,7 @@ class LanguageModel:
         return output.metrics
 
     def _run(self, families: list[list[_Ask]], counted: Counted | None) -> list[OutputDelta]:
-        """Runs all requests; those of a family begin alike, so that the first one goes ahead. Raises their errors."""
+        """Run all requests; those of a family begin alike, so that the first one goes ahead. Raises their errors."""
         results: queue.SimpleQueue[tuple[int, int, OutputDelta | PoolingOutput | OctavoError]] = queue.SimpleQueue()
         outputs: dict[tuple[int, int], OutputDelta] = {}
         total = sum(map(len, families))
@@ -155,7 +155,7 @@ class LanguageModel:
         return [outputs[family, member] for family, asks in enumerate(families) for member in range(len(asks))]
 
     def close(self) -> None:
-        """Frees the model."""
+        """Free the model."""
         self.session.close()
 
     def __enter__(self) -> LanguageModel:

@@ -31,7 +31,7 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
     """pretrained: path, hub id or short name. The other arguments are fields of `EngineConfig`."""
 
     def __init__(self, pretrained: str, **options: Any) -> None:
-        """Raises what `check_weights` and `LanguageModel` raise, and UsageError for an argument that is no field."""
+        """Raise what `check_weights` and `LanguageModel` raise, and UsageError for an argument that is no field."""
         super().__init__()
         given = {name: value for name, value in options.items() if name not in _OWN}
         config = EngineConfig.resolve(pretrained, given)
@@ -80,7 +80,7 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
         return (self._model.tokenizer.template_source() or None) if chat_template else None
 
     def close(self) -> None:
-        """Frees the model."""
+        """Free the model."""
         self._model.close()
 
 

@@ -36,7 +36,7 @@ class ServerProcess:
     """A server in a process group of its own."""
 
     def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
-        """Raises OSError if the program cannot be started."""
+        """Raise OSError if the program cannot be started."""
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.command = list(command)
@@ -48,7 +48,7 @@ class ServerProcess:
         self.process_id = self._process.pid
 
     def wait_ready(self, seconds: float = 180) -> None:
-        """Returns when `/health` says 200. Raises ServerError."""
+        """Return when `/health` says 200. Raises ServerError."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self._process.poll() is not None:
@@ -60,7 +60,7 @@ class ServerProcess:
         raise ServerError(f"{self.name} is not ready after {seconds:g} s; see {self._log}")
 
     def close(self) -> int:
-        """Ends the server as a service manager does, kills remaining processes, and returns the exit code."""
+        """End the server as a service manager does, kill remaining processes, and return the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:

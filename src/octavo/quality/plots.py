@@ -16,7 +16,7 @@ _SUFFIXES = (".svg", ".png")
 
 
 def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
-    """Writes each plot as SVG and PNG into an existing folder.
+    """Write each plot as SVG and PNG into an existing folder.
 
     Raises UsageError without matplotlib, ModelWriteError for a full disk; then no plot is half written.
     """

@@ -87,7 +87,7 @@ class ReferenceStore:
     def make(
         self, key: str, windows: Sequence[Window], vocab_size: int, scored: Iterator[tuple[Window, TokenScores]]
     ) -> ReferenceScores:
-        """Writes a reference from the scores of all windows, with logits. Raises UsageError if it exceeds the limit.
+        """Write a reference from the scores of all windows, with logits. Raises UsageError if it exceeds the limit.
 
         Raises ModelWriteError if the disk has no room for it.
         """
@@ -126,7 +126,7 @@ class ReferenceStore:
         return made
 
     def _make_room(self, num_bytes: int) -> None:
-        """Deletes the least recently used references until so many bytes fit within the limit.
+        """Delete the least recently used references until so many bytes fit within the limit.
 
         Folders that another process is writing, whose names begin with a dot, stay for a day: a killed one leaves them.
         """

@@ -168,7 +168,7 @@ class Scorer:
         return batch, counts
 
     def close(self) -> None:
-        """Frees the model."""
+        """Free the model."""
         self._loaded.executor.close()
 
     def __enter__(self) -> Scorer:

@@ -34,7 +34,7 @@ class Speed:
 
 
 def measure_speed(model: str, options: Mapping[str, Any]) -> Speed:
-    """Loads the model in this process and measures it once, after a warm-up."""
+    """Load the model in this process and measure it once, after a warm-up."""
     defaults = {"max_model_len": _CONTEXT, "max_num_seqs": 1, "max_itl": 0, "enable_prefix_caching": False}
     with LanguageModel(EngineConfig.resolve(model, {**defaults, **options})) as asked:
         rng = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def speed_of(model: str, options: Mapping[str, Any]) -> Speed:
 
 
 def main() -> None:
-    """Prints the figures as a line of JSON."""
+    """Print the figures as a line of JSON."""
     wanted = json.loads(sys.argv[1])
     try:
         sys.stdout.write(json.dumps(asdict(measure_speed(wanted["model"], wanted["options"]))) + "\n")

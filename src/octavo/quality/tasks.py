@@ -275,7 +275,7 @@ def flexible_answer(text: str) -> str:
 
 
 def is_same_answer(found: str, wanted: str) -> bool:
-    """Compares two answers without commas, dollar signs, what comes before ####, and a last full stop."""
+    """Compare two answers without commas, dollar signs, what comes before ####, and a last full stop."""
     for pattern in _NOT_COMPARED:
         found, wanted = pattern.sub("", found), pattern.sub("", wanted)
     return found.lower() == wanted.lower()

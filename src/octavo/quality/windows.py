@@ -69,7 +69,7 @@ def strided_windows(token_ids: Sequence[int], size: int, stride: int) -> list[Wi
 
 
 def check_length(num_tokens: int, least: int) -> None:
-    """Raises UsageError if a text is shorter than its first window."""
+    """Raise UsageError if a text is shorter than its first window."""
     if num_tokens < least:
         what = "is empty" if num_tokens == 0 else f"has {num_tokens} tokens"
         raise UsageError(f"the text {what}; at least {least} are needed: give a longer text, or smaller windows")

@@ -49,7 +49,7 @@ class AnswerLines:
         return {"result": np.array(results, dtype=object)}
 
     def close(self) -> None:
-        """Ends the engine; an actor ends with its process."""
+        """End the engine; an actor ends with its process."""
         self._wait(self._stack.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -66,7 +66,7 @@ def answer_lines(
     num_actors: int | None,
     num_cpus: int | None,
 ) -> None:
-    """Hands the result of each line to `put`, in the order in which blocks of lines end.
+    """Hand the result of each line to `put`, in the order in which blocks of lines end.
 
     num_actors: None: one for each node. num_cpus: of each; None: all of a node. Raises UsageError without ray.
     """

@@ -93,7 +93,7 @@ class OpenAIServer:
         await self._app(scope, receive, send)
 
     def check_health(self) -> None:
-        """Raises EngineDeadError if the engine was given up."""
+        """Raise EngineDeadError if the engine was given up."""
         entry = self._state.models.entry(None) if self._state is not None else None
         if entry is not None and entry.model is not None:
             status = entry.model.client.status()

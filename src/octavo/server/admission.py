@@ -72,7 +72,7 @@ class Ticket:
         raise self._error
 
     def add_prompt_tokens(self, count: int) -> None:
-        """Adds the tokens of all prompts once they are known.
+        """Add the tokens of all prompts once they are known.
 
         Raises OverloadedError if too many are waiting, UsageError for several prompts that could never wait together.
         """
@@ -87,20 +87,20 @@ class Ticket:
         self.lane.tokens.add(self.tenant, count)
 
     def started(self) -> None:
-        """Marks the request as started by the engine, at its first output. May be called again."""
+        """Mark the request as started by the engine, at its first output. May be called again."""
         if not self.has_started:
             self.has_started = True
             self.lane.tokens.add(self.tenant, -self.num_prompt_tokens)
 
     def end(self, error: Exception) -> None:
-        """Makes `wait` raise this error. Later errors are ignored."""
+        """Make `wait` raise this error. Later errors are ignored."""
         if self._error is None:
             self._error = error
             for scope in self._scopes:
                 scope.cancel()
 
     def release(self) -> None:
-        """Ends the request's admission. May be called twice."""
+        """End the request's admission. May be called twice."""
         if not self.released.is_set():
             for timer in self.timers:
                 timer.cancel()
@@ -130,14 +130,14 @@ class _Lane:
         return self.places.total
 
     def check_sequences(self, num_sequences: int, tenant: str) -> None:
-        """Raises OverloadedError if there is no capacity for another request."""
+        """Raise OverloadedError if there is no capacity for another request."""
         if self.places.open_to(tenant) <= 0:
             there, limit = f"{self.num_sequences} sequences run or wait", self.places.limit
             message = f"{there}; at most {limit} may (max_num_seqs and max_queue)"
             raise self._overloaded(message + self._reserved(self.places), num_sequences)
 
     def check_tokens(self, count: int, num_sequences: int, tenant: str) -> None:
-        """Raises OverloadedError if `count` further prompt tokens are too many; any prompt is admitted if none wait."""
+        """Raise OverloadedError if `count` further prompt tokens are too many; any prompt is admitted if none wait."""
         if self.tokens.total and count > self.tokens.open_to(tenant):
             limit = f"{count} more exceed the limit of {self.tokens.limit} (max_queued_tokens)"
             message = f"prompts of {self.tokens.total} tokens wait; {limit}"
@@ -211,7 +211,7 @@ class Admission:
         priority: int = 0,
         is_batch: bool = False,
     ) -> Ticket:
-        """Admits a request before any work is done for it. num_sequences: choices of all prompts.
+        """Admit a request before any work is done for it. num_sequences: choices of all prompts.
 
         is_batch: a line of a batch, whose runner limits their number: it takes no place and has no time limits.
         Raises OverloadedError at once, with the time after which to retry; UsageError if the request asks for too many
@@ -249,7 +249,7 @@ class Admission:
         return lane.num_sequences >= lane.places.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
-        """Cancels the requests with this id; False if this tenant has none."""
+        """Cancel the requests with this id; False if this tenant has none."""
         tickets = [ticket for lane in self._lanes.values() for ticket in lane.tickets]
         found = [ticket for ticket in tickets if (ticket.request_id, ticket.tenant) == (request_id, tenant)]
         for ticket in found:
@@ -257,7 +257,7 @@ class Admission:
         return bool(found)
 
     async def wait_idle(self) -> None:
-        """Returns when no request is left."""
+        """Return when no request is left."""
         while tickets := [ticket for lane in self._lanes.values() for ticket in lane.tickets]:
             await tickets[0].released.wait()
 

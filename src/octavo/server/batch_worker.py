@@ -72,7 +72,7 @@ class BatchWorker:
                 self._wake(owner)
 
     async def stop(self) -> None:
-        """Stops all batches. They go on when a server starts with the same store."""
+        """Stop all batches. They go on when a server starts with the same store."""
         self._app = None
         for task in self._tasks.values():
             task.cancel()
@@ -92,7 +92,7 @@ class BatchWorker:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
 
     def submit(self, work: Callable[[BatchStore], object]) -> None:
-        """Lets the store's thread do `work` after all that it was given before. Errors are logged."""
+        """Let the store's thread do `work` after all that it was given before. Errors are logged."""
 
         def run() -> None:
             try:
@@ -103,7 +103,7 @@ class BatchWorker:
         self._thread.submit(run)
 
     async def add(self, batch: StoredBatch) -> None:
-        """Queues a batch. Raises StoreFullError."""
+        """Queue a batch. Raises StoreFullError."""
         await self.use(lambda store: store.add_batch(batch))
         self.figures.num_batches += 1
         self._wake(batch.owner)
@@ -121,7 +121,7 @@ class BatchWorker:
         return [self._running[batch.id].batch if batch.id in self._running else batch for batch in stored]
 
     async def cancel(self, batch: StoredBatch) -> StoredBatch:
-        """Begins to cancel a batch that has not ended."""
+        """Begin to cancel a batch that has not ended."""
         running = self._running.get(batch.id)
         if running is not None:
             batch = running.batch
@@ -185,7 +185,7 @@ class BatchWorker:
             self.figures.num_running = len(self._running)
 
     async def _validate(self, batch: StoredBatch) -> None:
-        """Reads all lines; a file with a wrong one fails."""
+        """Read all lines; a file with a wrong one fails."""
         total, errors, model = await self.use(lambda store: _checked(store, batch))
         batch.total, batch.model = total, model
         if errors:
@@ -282,7 +282,7 @@ class _RunningBatch:
         await use(lambda store: store.save(batch))
 
     async def _run_lines(self, app: ASGIApp, journal: Journal) -> None:
-        """Runs the lines without results until there are none, the batch is cancelled or its time is over."""
+        """Run the lines without results until there are none, the batch is cancelled or its time is over."""
         lines = await self._worker.use(lambda store: _left(store, self.batch, journal))
         put = partial(self._put, journal)
         runner = BatchRunner(partial(self._call, app), lambda: self._worker.width(self.batch.model), put)
@@ -297,7 +297,7 @@ class _RunningBatch:
             self._lines.result()  # raises
 
     def _put(self, journal: Journal, result: LineResult) -> None:
-        """Writes a result, and twice a second the counts, in the thread of the store."""
+        """Write a result, and twice a second the counts, in the thread of the store."""
         now = self._ended_at = time.monotonic()
         figures = self._worker.figures
         figures.lines["failed" if result.is_failed else "completed"] += 1
@@ -355,13 +355,13 @@ def _left(store: BatchStore, batch: StoredBatch, journal: Journal) -> Iterator[B
 
 
 def _count(batch: StoredBatch, journal: Journal) -> None:
-    """Brings the counts of a batch up to what is in its files."""
+    """Bring the counts of a batch up to what is in its files."""
     batch.completed, batch.failed = journal.num_completed, journal.num_failed
     batch.usage = dict(journal.usage)
 
 
 def _end_rest(store: BatchStore, batch: StoredBatch, journal: Journal, code: str) -> bool:
-    """Gives the lines without results an error; False: there are none."""
+    """Give the lines without results an error; False: there are none."""
     rest = _left(store, batch, journal) if journal.num_completed + journal.num_failed < batch.total else ()
     is_cut = False
     for line in rest:
@@ -372,7 +372,7 @@ def _end_rest(store: BatchStore, batch: StoredBatch, journal: Journal, code: str
 
 
 def _publish(store: BatchStore, batch: StoredBatch) -> None:
-    """Makes files of the results; an empty one goes."""
+    """Make files of the results; an empty one goes."""
     names = {batch.output_file_id: batch.completed, batch.error_file_id: batch.failed}
     for file_id, count in names.items():
         path = store.content_of(file_id)

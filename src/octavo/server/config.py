@@ -170,7 +170,7 @@ _NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # whose default i
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Checks the type of a field: that of its default or, without one, a text or a number."""
+    """Check the type of a field: that of its default or, without one, a text or a number."""
     if isinstance(default, float):
         _check_seconds(name, value)
     elif isinstance(default, bool):

@@ -34,7 +34,7 @@ class DashboardHistory:
         self._samples.append(sample)
 
     async def record(self, state: ServerState) -> None:
-        """Takes a snapshot every INTERVAL_S. Never returns."""
+        """Take a snapshot every INTERVAL_S. Never returns."""
         while True:
             self.add(snapshot(state))
             await asyncio.sleep(INTERVAL_S)
@@ -88,5 +88,5 @@ def _model(model: ModelEntry, metrics: ServerMetrics) -> dict[str, Any]:
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
-    """Bounds in seconds, and one more count than bounds, not cumulative."""
+    """Bound in seconds, and one more count than bounds, not cumulative."""
     return {"bounds": histogram.bounds, "counts": list(histogram.counts)}

@@ -19,7 +19,7 @@ class EventLog:
         self.is_over = False
 
     def add(self, chunk: bytes) -> None:
-        """Adds whole events in the form of a stream. Comments are no events."""
+        """Add whole events in the form of a stream. Comments are no events."""
         new = [part + b"\n\n" for part in chunk.split(b"\n\n") if part and not part.startswith(b":")]
         self._events += new
         self.num_bytes += sum(map(len, new))
@@ -57,7 +57,7 @@ class EventLogs:
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
     def put(self, response_id: str, log: EventLog) -> None:
-        """Keeps a log. The oldest of those that have ended make room."""
+        """Keep a log. The oldest of those that have ended make room."""
         self._logs[response_id] = log
         ended = [known for known, item in self._logs.items() if item.is_over and known != response_id]
         num_bytes = sum(self._logs[known].num_bytes for known in ended)

@@ -25,7 +25,7 @@ from octavo.server.startup import build_state
 async def line_engine(
     model: str, config: EngineConfig, report: LoadReport
 ) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """Loads a model; gives the call that answers a line, and the lines at once. Raises what loading raises.
+    """Load a model; gives the call that answers a line, and the lines at once. Raises what loading raises.
 
     model: as it was asked for, which lines may name. config: with the place of its files.
     """

@@ -36,7 +36,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def registered(url: str, models: tuple[str, ...], began: float) -> Iterator[None]:
-    """Lists the server while the block runs. A folder that cannot be written costs a warning only."""
+    """List the server while the block runs. A folder that cannot be written costs a warning only."""
     server = RunningServer(os.getpid(), processes.start_of(os.getpid()) or 0, began, url, models)
     file = _folder() / f"{server.pid}.json"
     try:

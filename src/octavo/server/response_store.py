@@ -52,7 +52,7 @@ class BackgroundRun:
     task: asyncio.Task[None]
 
     async def cancel(self) -> None:
-        """Ends it and waits until it has been stored."""
+        """End it and wait until it has been stored."""
         self.task.cancel()
         await asyncio.wait({self.task})
 
@@ -85,7 +85,7 @@ class ResponseStore:
         )
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Stores a response, or replaces it. It returns at once; later calls find the response."""
+        """Store a response, or replace it. It returns at once; later calls find the response."""
         self._thread.submit(self._put, owner, stored)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
@@ -101,7 +101,7 @@ class ResponseStore:
         return StoredResponse(**json.loads(rows[0][0])) if rows else None
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        """Removes the response; False if this owner has none with that id."""
+        """Remove the response; False if this owner has none with that id."""
 
         def work() -> int:
             with self._database:
@@ -111,7 +111,7 @@ class ResponseStore:
         return await self._run(work) > 0
 
     async def close(self) -> None:
-        """Ends what runs in the background, and the thread after what it still has to write."""
+        """End what runs in the background, and the thread after what it still has to write."""
         for run in tuple(self.running.values()):
             await run.cancel()
         self._thread.submit(self._database.close)

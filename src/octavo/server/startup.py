@@ -55,7 +55,7 @@ class RestartLimitError(OctavoError):
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raises UsageError if the server would be open to the network without a key; warns of keys that others can see."""
+    """Raise UsageError if the server would be open to the network without a key; warns of keys that others can see."""
     has_keys, path = bool(configured_keys(config)), config.api_key_file
     if path is not None and files.permissions(Path(path).stat()) & stat.S_IROTH:
         logger.warning("--api-key-file %s can be read by every user of this machine; chmod 600 %s", path, path)
@@ -121,7 +121,7 @@ def _adapters(config: ServerConfig, models: Mapping[str, EngineConfig]) -> Serve
 async def run_server(
     config: ServerConfig, models: Mapping[str, EngineConfig], sock: socket.socket, report: LoadReport
 ) -> None:
-    """Serves until a signal stops it. HTTP is answered from the start, while the first model loads.
+    """Serve until a signal stops it. HTTP is answered from the start, while the first model loads.
 
     Raises KeyboardInterrupt if SIGINT came before it was ready, the error that prevented the first model from loading,
     MemoryLimitError, or RestartLimitError.
@@ -166,7 +166,7 @@ class _Lifetime:
         self.was_interrupted = False
 
     async def live(self, report: LoadReport) -> None:
-        """Loads the first model and watches its engine. Never returns; raises the error that ends the server."""
+        """Load the first model and watch its engine. Never returns; raises the error that ends the server."""
         models = self._state.models
         await models.load(None)
         self._is_loaded = True
@@ -183,7 +183,7 @@ class _Lifetime:
                     raise RestartLimitError(f"the engine of {only.name} has ended: {engine.reason}")
 
     async def drain(self, number: signal.Signals) -> None:
-        """Refuses new requests and waits for the admitted ones."""
+        """Refuse new requests and wait for the admitted ones."""
         admission, seconds = self._state.admission, self._state.config.drain
         admission.is_draining = True
         await self._state.batches.stop()

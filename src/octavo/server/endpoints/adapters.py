@@ -42,7 +42,7 @@ class UnloadRequest(RequestModel):
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_adapter(request: Request, body: LoadRequest) -> Response:
-    """Reads an adapter, which requests then name as their model. Answers when it fits the model."""
+    """Read an adapter, which requests then name as their model. Answer when it fits the model."""
     models, is_admin = state_of(request).models, check_may_change_adapters(request)
     if not is_admin:
         models.adapters.check_inside(body.lora_path)
@@ -57,7 +57,7 @@ async def load_adapter(request: Request, body: LoadRequest) -> Response:
 
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_adapter(request: Request, body: UnloadRequest) -> Response:
-    """Forgets an adapter. Requests that use it go on; later ones do not find it."""
+    """Forget an adapter. Requests that use it go on; later ones do not find it."""
     adapters, is_admin = state_of(request).models.adapters, check_may_change_adapters(request)
     if not is_admin and (owner := tenant_of(request)):  # without keys all clients are one
         adapters.check_owner(body.lora_name, owner)

@@ -66,7 +66,7 @@ async def health(request: Request) -> HealthStatus:
 
 
 def _check_engine(model: ServedModel) -> None:
-    """Raises ApiError if the engine is not alive or makes no progress."""
+    """Raise ApiError if the engine is not alive or makes no progress."""
     engine = model.client.status()
     if engine.state in _PROBLEMS:
         reason = f"{model.name}: {engine.reason or 'unknown reason'}"

@@ -102,7 +102,7 @@ async def get_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/load")
 async def load_model(request: Request, model_id: str) -> ModelCard:
-    """Loads a model, after unloading others if there is no room; answers when it is ready."""
+    """Load a model, after unloading others if there is no room; answers when it is ready."""
     models = state_of(request).models
     await models.load(model_id)
     return _card(models, model_id)
@@ -110,7 +110,7 @@ async def load_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/unload")
 async def unload_model(request: Request, model_id: str) -> ModelCard:
-    """Unloads a model after its running requests; the next request for it loads it again."""
+    """Unload a model after its running requests; the next request for it loads it again."""
     models = state_of(request).models
     await models.unload(model_id)
     return _card(models, model_id)
@@ -118,7 +118,7 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/restart")
 async def restart_model(request: Request, model_id: str) -> ModelCard:
-    """Restarts the replicas of a model one by one, each after its last request; answers when all are new.
+    """Restart the replicas of a model one by one, each after its last request; answers when all are new.
 
     The others serve meanwhile, so that no request is refused. It goes on if the client leaves.
     """

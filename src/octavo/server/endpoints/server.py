@@ -56,7 +56,7 @@ class CancelledRequest(BaseModel):
 
 @router.post("/v1/requests/{request_id}/cancel", tags=["Requests"])
 async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
-    """Ends a running or waiting request of the same API key, by the id in its header `x-request-id`.
+    """End a running or waiting request of the same API key, by the id in its header `x-request-id`.
 
     The cancelled request gets 499 `request_cancelled`, as its status or as the last event of its stream.
     """

@@ -20,7 +20,7 @@ class SleepStatus(BaseModel):
 
 @router.post("/sleep")
 async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) -> SleepStatus:
-    """Puts all models to sleep once their requests are finished, and answers when their memory is free.
+    """Put all models to sleep once their requests are finished, and answer when their memory is free.
 
     level: 1 keeps the weights in main memory and gives back a GPU's; 2 gives back all. Without a GPU, both unload.
     """
@@ -31,7 +31,7 @@ async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) 
 
 @router.post("/wake_up")
 async def wake_up(request: Request) -> SleepStatus:
-    """Loads the first model; answers when it is ready."""
+    """Load the first model; answers when it is ready."""
     sleeper = state_of(request).sleeper
     await sleeper.wake_up()
     return SleepStatus(is_sleeping=sleeper.is_sleeping)

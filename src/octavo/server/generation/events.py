@@ -246,7 +246,7 @@ class Choice:
         return "".join(self.thoughts) or None
 
     def push(self, event: ChoiceEvent) -> None:
-        """Adds the next event."""
+        """Add the next event."""
         if isinstance(event, ChoiceEnd):
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
             return

@@ -111,7 +111,7 @@ class BlocksLoopError(RuntimeError):
 
 
 def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:
-    """Checks a JSON schema of a request.
+    """Check a JSON schema of a request.
 
     param: the field of the schema. is_enforced: every keyword must be enforceable. Otherwise the schema only has to be
     well-formed, because it only describes, such as that of a tool that is not `strict`.
@@ -136,7 +136,7 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> None:
-    """Checks the tools of a request, in OpenAI's shape with types already checked.
+    """Check the tools of a request, in OpenAI's shape with types already checked.
 
     The parameters of a `strict` tool must be enforceable. Unlike OpenAI, this does not demand that all properties are
     required and no others allowed. Parameters of other tools only describe the arguments; they have to be well-formed.
@@ -167,7 +167,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
 
 
 def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> None:
-    """Raises UsageError if a tool must be called and the request has none, or none of that name."""
+    """Raise UsageError if a tool must be called and the request has none, or none of that name."""
     if tool_choice == "required" and not tools:
         reason = f"is required, but the request has no tools: add tools or leave {param} out"
         raise refuse(param, reason, "invalid_value")
@@ -241,7 +241,7 @@ class _Checker:
 
 
 def _check_value(keyword: str, value: Any, place: str) -> None:
-    """Checks that a keyword's value is well-formed, whatever else the schema has."""
+    """Check that a keyword's value is well-formed, whatever else the schema has."""
     if keyword == "x-guidance":
         raise SchemaError(place, "is not for requests; leave it out")
     if keyword in _NUMBERS:
@@ -257,7 +257,7 @@ def _check_value(keyword: str, value: Any, place: str) -> None:
 
 
 def _check_exact(value: object, place: str) -> None:
-    """Refuses integers that a double would round, because numbers are compared as doubles."""
+    """Refuse integers that a double would round, because numbers are compared as doubles."""
     if isinstance(value, int) and abs(value) > MAX_EXACT_NUMBER:
         raise SchemaError(place, f"is {shown(value)}; integers beyond 2^53 cannot be distinguished")
 

@@ -126,7 +126,7 @@ def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int, longest: i
 async def prepare_inputs(
     model: ServedModel, texts: Sequence[str | Sequence[int | str]], truncate_to: int | None, side: str = "left"
 ) -> Prepared:
-    """Tokenizes texts to embed, which may fill the context because no answer follows.
+    """Tokenize texts to embed, which may fill the context because no answer follows.
 
     truncate_to, side: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_prompts`.
     """
@@ -336,7 +336,7 @@ async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt
 
 
 def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: int) -> None:
-    """Raises TooManyTokensError for a message that alone is too long, before a template makes copies of it.
+    """Raise TooManyTokensError for a message that alone is too long, before a template makes copies of it.
 
     Templates may leave out what the assistant thought, and white space around a message, but nothing else of the user.
     """

@@ -110,7 +110,7 @@ class Generation:
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """Ends the streams that still run and returns the admission. May be called twice."""
+        """End the streams that still run and return the admission. May be called twice."""
         self._is_over = True
         running = [task for task in self._tasks if not task.done()]
         for task in running:
@@ -153,7 +153,7 @@ class Generation:
             self._num_running -= 1
 
     def _tell_progress(self, prompt: int, metrics: RequestMetrics, is_done: bool) -> None:
-        """Adds what has not been told: outputs may have been merged on their way."""
+        """Add what has not been told: outputs may have been merged on their way."""
         total, cached = metrics.num_prompt_tokens, metrics.num_cached_tokens
         now = total if is_done else metrics.num_processed_tokens
         for processed, seconds in ((cached, 0.0), (now, metrics.prefill_s)):
@@ -181,7 +181,7 @@ class Generation:
 async def start_generation(
     state: ServerState, model: ServedModel, spec: ChatSpec | TextSpec, request_id: str, *, is_batch: bool = False
 ) -> Generation:
-    """Starts to answer a request; returns when the engine has accepted it. is_batch: see `Admission.admit`.
+    """Start to answer a request; returns when the engine has accepted it. is_batch: see `Admission.admit`.
 
     Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
     """
@@ -283,7 +283,7 @@ async def _vectors(
 
 
 async def submit_to(model: ServedModel, request: GenerationRequest) -> AnswerStream:
-    """Submits a request to the model's engine, which is told of the adapter first if it does not know it.
+    """Submit a request to the model's engine, which is told of the adapter first if it does not know it.
 
     So it is at the first request, and after an engine's restart.
     """

@@ -115,7 +115,7 @@ class TextSpec(Common):
 
 @contextmanager
 def constraint_named(field: str) -> Iterator[None]:
-    """Makes UsageErrors about `structured_outputs` name the request's own field for the constraint."""
+    """Make UsageErrors about `structured_outputs` name the request's own field for the constraint."""
     try:
         yield
     except UsageError as error:

@@ -58,7 +58,7 @@ class SchemaError(Exception):
 
 
 def check_well_formed(schema: object) -> None:
-    """Raises SchemaError for a schema that is none in any draft, is too large or refers to what it does not have."""
+    """Raise SchemaError for a schema that is none in any draft, is too large or refers to what it does not have."""
     check_size(schema)
     ids, anchors = _names_within(schema)
 
@@ -96,7 +96,7 @@ def find_schemas(root: object, check_keyword: CheckKeyword) -> dict[str, Any]:
 
 
 def check_size(schema: object) -> None:
-    """Refuses schemas that are too large or too deep before anything walks through them."""
+    """Refuse schemas that are too large or too deep before anything walks through them."""
     level: list[object] = [schema]
     depth = 0
     while level:
@@ -114,7 +114,7 @@ def check_size(schema: object) -> None:
 
 
 def check_type(value: object, kind: Any, place: str) -> None:
-    """Raises SchemaError if a keyword's value has another type. kind: one of msgspec's."""
+    """Raise SchemaError if a keyword's value has another type. kind: one of msgspec's."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -123,7 +123,7 @@ def check_type(value: object, kind: Any, place: str) -> None:
 
 
 def check_type_names(value: Any, names: set[str] | tuple[str, ...], place: str) -> None:
-    """Raises SchemaError if the value of `type` names another type than these."""
+    """Raise SchemaError if the value of `type` names another type than these."""
     for name in value if isinstance(value, list) else [value]:
         if name not in names:
             raise SchemaError(place, f"is {shown(name)}; types are {', '.join(TYPES)}")
@@ -180,7 +180,7 @@ def _check_value(keyword: str, value: Any, place: str) -> None:
 
 
 def _check_pattern(pattern: str, place: str) -> None:
-    """Raises SchemaError for what is no regular expression, neither of ECMA-262 nor of Python."""
+    """Raise SchemaError for what is no regular expression, neither of ECMA-262 nor of Python."""
     try:
         check_pattern(pattern)
     except PatternError as error:

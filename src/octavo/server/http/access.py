@@ -136,7 +136,7 @@ class OriginRules:
     cors_origins: tuple[str, ...] = ()
 
     def check(self, headers: Headers, http_version: str) -> None:
-        """Raises ApiError 400 for a broken Host header or two Origins, and 403 for a page that must not call."""
+        """Raise ApiError 400 for a broken Host header or two Origins, and 403 for a page that must not call."""
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
             raise bad_request(f"{len(hosts)} Host headers; there must be one")

@@ -48,7 +48,7 @@ class AccessRecord:
     is_abandoned: bool = False  # the client left before the end of a stream
 
     def log(self) -> None:
-        """Writes the line. Lines of probes, which come every few seconds, are written only at debug level."""
+        """Write the line. Lines of probes, which come every few seconds, are written only at debug level."""
         is_routine = self.path in _QUIET_PATHS and (self.status < 400 or self.status == 503)
         level = logging.DEBUG if is_routine else logging.INFO
         if not logger.isEnabledFor(level):
@@ -139,7 +139,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(*, as_json: bool, level: int = logging.INFO) -> None:
-    """Sends the log of `octavo` and of the web server to standard error."""
+    """Send the log of `octavo` and of the web server to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     for name in ("octavo", "uvicorn"):

@@ -116,7 +116,7 @@ class Guard:
         await self._app(scope, exchange.receive, exchange.send)
 
     async def _read_body(self, exchange: _Exchange, limit: int, tenant: str) -> bytes:
-        """Reads the whole body, of at most `limit` bytes, which count for an API key until it is read.
+        """Read the whole body, of at most `limit` bytes, which count for an API key until it is read.
 
         Raises ApiError 408, 413, 415 or 503.
         """
@@ -185,7 +185,7 @@ class _Exchange:
         await self.send({"type": "http.response.body", "body": body, "more_body": more_body})
 
     async def fail(self, error: ApiError) -> None:
-        """Answers with the error in the protocol's format, unless an answer has begun.
+        """Answer with the error in the protocol's format, unless an answer has begun.
 
         The rest of the client's body is read for a while and dropped: if the connection were closed at once, a client
         that writes before it reads would only see a reset.
@@ -204,7 +204,7 @@ class _Exchange:
 
 
 def _check_type(headers: dict[bytes, bytes], origins: OriginRules) -> None:
-    """Raises ApiError 415 unless the body is plain JSON.
+    """Raise ApiError 415 unless the body is plain JSON.
 
     Clients written for Ollama name no type, and curl that of a form. Pages must name JSON, which no form can.
     """

@@ -121,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def _make_room(self) -> None:
-        """Closes the connection that has been idle for the longest time, if any is idle."""
+        """Close the connection that has been idle for the longest time, if any is idle."""
         before = self.loop.time() - 1.0
         if idle := [c for c in self.connections if isinstance(c, BoundedProtocol) and c._is_idle_since(before)]:
             oldest = min(idle, key=lambda connection: connection._last_data_s)
@@ -205,7 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(_other_version(version))
 
     def _check_codings(self) -> None:
-        """Refuses bodies in other transfer codings than chunked (RFC 9112, section 6.1)."""
+        """Refuse bodies in other transfer codings than chunked (RFC 9112, section 6.1)."""
         values = [value for name, value in self.headers if name == b"transfer-encoding"]
         if not values:
             return
@@ -231,7 +231,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers[hosts[0]] = (b"host", host)
 
     def _parse(self, data: bytes) -> bytes:
-        """Parses the data and returns the rest, which is still to be parsed."""
+        """Parse the data and return the rest, which is still to be parsed."""
         begun, framed = self._is_in_body, self._num_body_bytes + _CHUNK_FRAME_BYTES * self._num_chunks
         try:
             self.parser.feed_data(data)
@@ -267,7 +267,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(ApiError(431, f"headers of more than {MAX_HEADER_BYTES} bytes", code="headers_too_large"))
 
     def _reject(self, error: ApiError) -> None:
-        """Aborts the parsing from within one of its callbacks."""
+        """Abort the parsing from within one of its callbacks."""
         self._refusal = error
         raise ValueError(error.message)
 
@@ -282,7 +282,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bad_request("the request is not valid HTTP/1.1")
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers with the error and closes, unless an answer to an earlier request is on its way."""
+        """Answer with the error and close, unless an answer to an earlier request is on its way."""
         self._refusal = error
         self._stop_header_timer()
         if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
@@ -293,7 +293,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _write_error(self, error: ApiError) -> None:
-        """Answers in the format of the target, as far as it has been seen."""
+        """Answer in the format of the target, as far as it has been seen."""
         dialect, request_id = self._routes.dialect(self.url.partition(b"?")[0].decode("latin-1")), new_request_id()
         headers, body = dialect.error_answer(error, request_id)
         headers += [(b"connection", b"close"), *dialect.id_headers(request_id)]
@@ -327,7 +327,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Ends a running request now, and closes when everything is sent or the client has not read it in time."""
+        """End a running request now, and close when everything is sent or the client has not read it in time."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
@@ -378,7 +378,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Sends bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset.
+        """Send bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset.
 
         It is repeated until the answer begins, since the client may leave later; a stream notices this when it writes.
         """

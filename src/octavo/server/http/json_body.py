@@ -30,12 +30,12 @@ Path: TypeAlias = "tuple[str | int, ...]"
 
 
 def _whole_number(value: object) -> object:
-    """Converts 1.0 to 1: JSON has one type of numbers, and JSON Schema calls 1.0 an integer."""
+    """Convert 1.0 to 1: JSON has one type of numbers, and JSON Schema calls 1.0 an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _finite_number(value: object) -> object:
-    """Raises pydantic's error for an integer beyond float64."""
+    """Raise pydantic's error for an integer beyond float64."""
     if isinstance(value, int):
         try:
             float(value)
@@ -151,7 +151,7 @@ _LENIENT_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_r
 
 
 def check_depth(text: str) -> None:
-    """Raises ApiError if the text is nested too deeply. Works without recursion, to need no deep stack."""
+    """Raise ApiError if the text is nested too deeply. Works without recursion, to need no deep stack."""
     depth, field, last_string = 0, "", ""
     for token in _STRUCTURE.finditer(text):
         char = token[0][0]
@@ -169,7 +169,7 @@ def check_depth(text: str) -> None:
 
 
 def check_leaves(value: Any, path: Path = ()) -> None:
-    """Raises ApiError for a number beyond float64 and for half a surrogate pair. A name has the path of its object."""
+    """Raise ApiError for a number beyond float64 and for half a surrogate pair. A name has the path of its object."""
     if isinstance(value, dict):
         for name, item in value.items():
             check_leaves(name, path)

@@ -70,7 +70,7 @@ class _Reader:
         return self.read(self._skip_space(0, len(self.body)), len(self.body), limits, ())
 
     def check_members(self, limits: BodyLimits) -> None:
-        """Raises ApiError for a list or an object in the body that has more items than its limit."""
+        """Raise ApiError for a list or an object in the body that has more items than its limit."""
         begin, end = self._skip_space(0, len(self.body)), len(self.body)
         runs = self._runs(begin, end, limits, ()) if self.body[begin] == ord("{") else []
         for first, last, num_items in runs:
@@ -197,14 +197,14 @@ class _Reader:
         return found.end()
 
     def _check_end(self, begin: int, end: int) -> None:
-        """Raises ApiError if there is anything but white space."""
+        """Raise ApiError if there is anything but white space."""
         if _SPACE.fullmatch(self.body, begin, end) is None:
             found = _SPACE.match(self.body, begin, end)
             raise self.wrong("Extra data", begin if found is None else found.end())
 
 
 def check_counts(value: Any, limits: BodyLimits, path: Path) -> None:
-    """Raises ApiError for a list or an object with more items than its limit, in a value that has been parsed."""
+    """Raise ApiError for a list or an object with more items than its limit, in a value that has been parsed."""
     if not isinstance(value, (list, dict)):
         return
     if len(value) > (most := limits.most_items(in_list=isinstance(value, list))):

@@ -102,7 +102,7 @@ class WebServer(uvicorn.Server):
         self.ending = asyncio.Event()  # set to end `serve`
 
     async def main_loop(self) -> None:
-        """Wakes up once a second to update the date header; uvicorn would do so ten times a second."""
+        """Wake up once a second to update the date header; uvicorn would do so ten times a second."""
         while not self.ending.is_set():
             await self.on_tick(0)
             with suppress(asyncio.TimeoutError):
@@ -136,7 +136,7 @@ class WebServer(uvicorn.Server):
 async def serve(
     app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[signal.Signals], Awaitable[None]]
 ) -> None:
-    """Serves until a signal. On SIGTERM or SIGINT it awaits `on_drain` while requests are still answered, then ends
+    """Serve until a signal. On SIGTERM or SIGINT it awaits `on_drain` while requests are still answered, then ends
     the remaining ones with 503 `server_shutting_down`. A second signal ends them at once."""
     loop = asyncio.get_running_loop()
     server = web_server(app, config)
@@ -225,7 +225,7 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
 
 
 def _on_loop_error(warn: RateLimitedWarning, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Logs an error of the event loop. Out of file descriptors, it reports every connection."""
+    """Log an error of the event loop. Out of file descriptors, it reports every connection."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
         warn(f"no new connection can be accepted: {os.strerror(error.errno)}")

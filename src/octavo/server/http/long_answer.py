@@ -50,7 +50,7 @@ async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _wait_until_gone(request: Request) -> None:
-    """Returns when the client has disconnected or has its whole answer."""
+    """Return when the client has disconnected or has its whole answer."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

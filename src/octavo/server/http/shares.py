@@ -22,7 +22,7 @@ class Shares:
         return self.taken.total()
 
     def add(self, tenant: str, count: int) -> None:
-        """Takes places, or gives them back."""
+        """Take places, or give them back."""
         self.taken[tenant] += count
         if not self.taken[tenant]:
             del self.taken[tenant]

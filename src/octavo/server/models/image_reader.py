@@ -82,7 +82,7 @@ class ImageReader:
         self._decoder = PictureDecoder(self._config.max_image_pixels)
 
     def check_count(self, sources: Sequence[ImageSource]) -> None:
-        """Raises UsageError for more images, documents and videos than a request may have."""
+        """Raise UsageError for more images, documents and videos than a request may have."""
         most = self._config.max_items_per_request
         if len(sources) > most:
             raise UsageError(
@@ -155,7 +155,7 @@ class ImageReader:
             raise _about(source, error, "document") from None
 
     def close(self) -> None:
-        """Ends the decoding processes. May be called twice."""
+        """End the decoding processes. May be called twice."""
         self._decoder.close()
 
     async def _bytes(self, source: ImageSource) -> bytes:

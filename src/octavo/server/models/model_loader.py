@@ -97,7 +97,7 @@ class ModelLoader:
         return plan.memory
 
     async def load(self, name: str, config: EngineConfig, progress: LoadProgress) -> ServedModel:
-        """Loads the model and returns it ready for requests. Raises the error that prevented it.
+        """Load the model and return it ready for requests. Raises the error that prevented it.
 
         progress: called from any thread.
         """
@@ -144,7 +144,7 @@ class ModelLoader:
         return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format, images=self._images)
 
     async def unload(self, model: ServedModel) -> None:
-        """Ends the model's engine; its memory is free afterwards."""
+        """End the model's engine; its memory is free afterwards."""
         model.prompts.close()
         await model.client.close()
 
@@ -157,7 +157,7 @@ class ModelLoader:
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
-    """Starts the chat template's process, so that the first request need not wait for it; returns the seconds it took.
+    """Start the chat template's process, so that the first request need not wait for it; returns the seconds it took.
 
     Meanwhile the engine runs its first step, which takes several times as long as later ones. The wait for it is
     short: once begun, the step ends even if nobody wants its token.

@@ -61,12 +61,12 @@ class _Residency:
         return self.model is not None and self.model.name == entry.name
 
     def report(self, phase: str, done: int, total: int) -> None:
-        """Takes the progress of loading, from any thread."""
+        """Take the progress of loading, from any thread."""
         self.loading = LoadStatus(phase, done, total)
 
     @contextmanager
     def used(self, turn: int) -> Iterator[None]:
-        """Counts one request that uses it or waits for it."""
+        """Count one request that uses it or waits for it."""
         self.num_users += 1
         self.last_used = turn
         self.idle.clear()
@@ -233,7 +233,7 @@ class ModelManager:
             yield model
 
     async def load(self, name: str | None) -> None:
-        """Loads a model if it is not loaded, without a time limit. Raises the errors of `use`."""
+        """Load a model if it is not loaded, without a time limit. Raises the errors of `use`."""
         entry = self.entry(name)
         residency = self._residency(entry)
         with residency.used(self._next_turn()):
@@ -241,7 +241,7 @@ class ModelManager:
             self.has_begun = True
 
     async def unload(self, name: str | None) -> None:
-        """Unloads a model once its requests are finished; a later request loads it again."""
+        """Unload a model once its requests are finished; a later request loads it again."""
         residency = self.entry(name).residency
         if residency is None:
             return
@@ -252,7 +252,7 @@ class ModelManager:
             await self._remove(residency)
 
     async def sleep(self, name: str) -> None:
-        """Gives back a device's memory, once the model's requests are finished; its weights stay in main memory.
+        """Give back a device's memory, once the model's requests are finished; its weights stay in main memory.
 
         A model without a device is unloaded.
         """
@@ -288,7 +288,7 @@ class ModelManager:
         return self.last_turn
 
     async def load_adapter(self, given: AdapterGiven, owner: str | None, *, replaces: bool = False) -> ServedAdapter:
-        """Finds an adapter, downloaded if needed, reads it and makes it known by its name. owner: of `ServedAdapter`.
+        """Find an adapter, downloaded if needed, read it and make it known by its name. owner: of `ServedAdapter`.
 
         Raises UsageError, ApiError, or ModelLoadError naming what does not fit the model.
         """
@@ -304,7 +304,7 @@ class ModelManager:
         return adapter
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter; requests that use it go on. Raises ApiError 404."""
+        """Forget an adapter; requests that use it go on. Raises ApiError 404."""
         await self._forget(self.adapters.remove(name))
 
     async def _forget(self, adapter: ServedAdapter) -> None:
@@ -313,13 +313,13 @@ class ModelManager:
             await model.client.remove_adapter(adapter.engine_name)
 
     def unload_soon(self, name: str | None) -> None:
-        """Begins to unload a model, as `unload` does, without waiting for its requests."""
+        """Begin to unload a model, as `unload` does, without waiting for its requests."""
         task = asyncio.create_task(self.unload(name), name="unload soon")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """Ends all engines, even those in use. May be called twice."""
+        """End all engines, even those in use. May be called twice."""
         tasks = [entry.residency.task for entry in self.entries if entry.residency is not None]
         tasks += self._leaving
         for task in tasks:
@@ -345,7 +345,7 @@ class ModelManager:
         return residency
 
     async def _loaded(self, entry: ModelEntry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
-        """Waits until the model is loaded. wait_s: None is no limit. Raises the error that prevented loading."""
+        """Wait until the model is loaded. wait_s: None is no limit. Raises the error that prevented loading."""
         task = residency.task
         if residency.model is None:
             await asyncio.wait({task}, timeout=wait_s)
@@ -363,7 +363,7 @@ class ModelManager:
         return residency.model
 
     async def _bring_in(self, entry: ModelEntry, residency: _Residency) -> None:
-        """Loads the model of a new residency, after unloading others if there is no room."""
+        """Load the model of a new residency, after unloading others if there is no room."""
         try:
             for earlier in [one for one in self._resident if one.is_of(entry)]:
                 await earlier.idle.wait()
@@ -395,7 +395,7 @@ class ModelManager:
             raise
 
     async def _add_adapter(self, model: ServedModel, adapter: ServedAdapter) -> None:
-        """Tells a new engine of an adapter.
+        """Tell a new engine of an adapter.
 
         One that cannot be read ends the start of the server. Later only requests that name it fail.
         """
@@ -407,7 +407,7 @@ class ModelManager:
             logger.warning("the adapter %s cannot be loaded: %s", adapter.name, error)
 
     async def _make_room(self, newcomer: _Residency, name: str) -> None:
-        """Unloads models, idle and least recently used ones first, until there is room for the new one.
+        """Unload models, idle and least recently used ones first, until there is room for the new one.
 
         Raises InsufficientMemoryError if the new model does not fit even alone.
         """
@@ -426,7 +426,7 @@ class ModelManager:
             await self._remove(victim)
 
     async def _remove(self, residency: _Residency) -> None:
-        """Unloads a model after its last request."""
+        """Unload a model after its last request."""
         await residency.idle.wait()
         model = residency.model
         if model is not None and residency in self._resident:

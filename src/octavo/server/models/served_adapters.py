@@ -161,7 +161,7 @@ class ServedAdapters:
         return self._in_folder(source) or resolve_adapter(source)
 
     def check(self, given: AdapterGiven, path: Path, owner: str | None, *, replaces: bool = False) -> None:
-        """Raises UsageError for a name or a model that cannot be, ApiError 429 beyond the quota of the key.
+        """Raise UsageError for a name or a model that cannot be, ApiError 429 beyond the quota of the key.
 
         replaces: an adapter of that name may be there, of the same owner unless that is None.
         """
@@ -187,7 +187,7 @@ class ServedAdapters:
         return ServedAdapter(given.name, path, parent, number, given.source, owner, nbytes, given.scale)
 
     def put(self, adapter: ServedAdapter) -> ServedAdapter | None:
-        """Makes it known by its name, and returns the one that had it."""
+        """Make it known by its name, and return the one that had it."""
         old = self._by_name.pop(adapter.name, None)
         if old is not None:
             self._applied.pop(old.number, None)
@@ -195,7 +195,7 @@ class ServedAdapters:
         return old
 
     def remove(self, name: str) -> ServedAdapter:
-        """Forgets one; requests that use it go on. Raises ApiError 404."""
+        """Forget one; requests that use it go on. Raises ApiError 404."""
         if (found := self._by_name.pop(name, None)) is None:
             known = ", ".join(self._by_name) or "none"
             raise ApiError(404, f"there is no adapter {name!r:.100}; loaded are {known}", param="lora_name")
@@ -222,7 +222,7 @@ class ServedAdapters:
         return found[0] if found else None
 
     def apply(self, scales: Sequence[tuple[int, float]]) -> None:
-        """Sets the scales of requests that name the model itself. Raises the errors of `numbered`."""
+        """Set the scales of requests that name the model itself. Raises the errors of `numbered`."""
         self.numbered(scales, "id")
         self._applied = dict(scales)
 
@@ -236,13 +236,13 @@ class ServedAdapters:
         return self._applied.get(adapter.number, 0.0)
 
     def check_owner(self, name: str, owner: str) -> None:
-        """Raises ApiError 403 if another key, or the server itself, has loaded the adapter of this name."""
+        """Raise ApiError 403 if another key, or the server itself, has loaded the adapter of this name."""
         found = self._by_name.get(name)
         if found is not None and found.owner != owner:
             raise ApiError(403, f"the adapter {name!r:.100} was loaded by somebody else", code="admin_key_required")
 
     def check_inside(self, source: str) -> None:
-        """Raises ApiError 403 unless the source names an entry of the folder, or there is no folder."""
+        """Raise ApiError 403 unless the source names an entry of the folder, or there is no folder."""
         if self._folder is None:
             return
         if self._in_folder(source) is None:

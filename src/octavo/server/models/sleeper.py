@@ -32,7 +32,7 @@ class Sleeper:
         return self._models.has_begun and is_asleep
 
     async def sleep(self, level: int) -> None:
-        """Puts each model to sleep once its requests are finished. Returns when the memory is free.
+        """Put each model to sleep once its requests are finished. Returns when the memory is free.
 
         level: 1: the weights stay in main memory, and a GPU's memory is given back; 2: all is given back.
         """
@@ -43,11 +43,11 @@ class Sleeper:
             logger.info("asleep after %.2f s; the next request loads its model again", time.monotonic() - began)
 
     async def wake_up(self) -> None:
-        """Loads the first model. Raises the error that prevented it."""
+        """Load the first model. Raises the error that prevented it."""
         await self._models.load(None)
 
     def watch(self, num_requests: int) -> None:
-        """Begins to sleep if it is time. To be called a few times a second. num_requests: in the server now."""
+        """Begin to sleep if it is time. To be called a few times a second. num_requests: in the server now."""
         is_used = num_requests > 0 or self._models.is_used  # also by a restart, or a load that takes long
         is_busy = is_used or self._models.last_turn != self._turn or self.is_sleeping
         if is_busy or not self._models.has_begun:
@@ -60,7 +60,7 @@ class Sleeper:
         self._task.add_done_callback(_report_error)
 
     async def close(self) -> None:
-        """Ends a sleep that has begun; `ModelManager.close` unloads what is left."""
+        """End a sleep that has begun; `ModelManager.close` unloads what is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

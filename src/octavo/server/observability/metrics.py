@@ -100,11 +100,11 @@ class ModelFigures:
         return ModelFigures(**sums, current=current, totals=totals)
 
     def serve(self, client: EngineReplica | None) -> None:
-        """Notes that this replica is served by this client from now on, or unloaded: its gauges are removed."""
+        """Note that this replica is served by this client from now on, or unloaded: its gauges are removed."""
         self.client, self.status, self._process = client, None, None
 
     def refresh(self) -> None:
-        """Takes the figures that are known without asking the engine, at most a quarter of a second old."""
+        """Take the figures that are known without asking the engine, at most a quarter of a second old."""
         if self.client is not None:
             status = self.client.status()
             self._update(status, status.metrics)
@@ -112,7 +112,7 @@ class ModelFigures:
                 self.info = self.client.info
 
     async def ask(self) -> None:
-        """Gets the engine's current figures, within ENGINE_ANSWER_TIMEOUT_S in any case."""
+        """Get the engine's current figures, within ENGINE_ANSWER_TIMEOUT_S in any case."""
         if self.client is not None:
             with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state tells the reason
                 self._update(self.client.status(), await self.client.metrics())
@@ -167,7 +167,7 @@ class ServerMetrics:
         return self.adapters.setdefault(engine_name.split(":", 2)[-1], AdapterFigures())
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
-        """Counts a response.
+        """Count a response.
 
         route: the route's template, such as `/v1/requests/{id}/cancel`, never the requested path; None: no route
         matches. method: as received; methods unknown to HTTP count as one. error_code: that of an error response;
@@ -182,14 +182,14 @@ class ServerMetrics:
             self.rejected[reason] += 1
 
     async def refresh(self) -> None:
-        """Gets the current figures of every engine."""
+        """Get the current figures of every engine."""
         self.refresh_statuses()
         async with anyio.create_task_group() as group:
             for figures in self._all:
                 group.start_soon(figures.ask)
 
     def refresh_statuses(self) -> None:
-        """Updates the figures that are known without asking an engine."""
+        """Update the figures that are known without asking an engine."""
         for figures in self._all:
             figures.refresh()
 

@@ -157,13 +157,13 @@ class ObservedStream:
         await self.stream.aclose()
 
     def count_cancelled(self) -> None:
-        """Counts a cancellation: the client disconnected, the request was cancelled, or its time limit expired."""
+        """Count a cancellation: the client disconnected, the request was cancelled, or its time limit expired."""
         if self._is_answered and not self._has_ended:
             self._figures.cancelled[self._phase] += 1
             self._figures.finished["abort"] += 1
 
     def end(self, error: str | None = None) -> None:
-        """Ends the counting. error: the reason why the answer is incomplete. May be called twice."""
+        """End the counting. error: the reason why the answer is incomplete. May be called twice."""
         if not self._has_ended and self._span is not None:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
         if not self._has_ended and self.adapter is not None:

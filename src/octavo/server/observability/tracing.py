@@ -80,7 +80,7 @@ class RequestTracer:
         self._tracer = provider.get_tracer("octavo.server", __version__)
 
     def begin(self, model_name: str, request: GenerationRequest) -> RequestSpan:
-        """Starts the span of a prompt given to the engine."""
+        """Start the span of a prompt given to the engine."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -118,7 +118,7 @@ class RequestTracer:
         return RequestSpan(self._tracer, span, start_ns)
 
     async def close(self) -> None:
-        """Sends the remaining spans and shuts down."""
+        """Send the remaining spans and shut down."""
         await anyio.to_thread.run_sync(self._provider.shutdown)
 
 
@@ -131,7 +131,7 @@ class RequestSpan:
     start_ns: int
 
     def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
-        """Ends the span. metrics: the latest known. error: reason of an incomplete answer."""
+        """End the span. metrics: the latest known. error: reason of an incomplete answer."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         now_ns, span = time.time_ns(), self.span

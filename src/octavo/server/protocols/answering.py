@@ -123,7 +123,7 @@ class BlockWriter(AnswerWriter[B, ChatSpec]):
 
     @abstractmethod
     def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
-        """Adds the event to the open block."""
+        """Add the event to the open block."""
 
     @abstractmethod
     def end_block(self) -> Iterator[NamedEvent]:
@@ -264,7 +264,7 @@ async def off_loop(request: Request, work: Callable[[], R]) -> R:
 
 
 def start_schema_threads() -> None:
-    """Starts the threads that check schemas. Later there may be no memory for them, and their start would hang."""
+    """Start the threads that check schemas. Later there may be no memory for them, and their start would hang."""
     together = threading.Barrier(_NUM_SCHEMA_THREADS + 1)
     for _ in range(_NUM_SCHEMA_THREADS):
         _SCHEMA_CHECKS.submit(together.wait)

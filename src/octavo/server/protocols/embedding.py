@@ -150,7 +150,7 @@ async def vectors_response(
 
 
 def _check_size(num_tokens: int, width: int) -> None:
-    """Raises UsageError if the vectors of so many tokens are too much for one answer."""
+    """Raise UsageError if the vectors of so many tokens are too much for one answer."""
     if num_tokens * width > _MOST_VALUES:
         message = (
             f"the input has {num_tokens} tokens, each with a vector of {width} values, and one answer has at most "
@@ -160,7 +160,7 @@ def _check_size(num_tokens: int, width: int) -> None:
 
 
 def check_dimensions(wanted: int | None, model: ServedModel) -> None:
-    """Raises UsageError for another number of dimensions than the model's own."""
+    """Raise UsageError for another number of dimensions than the model's own."""
     width = model.info.hidden_size
     if wanted not in (None, width):
         reason = f"is {quote(wanted)}, but this model's embeddings have {width}; leave it out"

@@ -216,7 +216,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         return params, constraint_field
 
     def _add_aliases(self, arguments: dict[str, Any]) -> dict[str, str]:
-        """Adds the parameters given under other names; returns these names by parameter."""
+        """Add the parameters given under other names; returns these names by parameter."""
         found: dict[str, str] = {}
         for alias, name in _ALIASES.items():
             if (value := getattr(self, alias, None)) is not None and name not in arguments:
@@ -263,7 +263,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
 
 def check_grammar(text: Any, param: str) -> None:
-    """Raises UsageError for a wrong grammar in GBNF, before the request waits for the engine, which checks others."""
+    """Raise UsageError for a wrong grammar in GBNF, before the request waits for the engine, which checks others."""
     try:
         if is_gbnf(text):
             parse_gbnf(text)
@@ -272,7 +272,7 @@ def check_grammar(text: Any, param: str) -> None:
 
 
 def _check_schema(schema: Any, param: str) -> None:
-    """Checks a JSON schema, which may also be text, as with vLLM."""
+    """Check a JSON schema, which may also be text, as with vLLM."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

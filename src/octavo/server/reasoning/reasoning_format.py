@@ -74,12 +74,12 @@ class ReasoningParser:
         self._reading = self._read()
 
     def push(self, text: str) -> list[ReasoningOrAnswer]:
-        """Adds text and returns the parts that are certain. Characters that may still become a mark are held back."""
+        """Add text and return the parts that are certain. Characters that may still become a mark are held back."""
         self._text.feed(text)
         return self._read_on()
 
     def finish(self, cut_before: str | None = None) -> list[ReasoningOrAnswer]:
-        """Ends the answer and returns the text that was held back. cut_before: see `ToolParser.finish`."""
+        """End the answer and return the text that was held back. cut_before: see `ToolParser.finish`."""
         self._text.end(is_cut=cut_before is not None)
         return self._read_on()
 
@@ -106,11 +106,11 @@ class ReasoningParser:
         yield from self._read_answer()
 
     def _read_answer(self) -> Reading[None]:
-        """Passes on what comes behind the reasoning."""
+        """Pass on what comes behind the reasoning."""
         yield from self._text.take_until(_NOWHERE, self._parts.append)
 
     def _read_reasoning(self, close: str) -> Reading[bool]:
-        """Passes reasoning on up to the closing mark. False: it is cut off."""
+        """Pass reasoning on up to the closing mark. False: it is cut off."""
         pattern = re.compile(rf"{marks_pattern([close]).pattern}|[ \t\r\n]+")
         spaces: list[str] = []  # the mark's, unless more reasoning follows
 

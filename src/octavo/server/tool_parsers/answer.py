@@ -72,7 +72,7 @@ class TextReader:
         self._position = 0
 
     def feed(self, text: str) -> None:
-        """Adds text behind the text that has not been taken."""
+        """Add text behind the text that has not been taken."""
         self._text = self._text[self._position :] + text
         self._position = 0
 
@@ -81,7 +81,7 @@ class TextReader:
         self.is_over, self.is_cut = True, is_cut
 
     def take(self, length: int) -> str:
-        """Takes the next characters."""
+        """Take the next characters."""
         piece = self._text[self._position : self._position + length]
         self._position += length
         return piece
@@ -96,27 +96,27 @@ class TextReader:
         return self._text[self._position : self._position + 1]
 
     def skip(self, chars: str) -> Reading[str]:
-        """Takes all of these characters that come next; returns the one behind them, as `peek` does."""
+        """Take all of these characters that come next; returns the one behind them, as `peek` does."""
         while (char := (yield from self.peek())) and char in chars:
             self.take(1)
         return char
 
     def take_if(self, char: str) -> Reading[bool]:
-        """Takes white space, and the character if it comes next."""
+        """Take white space, and the character if it comes next."""
         is_next = (yield from self.skip(WHITESPACE)) == char
         if is_next:
             self.take(1)
         return is_next
 
     def take_while(self, pattern: re.Pattern[str], limit: int) -> Reading[str]:
-        """Takes up to `limit` characters, each of which matches the pattern."""
+        """Take up to `limit` characters, each of which matches the pattern."""
         taken: list[str] = []
         while len(taken) < limit and (char := (yield from self.peek())) and pattern.match(char):
             taken.append(self.take(1))
         return "".join(taken)
 
     def take_until(self, pattern: re.Pattern[str], put: Callable[[str], object]) -> Reading[str]:
-        """Takes text up to the first match and passes it to `put` in pieces; returns the match, empty at the end."""
+        """Take text up to the first match and pass it to `put` in pieces; returns the match, empty at the end."""
         while True:
             match = pattern.search(self._text, self._position)
             put(self.take((match.start() if match else len(self._text)) - self._position))
@@ -151,7 +151,7 @@ class TextReader:
     # JSON: only brackets and strings are followed, and the text comes out as the model wrote it.
 
     def json_value(self, put: Callable[[str], object]) -> Reading[bool]:
-        """Takes one value and passes its text to `put` in pieces. False: it is cut off, or there is markup in it."""
+        """Take one value and pass its text to `put` in pieces. False: it is cut off, or there is markup in it."""
         first = yield from self.peek()
         if not first or first not in '"{[':
             return bool((yield from self.take_until(_SCALAR_END, put)))
@@ -202,7 +202,7 @@ class Answer(TextReader):
         self._has_text = False
 
     def take(self, length: int) -> str:
-        """Takes the next characters, and holds them back within a call."""
+        """Take the next characters, and hold them back within a call."""
         piece = super().take(length)
         if self._held is not None:
             self._held.append(piece)
@@ -225,26 +225,26 @@ class Answer(TextReader):
         self._parts.append(shown)
 
     def hold(self) -> None:
-        """Holds back the text taken from here on."""
+        """Hold back the text taken from here on."""
         self._held, self._early_arguments = [], []
 
     def release(self) -> None:
-        """Turns the held-back text into text for the user."""
+        """Turn the held-back text into text for the user."""
         self.text("".join(self._held or ()))
         self.drop()
 
     def drop(self) -> None:
-        """Drops the held-back text, which is markup."""
+        """Drop the held-back text, which is markup."""
         self._held = None
 
     def cut(self) -> None:
-        """Drops the held-back text and the text behind it, with which a call begins that was cut off."""
+        """Drop the held-back text and the text behind it, with which a call begins that was cut off."""
         self.take(len(self._text) - self._position)
         self.drop()
         self._spaces = []
 
     def start(self, name: str) -> None:
-        """Starts a call of this tool with the held-back text."""
+        """Start a call of this tool with the held-back text."""
         self.drop()
         self.num_calls += 1
         self._gap = self._gap or "".join(self._spaces)
@@ -253,7 +253,7 @@ class Answer(TextReader):
         self.arguments("".join(self._early_arguments))
 
     def arguments(self, text: str) -> None:
-        """Adds to the arguments of the call that is being read."""
+        """Add to the arguments of the call that is being read."""
         if self._held is not None:
             self._early_arguments.append(text)
         elif text:

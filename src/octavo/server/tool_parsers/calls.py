@@ -31,7 +31,7 @@ _IN_STRING = re.compile(
 
 
 def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
-    """Reads an object with a name and arguments.
+    """Read an object with a name and arguments.
 
     Within markup it is a call once its name is known, whatever the name: the caller can tell the model that there is no
     such tool. Without markup it is a call only if it names a tool of the request and has no other members than calls
@@ -80,7 +80,7 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
 def named_call(
     answer: Answer, pattern: re.Pattern[str], chars: re.Pattern[str], *, mark: str = "", may_end: bool = False
 ) -> Reading[bool]:
-    """Reads a mark, a header and an object.
+    """Read a mark, a header and an object.
 
     pattern: the whole header, with the group `name`. chars: the characters that it may contain, without `{`. may_end: a
     call may end behind it, without arguments.
@@ -103,7 +103,7 @@ def named_call(
 
 
 def fenced_call(answer: Answer) -> Reading[bool]:
-    """Reads a code fence around an object that calls a tool of the request, or around a list of such objects."""
+    """Read a code fence around an object that calls a tool of the request, or around a list of such objects."""
     answer.take(len(FENCE))
     language = yield from answer.find_beginning(*_LANGUAGES)
     answer.take(len(language))
@@ -119,7 +119,7 @@ def fenced_call(answer: Answer) -> Reading[bool]:
 
 
 def read_arguments(answer: Answer) -> Reading[bool]:
-    """Reads the value of the arguments, which come out as the model wrote them. A string comes out as the text that it
+    """Read the value of the arguments, which come out as the model wrote them. A string comes out as the text that it
     stands for; `null` and an empty string come out as `{}`."""
     first = yield from answer.peek()
     decoder = StringDecoder() if first == '"' else None
@@ -145,14 +145,14 @@ def read_arguments(answer: Answer) -> Reading[bool]:
 
 
 def _other_object(answer: Answer) -> Reading[bool]:
-    """Reads the rest of an object that is not a call, as text. Objects within it are not calls either."""
+    """Read the rest of an object that is not a call, as text. Objects within it are not calls either."""
     answer.release()
     yield from answer.rest_of_json(1, answer.text)
     return False
 
 
 def _string(answer: Answer) -> Reading[str | None]:
-    """Reads a value and returns the text of a string, an empty text for other values, and None if it is cut off."""
+    """Read a value and return the text of a string, an empty text for other values, and None if it is cut off."""
     pieces: list[str] = []
     if not (yield from answer.json_value(pieces.append)):
         return None

@@ -59,7 +59,7 @@ class FunctionTags:
 
 
 def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Reading[None]:
-    """Reads a call that begins with the function's tag. is_marked: it is behind the outer tag.
+    """Read a call that begins with the function's tag. is_marked: it is behind the outer tag.
 
     It is a call once its name is known, whatever the name. Each value comes out as JSON of its type in the tool's
     schema. If a parameter comes twice the first value counts, so that the arguments remain one object.
@@ -81,7 +81,7 @@ def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Readin
 
 
 def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, Any]) -> Reading[None]:
-    """Reads parameters up to the closing tag, or to other text. If the answer ends before, the arguments stay open."""
+    """Read parameters up to the closing tag, or to other text. If the answer ends before, the arguments stay open."""
     keys: set[str] = set()
     char = _PARAMETER_CHAR if tags.name_end == ">" else _QUOTED_CHAR
     yield from answer.skip(WHITESPACE)
@@ -106,7 +106,7 @@ def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, An
 
 
 def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> Reading[tuple[str, bool]]:
-    """Reads the name in a tag; returns it and True, or all that was taken and False if the tag is not complete."""
+    """Read the name in a tag; returns it and True, or all that was taken and False if the tag is not complete."""
     name = yield from answer.take_while(char, limit)
     found = (yield from answer.find_beginning(end)) if name else ""
     answer.take(len(found))

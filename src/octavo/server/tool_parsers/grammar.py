@@ -29,12 +29,12 @@ OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", 
 
 
 def forced_calls(call: str, separator: str = "\n") -> WriteGrammar:
-    """Writes the grammar of an answer of calls with this text in between. call: see `calls_grammar`."""
+    """Write the grammar of an answer of calls with this text in between. call: see `calls_grammar`."""
     return lambda tools, parallel, token_ids: calls_grammar(tools, sequence(separator, parallel), call, token_ids)
 
 
 def free_calls(call: str, mark: str) -> WriteGrammar:
-    """Writes the grammar of a text in which every mark begins a call. call: see `calls_grammar`; it has the mark."""
+    """Write the grammar of a text in which every mark begins a call. call: see `calls_grammar`; it has the mark."""
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         calls = calls_grammar(tools, around_calls(parallel), call.removeprefix(mark), token_ids)

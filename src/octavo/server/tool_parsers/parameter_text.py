@@ -71,7 +71,7 @@ class ParameterValue:
         self._line_break = ""  # the last one so far, which may be the tag's
 
     def push(self, text: str) -> str:
-        """Adds text and returns the JSON that is now certain."""
+        """Add text and return the JSON that is now certain."""
         if not text:
             return ""
         if self._has_line_breaks:
@@ -96,7 +96,7 @@ class ParameterValue:
         return text.removesuffix("\n")
 
     def close(self) -> str:
-        """Ends a complete value and returns the rest of its JSON."""
+        """End a complete value and return the rest of its JSON."""
         if self._is_string:
             return self._string("") + '"'
         text = "".join(self._text)
@@ -105,7 +105,7 @@ class ParameterValue:
         return written if self._is_json(written) else json.dumps(text, ensure_ascii=False)
 
     def finish(self) -> str:
-        """Ends a value that was cut off and returns what was held back, unchanged."""
+        """End a value that was cut off and return what was held back, unchanged."""
         return "" if self._is_string else "".join(self._text).strip()
 
     def _string(self, text: str) -> str:

@@ -21,7 +21,7 @@ _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 
 
 def python_literal(answer: Answer, put: Callable[[str], object]) -> Reading[bool]:
-    """Takes one literal of Python or JSON and passes it to `put` as JSON, in pieces. False: it is cut off or broken.
+    """Take one literal of Python or JSON and pass it to `put` as JSON, in pieces. False: it is cut off or broken.
 
     Tuples come out as lists, keys as strings, and words that are no literals as strings. The depth of brackets is not
     limited by the stack.

@@ -54,7 +54,7 @@ def schema_of(schema: Mapping[str, Any], key: str) -> object:
 
 
 def read_value(answer: Answer, value: ParameterValue | None, ends: Mapping[str, tuple[str, ...]]) -> Reading[str]:
-    """Reads a value and the tags behind it; returns the last of them, empty if the answer ends before.
+    """Read a value and the tags behind it; returns the last of them, empty if the answer ends before.
 
     An incomplete tag at the end of the answer is not part of the value. value: None if it does not count. ends:
     see `ValueTags`.

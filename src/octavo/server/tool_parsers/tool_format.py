@@ -80,13 +80,13 @@ class ToolParser:
         self._reading = self._read()
 
     def push(self, text: str) -> list[ParsedPart]:
-        """Adds text and returns the parts that are certain. Characters that may still become markup are held back."""
+        """Add text and return the parts that are certain. Characters that may still become markup are held back."""
         self._answer.feed(text)
         next(self._reading, None)
         return self._answer.take_parts()
 
     def finish(self, cut_before: str | None = None) -> list[ParsedPart]:
-        """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has.
+        """End the answer and return what was held back. A call that was cut off keeps the arguments it has.
 
         cut_before: None if the model has ended the answer. Else it was cut: by this stop string, or "" by a limit.
         Then what may be the beginning of a call or of a mark is no text, and is dropped.
@@ -120,7 +120,7 @@ class ToolParser:
         return self._answer.is_cut and self._pattern.match(beginning + self._cut_before) is not None
 
     def _read_calls(self, read: ReadCall | None) -> Reading[None]:
-        """Reads a call, and those that follow it in a list."""
+        """Read a call, and those that follow it in a list."""
         answer = self._answer
         while read is not None:
             num_before = answer.num_calls

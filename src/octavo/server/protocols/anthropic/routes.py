@@ -26,7 +26,7 @@ class TokenCount(BaseModel):
 
 @router.post("/v1/messages", responses=streamed_answer(MESSAGE))
 async def create_message(request: Request, body: MessagesRequest) -> Response:
-    """Answers a conversation; with `stream` as server-sent events."""
+    """Answer a conversation; with `stream` as server-sent events."""
     return await answer(request, body, MessagesWriter)
 
 

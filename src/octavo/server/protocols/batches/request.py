@@ -88,7 +88,7 @@ class Upload:
         self._size = 0
 
     async def receive(self, request: Request) -> None:
-        """Reads the whole form. Raises ApiError or UsageError; what is on the disk is then for the caller to remove."""
+        """Read the whole form. Raises ApiError or UsageError; what is on the disk is then for the caller to remove."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data" or b"boundary" not in options:
             message = "the content type must be multipart/form-data, with a file and a purpose"

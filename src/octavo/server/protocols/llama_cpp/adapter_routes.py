@@ -42,7 +42,7 @@ async def list_adapters(request: Request) -> Response:
 
 @router.post("/lora-adapters", responses=whole_answer(LLAMA_ADAPTERS))
 async def set_scales(request: Request) -> Response:
-    """Sets these scales, and 0 for all others. At most one adapter of a model may have another one."""
+    """Set these scales, and 0 for all others. At most one adapter of a model may have another one."""
     check_may_change_adapters(request)
     body = request.state.body
     if len(body) > _MAX_BYTES:

@@ -71,13 +71,13 @@ class TemplateRequest(TemplateFields):
 
 @router.post("/completion", responses=streamed_answer(LLAMA_COMPLETION))
 async def complete(request: Request, body: CompletionRequest) -> Response:
-    """Continues a text or several; with `stream` as server-sent events."""
+    """Continue a text or several; with `stream` as server-sent events."""
     return await answer(request, await _with_token_bias(request, body), LlamaWriter)
 
 
 @router.post("/infill", responses=streamed_answer(LLAMA_COMPLETION))
 async def infill(request: Request, body: InfillRequest) -> Response:
-    """Fills the hole between two texts, with models that were trained for it."""
+    """Fill the hole between two texts, with models that were trained for it."""
     return await answer(request, await _with_token_bias(request, body), LlamaWriter)
 
 

@@ -50,7 +50,7 @@ async def act_on_slot(
     body: SlotBody = _NOTHING,
     model: str | None = None,
 ) -> Response:
-    """Saves what a slot holds to a file, puts a file into a slot, or erases a slot. Needs `--slot-save-path`."""
+    """Save what a slot holds to a file, put a file into a slot, or erase a slot. Needs `--slot-save-path`."""
     folder = state_of(request).config.slot_save_path
     if folder is None:
         message = "this server saves no slots; start it with --slot-save-path DIR"

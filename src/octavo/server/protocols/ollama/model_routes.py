@@ -53,7 +53,7 @@ class NamedModel(NullIsAbsent):
     name: Text | None = None
 
     def entry(self, request: Request) -> ModelEntry:
-        """Raises UsageError if no model is named, ApiError (404) if there is none of this name."""
+        """Raise UsageError if no model is named, ApiError (404) if there is none of this name."""
         name = self.model or self.name
         if not name:
             raise UsageError("model is required", param="model", code="missing_required_parameter")
@@ -125,7 +125,7 @@ async def show_model(request: Request, body: ShowRequest) -> Response:
 
 @router.post("/api/pull", responses=lines_answer(OLLAMA_STATUS))
 async def pull_model(request: Request, body: PullRequest) -> Response:
-    """Makes a model of the server available: one that is not on this machine yet is downloaded and loaded."""
+    """Make a model of the server available: one that is not on this machine yet is downloaded and loaded."""
     entry = body.entry(request)
     if await run_sync(read_model_files, entry) is None:
         await state_of(request).models.load(entry.name)
@@ -154,7 +154,7 @@ async def refuse_blob(request: Request, digest: str) -> Response:
 
 
 async def _is_known(request: Request, digest: str) -> bool:
-    """Raises UsageError for what is no digest."""
+    """Raise UsageError for what is no digest."""
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise UsageError(f"the digest is {quote(digest, 80)}; it must be sha256: and 64 hexadecimal digits")

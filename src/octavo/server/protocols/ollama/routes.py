@@ -37,13 +37,13 @@ IMAGE_PATHS = (
 
 @router.post("/api/generate", responses=lines_answer(OLLAMA_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Answers a prompt, as lines of JSON unless `stream` is false. Without a prompt the model is only loaded."""
+    """Answer a prompt, as lines of JSON unless `stream` is false. Without a prompt the model is only loaded."""
     return await _answer(request, body, GenerateWriter, {"response": ""})
 
 
 @router.post("/api/chat", responses=lines_answer(OLLAMA_CHAT))
 async def chat(request: Request, body: ChatRequest) -> Response:
-    """Answers a conversation, as lines of JSON unless `stream` is false. Without messages the model is only loaded."""
+    """Answer a conversation, as lines of JSON unless `stream` is false. Without messages the model is only loaded."""
     return await _answer(request, body, ChatWriter, {"message": {"role": "assistant", "content": ""}})
 
 

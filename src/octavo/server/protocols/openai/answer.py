@@ -345,5 +345,5 @@ def _token_counts(num_prompt_tokens: int, num_completion_tokens: int) -> dict[st
 
 @lru_cache(maxsize=64)
 def _fingerprint(path: str, num_threads: int) -> str:
-    """Changes with the program, the model and the number of threads, after which a seed may give another answer."""
+    """Change with the program, the model and the number of threads, after which a seed may give another answer."""
     return "fp_" + hashlib.sha256(f"{__version__}\n{path}\n{num_threads}".encode()).hexdigest()[:10]

@@ -280,7 +280,7 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _check(message: Message, where: str, known_calls: set[str]) -> None:
-    """Checks that a message has only fields of its role, and a result the id of an earlier call."""
+    """Check that a message has only fields of its role, and a result the id of an earlier call."""
     for name, owner in _OF_ROLE.items():
         if getattr(message, name) and message.role != owner:
             reason = f"belongs to messages of the {owner}, not of the {message.role}"

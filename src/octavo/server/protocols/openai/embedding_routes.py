@@ -115,14 +115,14 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
 
 
 def _check_room(room: int | None) -> None:
-    """Raises UsageError for no tokens."""
+    """Raise UsageError for no tokens."""
     if room == 0:
         reason = "is 0; it must be at least 1, or -1 for as many as fit"
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
 
 
 def _job(body: EmbeddingsRequest) -> EmbeddingJob:
-    """Raises UsageError unless there is one of `input` and `messages`."""
+    """Raise UsageError unless there is one of `input` and `messages`."""
     options, room = read_options(body), body.truncate_prompt_tokens
     if body.messages is None:
         if stray := next((name for name in TemplateFields.model_fields if getattr(body, name) is not None), None):

@@ -28,7 +28,7 @@ IMAGE_PATHS = (
 @router.post("/chat/completions", include_in_schema=False)
 @router.post("/v1/chat/completions", responses=streamed_answer(CHAT_COMPLETION))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
-    """Answers a conversation; with `stream` in server-sent events."""
+    """Answer a conversation; with `stream` in server-sent events."""
     return await answer(request, body, ChatWriter)
 
 
@@ -43,5 +43,5 @@ async def count_chat_tokens(request: Request, body: ChatCompletionRequest) -> In
 @router.post("/completions", include_in_schema=False)
 @router.post("/v1/completions", responses=streamed_answer(COMPLETION))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
-    """Continues texts; with `stream` in server-sent events. `max_tokens: 0` with `echo` and `logprobs` scores them."""
+    """Continue texts; with `stream` in server-sent events. `max_tokens: 0` with `echo` and `logprobs` scores them."""
     return await answer(request, body, CompletionWriter)

@@ -122,7 +122,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         yield self._event("error", code=error.code, message=error.message, param=error.param)
 
     def cancel(self) -> None:
-        """Ends the response at its client's wish."""
+        """End the response at its client's wish."""
         self._response["status"] = "cancelled"
         self._save()
 

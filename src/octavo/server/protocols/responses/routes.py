@@ -70,7 +70,7 @@ class ItemList(BaseModel):
 @router.post("/responses", include_in_schema=False)
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
-    """Answers a conversation; with `stream` as typed events, with `background` before the answer is there."""
+    """Answer a conversation; with `stream` as typed events, with `background` before the answer is there."""
     store, owner = state_of(request).responses, tenant_of(request)
     body = await _with_history(request, body)
     items = await off_loop(request, lambda: stored_items(body.all_items)) if body.is_stored else []
@@ -150,7 +150,7 @@ async def _make(
     written: asyncio.Future[ResponsesWriter],
     log: EventLog | None,
 ) -> None:
-    """Makes a response in the background, and stores its end whatever it is. Raises errors before its beginning.
+    """Make a response in the background, and store its end whatever it is. Raises errors before its beginning.
 
     log: takes the events if it is streamed.
     """
@@ -214,7 +214,7 @@ async def get_response(
 @router.delete("/responses/{response_id}", include_in_schema=False)
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
-    """Removes a stored response; one that is still being made is cancelled."""
+    """Remove a stored response; one that is still being made is cancelled."""
     store, owner = state_of(request).responses, tenant_of(request)
     run = store.running.get(response_id)
     if run is not None and run.owner == owner:
@@ -228,7 +228,7 @@ async def delete_response(request: Request, response_id: str) -> DeletedResponse
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
 @router.post("/v1/responses/{response_id}/cancel", response_class=JSONResponse)
 async def cancel_response(request: Request, response_id: str) -> JSONResponse:
-    """Ends a response in the background. One that has ended already stays as it is."""
+    """End a response in the background. One that has ended already stays as it is."""
     stored = await _find(request, response_id)
     if not stored.response["background"]:
         raise refuse("response_id", "names a response that was not made in the background", "invalid_value")

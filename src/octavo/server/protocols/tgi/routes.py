@@ -30,13 +30,13 @@ router = TGI.router(FIELD_NAMES)
 
 @router.post("/generate", responses=streamed_answer(GENERATED_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Continues a text; with `stream` as `/generate_stream` does."""
+    """Continue a text; with `stream` as `/generate_stream` does."""
     return await answer(request, _with_adapter(request, body), TgiWriter)
 
 
 @router.post("/generate_stream", responses=streamed_answer(GENERATED_TEXT))
 async def generate_stream(request: Request, body: GenerateRequest) -> Response:
-    """Continues a text; one server-sent event a token."""
+    """Continue a text; one server-sent event a token."""
     if body.stream is False:
         raise refuse("stream", "is false; /generate gives the whole text at once", "invalid_value")
     return await answer(request, _with_adapter(request, body).model_copy(update={"stream": True}), TgiWriter)

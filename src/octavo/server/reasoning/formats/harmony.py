@@ -51,7 +51,7 @@ class ChannelParser(ReasoningParser):
                 yield
 
     def _read_header(self) -> Reading[None]:
-        """Reads up to `<|message|>`. Text without it, and a header that is too long, is text for the user.
+        """Read up to `<|message|>`. Text without it, and a header that is too long, is text for the user.
 
         A header that is cut off is dropped.
         """

@@ -22,7 +22,7 @@ _MAX_NAME_CHARS = 256
 
 
 def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
-    """Reads a recipient and its message, which is a call unless the recipient is everybody.
+    """Read a recipient and its message, which is a call unless the recipient is everybody.
 
     At the start of an answer, where there is no mark, only a tool of the request can be the recipient.
     """

@@ -21,7 +21,7 @@ _HEADER_CHARS = re.compile(r"[\w.\[\]\s-]")
 
 
 def _read_call(answer: Answer) -> Reading[None]:
-    """Reads a call in either form; the first character tells which."""
+    """Read a call in either form; the first character tells which."""
     first = yield from answer.skip(WHITESPACE)
     if first == "[":
         answer.take(1)

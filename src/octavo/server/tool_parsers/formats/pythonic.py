@@ -38,7 +38,7 @@ _MAX_NAME_CHARS = 300
 
 
 def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
-    """Reads a list of calls. is_marked: it is behind `<|python_start|>`, where any name makes a call."""
+    """Read a list of calls. is_marked: it is behind `<|python_start|>`, where any name makes a call."""
     if not (yield from answer.take_if("[")):
         return
     while (yield from _read_call(answer, is_marked=is_marked)):
@@ -50,7 +50,7 @@ def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
 
 
 def _read_call(answer: Answer, *, is_marked: bool) -> Reading[bool]:
-    """Reads a call. False: it is none, or it is broken or cut off. It starts once its first key or its end is known."""
+    """Read a call. False: it is none, or it is broken or cut off. It starts once its first key or its end is known."""
     yield from answer.skip(WHITESPACE)
     name = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
     if not name or not (is_marked or name in answer.parameters) or not (yield from answer.take_if("(")):
@@ -77,7 +77,7 @@ def _read_call(answer: Answer, *, is_marked: bool) -> Reading[bool]:
 
 
 def _drop(_piece: str) -> None:
-    """Takes a value that does not count."""
+    """Take a value that does not count."""
 
 
 def _arguments(tool: Tool) -> str:
