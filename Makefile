@@ -33,8 +33,9 @@ type:  ## for Linux, macOS and Windows
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
-check:  ## dependency directions, budgets, architecture page
+check:  ## dependency directions, budgets, plain English
 	$(BIN)/python tools/check_structure.py
+	$(BIN)/python tools/check_prose.py
 
 test:
 	$(BIN)/pytest -n 2 --dist loadfile
