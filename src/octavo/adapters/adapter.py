@@ -29,8 +29,9 @@ class AdapterBase:
     """A model that adapters may be for.
 
     places: the weights of its graph that adapters may change, by name, with their shapes, those of tables transposed.
-    weights: its numbers, which magnitudes are relative to. tables: the names of its embeddings. path: the checkpoint to
-    open for the numbers; None: `weights` can be read at any time.
+    weights: its numbers, which magnitudes are relative to.
+    tables: the names of its embeddings.
+    path: the checkpoint to open for the numbers, or None if `weights` can be read at any time.
     """
 
     architecture: str  # module under `octavo.models`
@@ -66,7 +67,7 @@ class Adapter:
 
     digest: of all numbers and scales, 16 bytes; empty if the adapter changes nothing. So it names the content.
     invocation_tokens: of an activated adapter, which acts from their last occurrence in the prompt on, and not at all
-    without one; empty: it always acts.
+    without one, empty if it always acts.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Adapter:
         return cls(name, _digest(scaled, invocation_tokens) if scaled else b"", scaled, invocation_tokens)
 
     def start_in(self, token_ids: Sequence[int]) -> int | None:
-        """The first token of a prompt that it acts on; None: on none."""
+        """The first token of a prompt that it acts on; None means on none."""
         wanted = list(self.invocation_tokens)
         if not wanted:
             return 0
@@ -108,7 +109,11 @@ def _acts(part: LowRank, scale: float) -> bool:
 
 
 def checked_invocation(where: str, found: object) -> tuple[int, ...]:
-    """The tokens that activate an adapter, as a file has them. where: file and key. Raises ModelLoadError."""
+    """The tokens that activate an adapter, as a file has them.
+
+    where: file and key.
+    Raises ModelLoadError.
+    """
     tokens = found if isinstance(found, list) else [None]
     if len(tokens) > MAX_INVOCATION_TOKENS or not all(type(token) is int and token >= 0 for token in tokens):
         raise ModelLoadError(
@@ -127,7 +132,10 @@ class StoredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part as a file has it. tensor: the name of one of its tensors, for errors."""
+    """A part as a file has it.
+
+    tensor: the name of one of its tensors, for errors.
+    """
 
     tensor: str
     low_rank: LowRank

@@ -39,8 +39,9 @@ _FACTOR = ".lora_A.weight"
 class AdapterFacts:
     """An adapter as its files describe it.
 
-    ranks: how many modules have each rank. modules: how many have each last name. problem: the reason why no model
-    takes it, or None; whether its shapes fit a model is seen when it is read for one.
+    ranks: how many modules have each rank.
+    modules: how many have each last name.
+    problem: the reason why no model takes it, or None; whether its shapes fit a model is seen when it is read for one.
     """
 
     path: str
@@ -57,7 +58,7 @@ class AdapterFacts:
 
 
 def describe_adapter(path: Path) -> AdapterFacts | None:
-    """The facts about an adapter; None: the path is none. Raises ModelLoadError for a file that cannot be read."""
+    """The facts about an adapter, or None if the path is none. Raises ModelLoadError for a file that cannot be read."""
     if path.is_dir():
         return _of_folder(path) if (path / CONFIG_NAME).is_file() else None
     if path.name in (CONFIG_NAME, WEIGHTS_NAME):
@@ -125,7 +126,10 @@ def _of_tensors(
     endings: tuple[str, ...],
     wrapped: Mapping[str, tuple[str, int]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """shapes: of the adapter's tensors. endings: of the names of A's. wrapped: of `_wrapped`."""
+    """shapes: of the adapter's tensors.
+    endings: of the names of A's.
+    wrapped: of `_wrapped`.
+    """
     ranks: Counter[int] = Counter()
     modules: Counter[str] = Counter()
     for name, shape in shapes.items():

@@ -56,8 +56,9 @@ def _endings(name: str) -> Iterator[str]:
 
 
 def parts_of_parameter(parameter: str, part: LowRank, rank: int, base: AdapterBase) -> Iterator[tuple[str, LowRank]]:
-    """The parts beside a parameter, by their names in the checkpoint. part: as the file has it, of all experts.
+    """The parts beside a parameter, by their names in the checkpoint.
 
+    part: as the file has it, of all experts.
     rank: that of an expert.
     """
     name, count = checkpoint_name(parameter, base.table), part.rank // rank

@@ -31,7 +31,10 @@ class ModulePatterns:
     """
 
     def __init__(self, where: str, numbers: Mapping[str, float]) -> None:
-        """where: file and key, for errors. Raises ModelLoadError naming a pattern that is wrong or not supported."""
+        """where: file and key, for errors.
+
+        Raises ModelLoadError naming a pattern that is wrong or not supported.
+        """
         expressions = [pattern for pattern in numbers if not _NAME.fullmatch(pattern)]
         if len(numbers) > MAX_PATTERNS or len(expressions) > MAX_EXPRESSIONS:
             raise ModelLoadError(

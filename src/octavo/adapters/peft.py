@@ -61,7 +61,10 @@ _REFUSED_TENSORS = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterScales:
-    """Rank and scale of each module, by the rules of PEFT. targets: parameters that are changed by their names."""
+    """Rank and scale of each module, by the rules of PEFT.
+
+    targets: parameters that are changed by their names.
+    """
 
     rank: float
     alpha: float
@@ -122,7 +125,7 @@ def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
 
 
 def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, object]) -> None:
-    """Raises ModelLoadError naming a tensor that is no part of an adapter, and the reason why nothing takes it."""
+    """Raise ModelLoadError naming a tensor that is no part of an adapter, and the reason why nothing takes it."""
     for name in names:
         if settings.get("modules_to_save") and _WHOLE.fullmatch(name):
             continue

@@ -20,7 +20,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """The place of an adapter. scale: multiplies its effect. stamps: of its files when it was read (`stamps_of`)."""
+    """The place of an adapter.
+
+    scale: multiplies its effect.
+    stamps: of its files when it was read (`stamps_of`).
+    """
 
     path: Path
     scale: float
@@ -31,7 +35,9 @@ class AdapterSource:
 class HeldAdapter:
     """An adapter in memory. A request keeps it as long as it runs, whatever becomes of its name.
 
-    prepared: what the executor made of it. slot: where steps read it; -1: nowhere. num_users: groups that run with it.
+    prepared: what the executor made of it.
+    slot: where steps read it; -1: nowhere.
+    num_users: groups that run with it.
     """
 
     adapter: Adapter
@@ -58,7 +64,7 @@ class AdapterRegistry:
         self._slots: list[HeldAdapter | None] = [None] * limits.slots
         self._last_use: list[int] = [0] * limits.slots
         self._num_uses = 0
-        self.default = ""  # that of requests that name none; empty: the base model
+        self.default = ""  # that of requests that name none; empty means the base model
 
     # --- names, from any thread ---
 
@@ -69,7 +75,7 @@ class AdapterRegistry:
             return dict(self._sources)
 
     def add(self, name: str, path: str | Path, scale: float = 1.0) -> HeldAdapter:
-        """Reads an adapter and makes it known, in place of another one of that name; not again if nothing has changed.
+        """Read an adapter and make it known, in place of another one of that name; not again if nothing has changed.
 
         Raises ModelLoadError naming the tensor or key, GraphError for a rank above the limit, and UsageError.
         """
@@ -88,7 +94,7 @@ class AdapterRegistry:
         return held
 
     def remove(self, name: str) -> None:
-        """Forgets an adapter. Requests that run with it end as they began. Raises UsageError for an unknown name."""
+        """Forget an adapter. Requests that run with it end as they began. Raises UsageError for an unknown name."""
         with self._lock:
             if self._sources.pop(name, None) is None:
                 raise self._unknown(name)
@@ -125,7 +131,7 @@ class AdapterRegistry:
         return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
-        """Holds one as the last used, and lets go of what there is no room for. Called with the lock."""
+        """Hold one as the last used, and let go of what there is no room for. Called with the lock."""
         self._held[name] = held
         self._held.move_to_end(name)
         while len(self._held) > 1:

@@ -47,7 +47,7 @@ def resolve_adapter(source: str) -> Path:
 
 
 def _of_modelfile(path: Path) -> Path | None:
-    """The adapter that a Modelfile names, relative to its folder; None: the path is no Modelfile."""
+    """The adapter that a Modelfile names, relative to its folder, or None if the path is no Modelfile."""
     if not path.is_file() or path.suffix in (".gguf", ".safetensors", ".json"):
         return None
     if path.stat().st_size > _MAX_MODELFILE_BYTES:

@@ -36,8 +36,9 @@ class ExecutorLimits:
     """The largest step an executor must be able to run; its workspace is planned from this.
 
     max_logits_rows: of max_num_outputs, the rows whose logits may be held at once. A backend with a native program
-    computes and samples more of them in turns; None: it holds all. further_rows: of the domains of the graph beside
-    tokens and outputs, the largest number of rows. adapters: those that it can hold; None: the graph takes none.
+    computes and samples more of them in turns, or None if it holds all.
+    further_rows: of the domains of the graph beside tokens and outputs, the largest number of rows.
+    adapters: those that it can hold, or None if the graph takes none.
     """
 
     max_num_batched_tokens: int
@@ -66,9 +67,11 @@ KeepJob: TypeAlias = Callable[[Callable[[], bool]], None]
 class PackCacheOptions:
     """Options for keeping packed weights on disk for the next start.
 
-    identity: identifies the content of the model's files. limit_bytes: limit of all models together. resident_bytes:
-    of a model larger than memory, the bytes that may stay in memory; None: all of them may. later: gets the job of
-    writing what was packed, if it is not there yet; None: it is written before the model starts, which maps it.
+    identity: identifies the content of the model's files.
+    limit_bytes: limit of all models together.
+    resident_bytes: of a model larger than memory, the bytes that may stay in memory; None means all of them may.
+    later: gets the job of writing what was packed, if it is not there yet, or None if it is written before the model
+    starts, which maps it.
     """
 
     identity: str
@@ -81,8 +84,11 @@ class PackCacheOptions:
 class Paging:
     """A model larger than memory, which runs from its mapped weights.
 
-    memory_bytes: that the matrices may take. resident_bytes: of those that stay in memory. resident_layers: layers of
-    which nothing else is read. bytes_per_token: read from the disk for one token. bytes_per_s: of the disk, measured.
+    memory_bytes: that the matrices may take.
+    resident_bytes: of those that stay in memory.
+    resident_layers: layers of which nothing else is read.
+    bytes_per_token: read from the disk for one token.
+    bytes_per_s: of the disk, measured.
     """
 
     path: Path
@@ -102,14 +108,14 @@ class PendingStep(Protocol):
     """A step that an executor has accepted and may still be running."""
 
     def wait(self) -> StepOutput:
-        """Returns the step's output when it is done; other Python threads run meanwhile. May be called again.
+        """Return the step's output when it is done; other Python threads run meanwhile. May be called again.
 
         Raises SamplingError for rows without an outcome, and RuntimeError if the step failed.
         """
 
 
 def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
-    """Raises UsageError if a sequence could have more tokens than the model has learned positions."""
+    """Raise UsageError if a sequence could have more tokens than the model has learned positions."""
     positions = graph.max_positions
     if positions is not None and limits.max_model_len > positions:
         raise UsageError(
@@ -119,13 +125,13 @@ def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
 
 
 def refuse_fp8_cache(kv_dtype: KVDtype | None, backend: str) -> None:
-    """Raises UsageError for the type of a cache that only a GPU has."""
+    """Raise UsageError for the type of a cache that only a GPU has."""
     if kv_dtype == "fp8":
         raise UsageError(f"kv_dtype fp8 is for a GPU; the backend {backend} has float16 and int8, which is more exact")
 
 
 def check_token_types(graph: Graph, batch: Batch) -> None:
-    """Raises UsageError for a token of a type that the model does not have."""
+    """Raise UsageError for a token of a type that the model does not have."""
     if batch.token_types is None or not len(batch.token_types):
         return
     low, high = int(batch.token_types.min()), int(batch.token_types.max())
@@ -138,7 +144,7 @@ class FinishedStep:
     """A `PendingStep` of an executor that computes on the calling thread: done before it is returned."""
 
     def __init__(self, compute: Callable[[], StepOutput]) -> None:
-        """Calls `compute`; `wait` returns its result or raises its exception."""
+        """Call `compute`; `wait` returns its result or raises its exception."""
         self._result: StepOutput | Exception
         try:
             self._result = compute()
@@ -164,13 +170,13 @@ class Executor(Protocol):
     weight_bytes: int  # packed weights
     mapped_bytes: int  # the part of `weight_bytes` in mapped files, which the system counts as reclaimable memory
     num_threads: int  # for computing
-    paging: Paging | None  # None: all weights stay in memory
+    paging: Paging | None  # None means all weights stay in memory
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        """Allocates the paged cache, and slots for the states of so many sequences, once, before the first step."""
+        """Allocate the paged cache, and slots for the states of so many sequences, once, before the first step."""
 
     def submit(self, batch: Batch) -> PendingStep:
-        """Starts one step and returns. The step makes its copies of blocks and states, computes, and samples.
+        """Start one step and return. The step makes its copies of blocks and states, computes, and samples.
 
         The hidden states of `hidden_indices` come with it; without logits it ends before the output head. A segment
         without logits returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its arrays
@@ -179,7 +185,7 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """Frees weights, workspace, cache and threads, once no step runs. May be called twice."""
+        """Free weights, workspace, cache and threads, once no step runs. May be called twice."""
 
 
 @runtime_checkable
@@ -187,10 +193,10 @@ class SleepingExecutor(Protocol):
     """An executor on a device of its own, whose memory it can give back for a while."""
 
     def sleep(self) -> None:
-        """Keeps the weights in main memory. Blocks and states lose their content. Between steps."""
+        """Keep the weights in main memory. Blocks and states lose their content. Between steps."""
 
     def wake_up(self) -> None:
-        """Has everything on the device again, the weights to the last bit. Raises InsufficientMemoryError."""
+        """Have everything on the device again, the weights to the last bit. Raises InsufficientMemoryError."""
 
 
 @runtime_checkable
@@ -202,7 +208,8 @@ class PartExecutor(Protocol):
     def submit_part(self, batch: Batch, begin: int, end: int) -> PendingStep:
         """As `submit`, but only operations [begin, end), after those before them of the same batch.
 
-        `StepOutput.values` come with the last of them. Raises ValueError for a part that does not exist.
+        `StepOutput.values` come with the last of them.
+        Raises ValueError for a part that does not exist.
         """
 
 
@@ -211,7 +218,7 @@ class BorrowingExecutor(Protocol):
     """An executor of a graph that reads the caches of another one (`octavo.graph.builder.Graph.borrow`)."""
 
     def borrow_cache(self, other: Executor) -> None:
-        """Reads the cache that `other` has allocated, instead of `allocate_cache`. Steps of both never run together.
+        """Read the cache that `other` has allocated, instead of `allocate_cache`. Steps of both never run together.
 
         Raises UsageError if the cache is not where this executor could read it.
         """
@@ -222,10 +229,11 @@ class GuessingExecutor(Protocol):
     """An executor of a draft model that can leave its guesses on the device of the model that computes them."""
 
     def share_tokens(self, other: Executor, target_ids: Int32 | None, bias: Float32 | None) -> bool:
-        """Leaves guesses where `other` takes its tokens from (`Batch.guesses_at`). Before `allocate_cache`.
+        """Leave guesses where `other` takes its tokens from (`Batch.guesses_at`). Before `allocate_cache`.
 
-        target_ids: of its tokens, those of `other`; None: the same. bias: that the first of two inputs brings into
-        hidden states, and that is taken off its own. False: it cannot, and its guesses are in `StepOutput` alone.
+        target_ids: of its tokens, those of `other`; None means the same.
+        bias: that the first of two inputs brings into hidden states, and that is taken off its own. Return False if it
+        cannot, and its guesses are in `StepOutput` alone.
         """
 
 
@@ -236,14 +244,15 @@ class AdaptingExecutor(Protocol):
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> object:
         """The parts of an adapter, by the names of their weights, in the form in which steps read them.
 
-        From any thread: the work of loading is here. Raises GraphError for a rank above the limit.
+        From any thread: the work of loading is here.
+        Raises GraphError for a rank above the limit.
         """
 
     def load_adapter(self, slot: int, prepared: object) -> None:
-        """Puts a prepared adapter into a slot. Between steps; it takes no longer than a step's preparation."""
+        """Put a prepared adapter into a slot. Between steps; it takes no longer than a step's preparation."""
 
     def drop_adapter(self, slot: int) -> None:
-        """Empties a slot. Between steps."""
+        """Empty a slot. Between steps."""
 
 
 class RankGroup(Protocol):
@@ -254,14 +263,14 @@ class RankGroup(Protocol):
 
     @property
     def error(self) -> str:
-        """The reason why steps of the group fail; empty: they do not."""
+        """The reason why steps of the group fail, empty if they do not."""
 
     @property
     def is_waiting(self) -> bool:
         """True while this rank waits for another one in the middle of a step. From any thread."""
 
     def fail(self, reason: str) -> None:
-        """Ends the running step of all ranks with an error, and every later one. From any thread."""
+        """End the running step of all ranks with an error, and every later one. From any thread."""
 
     @property
     def compile(self) -> Callable[..., Executor]:
@@ -272,10 +281,12 @@ class RankGroup(Protocol):
 class BackendDescription:
     """A description of a backend on this machine, for people.
 
-    kernels: the kernels that it runs, `avx512` for example. reason: the reason for these. thread_reasons: the reasons
-    for the number of threads, one line each. problems: reasons why it cannot run as configured. products: the type in
-    which products with quantized weights are computed. libraries: those that may take the place of its kernels, a line
-    each, with the reason against a library that cannot.
+    kernels: the kernels that it runs, `avx512` for example.
+    reason: the reason for these.
+    thread_reasons: the reasons for the number of threads, one line each.
+    problems: reasons why it cannot run as configured.
+    products: the type in which products with quantized weights are computed.
+    libraries: those that may take the place of its kernels, a line each, with the reason against a library that cannot.
     """
 
     kernels: str
@@ -303,11 +314,12 @@ class Backend(Protocol):
         pack_cache: PackCacheOptions | None = None,
         kv_dtype: KVDtype = "float16",
     ) -> Executor:
-        """Compiles `graph` once. num_threads 0: one for each core that this process may use.
+        """Compile `graph` once. num_threads 0: one for each core that this process may use.
 
-        graph: or the result of `sizes` with the same arguments, so that its work is not done again. progress: called
-        with (phase, bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights are not
-        kept; a backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
+        graph: or the result of `sizes` with the same arguments, so that its work is not done again.
+        progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
+        pack_cache: None: packed weights are not kept; a backend that packs nothing keeps nothing.
+        kv_dtype: number type of the paged cache.
         Raises GraphError naming an operation that the backend lacks, and InsufficientMemoryError if weights beyond
         `resident_bytes` cannot be kept on disk.
         """
@@ -334,10 +346,11 @@ class Backend(Protocol):
     def join_group(
         self, name: str, rank: int, size: int, buffer_bytes: int, given_up: Callable[[], str] | None = None
     ) -> RankGroup:
-        """The group of that name, once all of its ranks have come. buffer_bytes: at least a row of the widest value.
+        """The group of that name, once all of its ranks have come.
 
-        given_up: asked meanwhile for a reason to wait no longer, or an empty text. Raises EngineDeadError with that
-        reason or if a rank does not come, and UsageError if the backend has no groups.
+        buffer_bytes: at least a row of the widest value.
+        given_up: asked meanwhile for a reason to wait no longer, or an empty text.
+        Raises EngineDeadError with that reason or if a rank does not come, and UsageError if the backend has no groups.
         """
 
     def memory(self) -> MemoryBudget:

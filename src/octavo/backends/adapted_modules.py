@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A weight of the graph, made of rows of a module. rows: [out_features of the weight], those of the module."""
+    """A weight of the graph, made of rows of a module.
+
+    rows: [out_features of the weight], those of the module.
+    """
 
     parameter: str
     rows: NDArray[np.int64]
@@ -20,7 +23,8 @@ class ModulePart:
 class AdaptedModule:
     """A linear module with the weights of the graph that are made of it, such as q, k and v of a fused one.
 
-    name: in transformers, such as `model.layers.0.self_attn.q_proj`. is_transposed: its file has [in, out] (Conv1D).
+    name: in transformers, such as `model.layers.0.self_attn.q_proj`.
+    is_transposed: its file has [in, out] (Conv1D).
     """
 
     name: str

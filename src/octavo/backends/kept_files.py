@@ -38,8 +38,8 @@ class KeptFile:
     """The file of one content."""
 
     def __init__(self, digest: bytes, limit_bytes: int, *, in_background: bool = False) -> None:
-        """digest: of everything that its content depends on. limit_bytes: of all files together.
-
+        """digest: of everything that its content depends on.
+        limit_bytes: of all files together.
         in_background: a file that cannot be written is no warning, and its bytes need not have reached the disk.
         """
         self._limit_bytes = limit_bytes
@@ -84,7 +84,7 @@ class KeptFile:
         return size <= self._limit_bytes
 
     def write(self, size: int, write: Callable[[int], int], *, waits: bool = False) -> bool:
-        """Makes room for about `size` bytes and writes them. False: they could not be kept.
+        """Make room for about `size` bytes and write them. Return False if they could not be kept.
 
         write: writes to a descriptor and returns where the file ends; it is not called if there is no room.
         waits: for another process that is writing it, in place of writing it too; True then, even if that one failed.
@@ -175,7 +175,7 @@ def _open_folder(path: Path) -> Iterator[Folder]:
 
 
 def check_private(status: os.stat_result) -> None:
-    """Checks that no other user could have written the mapped file, or could write to it while it is in use."""
+    """Check that no other user could have written the mapped file, or could write to it while it is in use."""
     if status.st_uid != files.user_id():
         raise WrongFileError(f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -195,7 +195,7 @@ def _new_draft(folder: Folder, stem: str) -> Iterator[tuple[str, int]]:
 
 
 def _remove_dead_files(folder: Folder, stem: str) -> str:
-    """Removes drafts of dead writers. The name of the draft of `stem` that a living process is writing, else empty."""
+    """Remove drafts of dead writers. The name of the draft of `stem` that a living process is writing, else empty."""
     alive = ""
     for name in folder.names():
         if not name.endswith(".draft"):
@@ -210,9 +210,9 @@ def _remove_dead_files(folder: Folder, stem: str) -> str:
 
 
 def _make_room(folder: Folder, left_bytes: int, own_name: str, *, spares_asked: bool) -> bool:
-    """Removes the least recently used files until the others take at most `left_bytes`.
+    """Remove the least recently used files until the others take at most `left_bytes`.
 
-    spares_asked: files that the user asked for stay. False: they take more alone, and nothing is removed.
+    spares_asked: files that the user asked for stay. Return False if they take more alone, and nothing is removed.
     """
     found, spared = [], 0
     for name in folder.names():

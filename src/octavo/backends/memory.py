@@ -63,7 +63,7 @@ def address_space_note() -> str:
 class PackedType:
     """A matrix of one stored type, or all of them, packed as `packed_as`.
 
-    unpacked_bytes: of the numbers that each product writes out, as no kernel multiplies the codes; 0: one does.
+    unpacked_bytes: of the numbers that each product writes out, as no kernel multiplies the codes, or 0 if one does.
     """
 
     type_name: str
@@ -80,10 +80,13 @@ class PackedType:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
+    """Sizes in bytes.
 
-    matrices: its matrices. kv_formats: number format of each layer's cache; empty if the backend stores all
-    caches alike. providers: for people, the library or kernel of each kind of operation that has a choice.
+    graph: as the backend runs it.
+    weights: packed size of each of its parameters.
+    matrices: its matrices.
+    kv_formats: number format of each layer's cache; empty if the backend stores all caches alike.
+    providers: for people, the library or kernel of each kind of operation that has a choice.
     """
 
     graph: Graph
@@ -131,8 +134,9 @@ def _sums(matrices: Mapping[Parameter, PackedType]) -> list[PackedType]:
 class StreamedSizes(Sizes):
     """Sizes on a device of a graph of which some layers are streamed. weights: also those of streamed layers.
 
-    layers: their indices. hosted: their weights, which lie in main memory or on disk. ring_bytes: of the places on the
-    device to which they are copied in turn.
+    layers: their indices.
+    hosted: their weights, which lie in main memory or on disk.
+    ring_bytes: of the places on the device to which they are copied in turn.
     """
 
     layers: tuple[int, ...]

@@ -28,7 +28,7 @@ class MovedSizes:
         return cls(num_blocks, sizes.moved_bytes(block_size), num_states, sizes.moved_state_bytes)
 
     def check(self, batch: Batch) -> None:
-        """Raises ValueError for blocks that the cache does not have, and for memory of another type or size."""
+        """Raise ValueError for blocks that the cache does not have, and for memory of another type or size."""
         blocks, states = (self.num_blocks, self.block_bytes), (self.num_states, self.state_bytes)
         for name, (count, num_bytes) in zip(MOVES, (blocks, blocks, states, states), strict=True):
             if (moved := getattr(batch, name)) is not None:

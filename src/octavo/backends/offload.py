@@ -20,7 +20,9 @@ _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 256
 
 @dataclass(frozen=True, slots=True)
 class OffloadRates:
-    """device, cpu: of their memory and products. copy_bytes_per_s: from main memory to the device."""
+    """device, cpu: of their memory and products.
+    copy_bytes_per_s: from main memory to the device.
+    """
 
     device: Rates
     cpu: Rates

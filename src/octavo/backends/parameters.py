@@ -26,12 +26,15 @@ class StoredWeights(Protocol):
         """The transforms of a weight and a sample of its stored bytes, which together identify it."""
 
     def release(self, name: str) -> None:
-        """Lets the system reclaim the pages of this weight, once it is packed."""
+        """Let the system reclaim the pages of this weight, once it is packed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """A parameter's weight, or part of one. nbytes: as stored."""
+    """A parameter's weight, or part of one.
+
+    nbytes: as stored.
+    """
 
     type_name: str
     nbytes: int
@@ -99,6 +102,6 @@ def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes
 
 
 def release(weights: Mapping[str, Weight], parameter: Parameter) -> None:
-    """Lets the system reclaim the pages of a packed weight, if it is in a mapped file."""
+    """Let the system reclaim the pages of a packed weight, if it is in a mapped file."""
     if isinstance(weights, StoredWeights):
         weights.release(parameter.name)

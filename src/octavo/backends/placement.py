@@ -76,7 +76,9 @@ def possible_layers(graph: Graph) -> list[int]:
 
 
 def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
-    """The placement with the most on the device. fits: True if the device has room for it; false for all larger ones.
+    """The placement with the most on the device.
+
+    fits: True if the device has room for it; false for all larger ones.
 
     Experts, of which a token reads few, go to the CPU first; then whole layers.
     """
@@ -95,7 +97,9 @@ def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement
 
 
 def least_streamed(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
-    """The placement of all layers on the device with the fewest that are streamed. fits: as of `best_placement`.
+    """The placement of all layers on the device with the fewest that are streamed.
+
+    fits: as of `best_placement`.
 
     They are a multiple of two or three, so that each place of a ring has as many of them.
     """

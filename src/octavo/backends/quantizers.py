@@ -38,12 +38,13 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """The blocks of x [rows, k] in a ggml type: uint8, as a GGUF file has them.
 
-    x: float32, float16, or the bits of bfloat16. importance: float32 [k], at least 0, the weight of each column in the
-    squared error; None: all count the same. The result depends on nothing else: it is the same on every instruction
-    set. TQ1_0 and TQ2_0 take the nearest of three values, so x must have three. Releases the lock of the interpreter.
+    x: float32, float16, or the bits of bfloat16.
+    importance: float32 [k], at least 0, the weight of each column in the squared error; None means all count the same.
+    The result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of
+    three values, so x must have three. Releases the lock of the interpreter.
 
-    Raises ValueError for a type without quantizer, a width that is no whole number of blocks, and numbers that are
-    not finite or larger than `MAX_VALUE`.
+    Raises ValueError for a type without quantizer, a width that is no whole number of blocks, and numbers that are not
+    finite or larger than `MAX_VALUE`.
     """
     import octavo.backends.cpu._native as _native
     from octavo.backends.cpu.instruction_set import choose_isa
@@ -59,7 +60,7 @@ def quantize(
 
 
 def _refuse_numbers(x: NDArray[np.float32]) -> NoReturn:
-    """Raises ValueError naming the place of a NaN, an infinity, or a number beyond `MAX_VALUE`."""
+    """Raise ValueError naming the place of a NaN, an infinity, or a number beyond `MAX_VALUE`."""
     row, column = np.argwhere(~(np.abs(x) <= MAX_VALUE))[0]  # comparisons with NaN are false
     value = x[row, column]
     raise ValueError(f"row {row}, column {column} is {value:g}; numbers must be finite and at most {MAX_VALUE:g}")

@@ -17,14 +17,14 @@ _LEFT_OVER_S = 600.0  # ten times as long as ranks wait for each other
 
 
 def remove_segments(name: str) -> None:
-    """Removes those of all groups whose names begin so. All their ranks have ended."""
+    """Remove those of all groups whose names begin so. All their ranks have ended."""
     for path in shared_memory.named_segments(f"octavo-{name}-"):
         with suppress(OSError):
             path.unlink()
 
 
 def remove_leftovers() -> None:
-    """Removes this user's segments of ranks that were all killed at their start."""
+    """Remove this user's segments of ranks that were all killed at their start."""
     for path in shared_memory.named_segments("octavo-"):
         with suppress(OSError):
             found = path.lstat()

@@ -22,7 +22,9 @@ _SAMPLE_READS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """read_bytes_per_s: from the backend's memory. flops_per_s: of its products with weights."""
+    """read_bytes_per_s: from the backend's memory.
+    flops_per_s: of its products with weights.
+    """
 
     read_bytes_per_s: float
     flops_per_s: float

@@ -65,7 +65,7 @@ def compile(  # noqa: A001 - the backend protocol's name
 ) -> ReferenceExecutor:
     """An executor of `graph` in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`.
 
-    kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None: no rounding.
+    kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None means no rounding.
     """
     graph = graph.graph if isinstance(graph, Sizes) else _with_adapters(graph, limits)
     check_model_len(graph, limits)
@@ -344,7 +344,10 @@ class ReferenceExecutor:
 
 
 def _move(saves: BlockBytes | None, loads: BlockBytes | None, parts_of: Callable[[int], Iterator[Array]]) -> None:
-    """Saves blocks or states, then loads some. parts_of: the arrays that one of them has, by its id."""
+    """Save blocks or states, then loads some.
+
+    parts_of: the arrays that one of them has, by its id.
+    """
     if saves is not None:
         for block_id, row in zip(saves.block_ids.tolist(), saves.data, strict=True):
             row[:] = np.concatenate([part.view(np.uint8) for part in parts_of(block_id)])

@@ -44,7 +44,10 @@ ROW_TOKEN_ID_OUT_OF_RANGE = 3
 
 
 class RowError(NamedTuple):
-    """The reason why a row has no outcome. kind: the error of its request, which depends on the cause."""
+    """The reason why a row has no outcome.
+
+    kind: the error of its request, which depends on the cause.
+    """
 
     reason: str
     kind: type[OctavoError]
@@ -81,7 +84,7 @@ def uniform(seed: NDArray[np.uint64], counter: NDArray[np.uint64]) -> Float64:
 
 
 def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
-    """Chooses a token for each row of `logits` [R, vocab] as `batch` says; the stages are this module's docstring.
+    """Choose a token for each row of `logits` [R, vocab] as `batch` says; the stages are this module's docstring.
 
     Raises OctavoError naming the row and the reason if a row has no defined outcome.
     """
@@ -120,7 +123,7 @@ class SamplingError(OctavoError):
 
 
 def raise_row_errors(errors: Int32) -> None:
-    """Raises SamplingError if any row of `errors` [R] is not ROW_OK."""
+    """Raise SamplingError if any row of `errors` [R] is not ROW_OK."""
     codes = errors.tolist()
     if any(codes):
         raise SamplingError({row: _ROW_ERRORS[code] for row, code in enumerate(codes) if code != ROW_OK})
@@ -166,10 +169,10 @@ def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
 
 
 def report_processed(output: StepOutput, batch: SamplingBatch, rows: Iterable[int]) -> None:
-    """Makes the reports of these rows those of the distribution that their tokens were drawn from: stages 1 to 4.
+    """Make the reports of these rows those of the distribution that their tokens were drawn from: stages 1 to 4.
 
-    Ranks and the most likely tokens are among the survivors; a row of few survivors has as few. output: with its
-    logits.
+    Ranks and the most likely tokens are among the survivors; a row of few survivors has as few.
+    output: with its logits.
     """
     assert output.logits is not None
     for row in rows:

@@ -52,22 +52,25 @@ class Device(Backend, Protocol):
         """Bytes per second from main memory, measured now."""
 
     def streamed(self, sizes: Sizes, layers: Sequence[int]) -> StreamedSizes:
-        """The sizes of a graph whose layers with these indices are streamed. sizes: of the graph without."""
+        """The sizes of a graph whose layers with these indices are streamed.
+
+        sizes: of the graph without.
+        """
 
 
 class _SharesThreads(Protocol):
     """An executor of the CPU."""
 
     def share_threads(self, other: Any) -> None:
-        """Computes on the threads of another one, whose steps never run beside those of this one."""
+        """Compute on the threads of another one, whose steps never run beside those of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBackend:
     """Implements `octavo.backends.Backend` on a device, and on the CPU where the device's memory ends.
 
-    config: `gpu_layers` and `gpu_memory`, and the size of the cache that layers bring with them. room: bytes of the
-    device for the model, whatever is free there now; None: as `gpu_memory` says.
+    config: `gpu_layers` and `gpu_memory`, and the size of the cache that layers bring with them.
+    room: bytes of the device for the model, whatever is free there now; None means as `gpu_memory` says.
     """
 
     device: Device
@@ -100,7 +103,7 @@ class SplitBackend:
         return part if part is None or isinstance(part, int) else int(part * self.device.total_memory())
 
     def check_memory(self) -> None:
-        """Raises UsageError if `gpu_memory` is more than there is."""
+        """Raise UsageError if `gpu_memory` is more than there is."""
         free, wanted = self.device.memory().available_bytes, self._wanted_bytes
         if wanted is not None and wanted > free:
             given = f", {wanted / 2**30:.2f} GiB," if isinstance(self.config.gpu_memory_part, float) else ""
@@ -264,7 +267,10 @@ class SplitBackend:
     def expected_paging(
         self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path
     ) -> Paging:
-        """See `octavo.backends.Backend`. sizes: of the part on the CPU, or of a model with streamed layers."""
+        """See `octavo.backends.Backend`.
+
+        sizes: of the part on the CPU, or of a model with streamed layers.
+        """
         if isinstance(sizes, SplitSizes):
             num_bytes, placement = sizes.on(device=False).weight_bytes, sizes.placement
             resident = placement.num_layers - placement.streamed_layers
@@ -293,7 +299,10 @@ class SplitBackend:
         return self.device.describe()
 
     def cache_memory(self, executor: Executor, cpu: MemoryBudget) -> MemoryBudget:
-        """The memory for a cache beside a loaded model, so that each part fits where it is. cpu: free there."""
+        """The memory for a cache beside a loaded model, so that each part fits where it is.
+
+        cpu: free there.
+        """
         if not isinstance(executor, SplitExecutor):
             left = self.left_on_device(executor.weight_bytes, executor.workspace_bytes)
             return MemoryBudget(MemoryBudget.with_usable(max(left, 0)))

@@ -69,7 +69,10 @@ def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
 
 
 def sizes_of_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placement) -> SplitSizes:
-    """The sizes of all parts together. graph: the whole model."""
+    """The sizes of all parts together.
+
+    graph: the whole model.
+    """
     whole = _together(graph, [part.sizes for part in parts])
     return SplitSizes(
         whole.graph,

@@ -60,7 +60,10 @@ def _block_tokens(length: int) -> int:
 
 
 def whole_texts(graph: Graph, texts: NDArray[np.int32], rows: NDArray[np.int32]) -> Batch:
-    """The step of all texts, with blocks of their own in every group of layers. rows: as in `TextRunner`."""
+    """The step of all texts, with blocks of their own in every group of layers.
+
+    rows: as in `TextRunner`.
+    """
     count, length = texts.shape
     groups, size = len(graph.cache_layout.groups), _block_tokens(length)
     width = -(-length // size)

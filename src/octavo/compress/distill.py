@@ -127,7 +127,7 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int3
 
 
 def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
-    """Raises UsageError if a token is another one in the student. One of them may have more tokens at the end."""
+    """Raise UsageError if a token is another one in the student. One of them may have more tokens at the end."""
     tokens, others = load_tokenizer(teacher).tokens, load_tokenizer(student).tokens
     for i, (token, other) in enumerate(zip(tokens, others, strict=False)):
         if token != other:
@@ -140,7 +140,9 @@ def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
 def distilled(
     teacher: TeacherTokens, student: Checkpoint, architecture: str, options: TrainingOptions, report: LossReport
 ) -> dict[str, Source]:
-    """The tensors of the trained student by GGUF name. architecture: its name there.
+    """The tensors of the trained student by GGUF name.
+
+    architecture: its name there.
 
     Raises UsageError if torch is missing or the student lacks a token, NumericalError for a loss that is not finite.
     """
@@ -173,7 +175,8 @@ def training_options(**fields: Any) -> TrainingOptions:
 def training_texts(ids: Sequence[int], length: int, first: int | None, most: int) -> NDArray[np.int32]:
     """At most so many pieces of the tokens of a text, spread evenly over it, [texts, tokens].
 
-    first: replaces the first token of each. Raises UsageError for a text that is too short.
+    first: replaces the first token of each.
+    Raises UsageError for a text that is too short.
     """
     count = len(ids) // length
     if count < 1:

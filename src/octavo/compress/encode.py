@@ -26,7 +26,11 @@ Importance = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A tensor that becomes ggml type `type_name`. name: for errors. make: called once, when its turn comes."""
+    """A tensor that becomes ggml type `type_name`.
+
+    name: for errors.
+    make: called once, when its turn comes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +45,8 @@ def encode(
     """The bytes of each tensor in order, to be used up before those of the next are asked for.
 
     The same bytes if a tensor has the type already. They do not depend on the number of threads. At most two pieces for
-    each thread are in memory. Raises ModelWriteError naming the tensor, also for a NaN or an infinity in one that is
-    copied.
+    each thread are in memory.
+    Raises ModelWriteError naming the tensor, also for a NaN or an infinity in one that is copied.
     """
     queue = _Queue(tensors, pool, 2 * threads)
     try:

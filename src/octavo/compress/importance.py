@@ -31,7 +31,9 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 @dataclass(frozen=True, slots=True)
 class ColumnSquares:
-    """sums: of squares, float64 [matrices, columns]; one matrix, or one for each expert. counts: rows, [matrices]."""
+    """sums: of squares, float64 [matrices, columns]; one matrix, or one for each expert.
+    counts: rows, [matrices].
+    """
 
     sums: NDArray[np.float64]
     counts: NDArray[np.float64]
@@ -50,7 +52,9 @@ class ColumnSquares:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceMatrix:
-    """squares: by the name of the tensor in GGUF files. dataset: of the text. chunks: pieces of text."""
+    """squares: by the name of the tensor in GGUF files.
+    dataset: of the text. chunks: pieces of text.
+    """
 
     squares: Mapping[str, ColumnSquares]
     file: str = ""
@@ -64,7 +68,9 @@ class ImportanceMatrix:
 
 
 def split_text(ids: Sequence[int], max_chunks: int, first: int | None = None) -> list[Tokens]:
-    """Whole pieces of `CHUNK_TOKENS` tokens, or one shorter piece. first: a token that replaces each piece's first.
+    """Whole pieces of `CHUNK_TOKENS` tokens, or one shorter piece.
+
+    first: a token that replaces each piece's first.
 
     Raises UsageError for a text of less than two tokens.
     """
@@ -168,7 +174,7 @@ def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
 
 
 def write_importance(path: Path, matrix: ImportanceMatrix) -> None:
-    """Writes the GGUF form, which llama.cpp reads. Raises ModelWriteError naming file or tensor."""
+    """Write the GGUF form, which llama.cpp reads. Raises ModelWriteError naming file or tensor."""
     metadata: dict[str, MetadataValue] = {
         "general.type": "imatrix",
         "imatrix.datasets": [matrix.dataset],

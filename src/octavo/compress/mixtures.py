@@ -17,7 +17,9 @@ from octavo.quantization.packed import DENSE_TYPES
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """base: the type of most tensors. file_type: `general.file_type` of llama.cpp."""
+    """base: the type of most tensors.
+    file_type: `general.file_type` of llama.cpp.
+    """
 
     name: str
     base: str
@@ -95,7 +97,11 @@ def find_mixture(name: str) -> Mixture | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts that the rules ask of a model. gqa: query heads for each kv head. is_tied: it has no output matrix."""
+    """The facts that the rules ask of a model.
+
+    gqa: query heads for each kv head.
+    is_tied: it has no output matrix.
+    """
 
     architecture: str
     num_layers: int

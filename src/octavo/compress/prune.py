@@ -44,8 +44,11 @@ WorkReport = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """The parts that go. layers: their number. heads, ffn: shares of each layer. sparsity: a share, or `2:4`; None: no.
+    """The parts that go.
 
+    layers: their number.
+    heads, ffn: shares of each layer.
+    sparsity: a share, or `2:4`; None means no.
     multiple: the feed-forward columns that stay are a multiple of it, so that every type of blocks fits.
     """
 
@@ -59,7 +62,10 @@ class PruneOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrunedModel:
-    """metadata, tensors: of the GGUF file, as `SourceModel` has them. removed: in words, one line each."""
+    """metadata, tensors: of the GGUF file, as `SourceModel` has them.
+
+    removed: in words, one line each.
+    """
 
     metadata: Mapping[str, MetadataValue]
     sources: Mapping[str, Source]
@@ -75,8 +81,10 @@ def prune(
 ) -> PrunedModel:
     """The model without these parts: layers first, then heads and columns, single weights last.
 
-    metadata: of the model as a GGUF file. texts: calibration, whole texts. Raises UsageError for shares that leave
-    nothing and for a model without such parts, ModelLoadError if a GGUF file cannot say what is left.
+    metadata: of the model as a GGUF file.
+    texts: calibration, whole texts.
+    Raises UsageError for shares that leave nothing and for a model without such parts, ModelLoadError if a GGUF file
+    cannot say what is left.
     """
     _check_names(checkpoint)
     model = _Model(checkpoint, {**metadata}, [])
@@ -124,7 +132,7 @@ def _check_names(checkpoint: Checkpoint) -> None:
 
 
 def _check_config(model: _Model, name: str, weights: Mapping[str, Source]) -> None:
-    """Raises ModelLoadError if a reader of the file would see another model."""
+    """Raise ModelLoadError if a reader of the file would see another model."""
     file = model.checkpoint.file
     factors = {n: file.weight(n).dequantize() for n in ROPE_FACTORS if n in file.tensors}
     shapes = {n: source.shape for n, source in weights.items()}
@@ -361,7 +369,10 @@ def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, repor
 def sparse_matrix(
     matrix: NDArray[np.float32], inputs: NDArray[np.float64], sparsity: float | Literal["2:4"], method: Method
 ) -> NDArray[np.float32]:
-    """[out, in] with zeros. inputs: X^T X [in, in] for sparsegpt, its diagonal [in] for wanda; X are rows of inputs."""
+    """[out, in] with zeros.
+
+    inputs: X^T X [in, in] for sparsegpt, its diagonal [in] for wanda; X are rows of inputs.
+    """
     if method == "sparsegpt":
         return _sparsegpt(matrix, inputs, sparsity)
     scores = np.abs(matrix) * np.sqrt(inputs)[None]

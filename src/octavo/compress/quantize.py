@@ -45,8 +45,9 @@ class TypeChoice:
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """overrides: (pattern, type), the first that is found in a tensor's name decides. keep: tensors that stay as they
-    are. Patterns are regular expressions."""
+    """overrides: (pattern, type), the first that is found in a tensor's name decides.
+    keep: tensors that stay as they are. Patterns are regular expressions.
+    """
 
     overrides: Sequence[tuple[re.Pattern[str], str]] = ()
     keep: Sequence[re.Pattern[str]] = ()
@@ -122,7 +123,10 @@ def free_tensors(model: SourceModel, options: TypeOptions) -> list[SourceTensor]
 
 
 def check_size(model: SourceModel, options: TypeOptions, bits: float, smallest: Mapping[str, int]) -> None:
-    """Raises UsageError if the model needs more bits per weight. smallest: the least bytes of every free tensor."""
+    """Raise UsageError if the model needs more bits per weight.
+
+    smallest: the least bytes of every free tensor.
+    """
     least = sum(choice.nbytes for choice in _choices_beside(model, options, smallest).values()) + sum(smallest.values())
     if _budget(model, bits) < least:
         needed = math.ceil(800 * least / _num_values(model)) / 100
@@ -189,10 +193,10 @@ def quantize_model(
     max_part_bytes: int | None = None,
     report: Report = lambda _done, _total: None,
 ) -> list[Path]:
-    """Writes the model with these types, and returns its files.
+    """Write the model with these types, and return its files.
 
-    The bytes are the same for every number of threads. Raises ModelWriteError naming file or tensor; then no file of
-    that name is new.
+    The bytes are the same for every number of threads.
+    Raises ModelWriteError naming file or tensor; then no file of that name is new.
     """
     data = importance or ImportanceMatrix({})
     columns = data.columns()

@@ -104,7 +104,7 @@ class FloatWeights(Mapping[str, Weight]):
 
 
 def as_float16(name: str, values: NDArray[np.float32]) -> DenseWeight:
-    """Raises UsageError naming the tensor if a number is too large."""
+    """Raise UsageError naming the tensor if a number is too large."""
     try:
         return DenseWeight(values).converted("F16")
     except ValueError as error:
@@ -112,7 +112,9 @@ def as_float16(name: str, values: NDArray[np.float32]) -> DenseWeight:
 
 
 def calibration_texts(ids: Sequence[int], first: int | None) -> NDArray[np.int32]:
-    """Pieces spread evenly over the tokens of a text, [texts, tokens]. first: replaces the first token of each.
+    """Pieces spread evenly over the tokens of a text, [texts, tokens].
+
+    first: replaces the first token of each.
 
     Raises UsageError for a text of fewer than two tokens.
     """
@@ -165,7 +167,9 @@ class Sensitivity:
         importance: Mapping[str, Importance],
         divergence: RowDivergence,
     ) -> None:
-        """importance: of columns, by GGUF name. divergence: `octavo.quality.figures.kl_divergence`."""
+        """importance: of columns, by GGUF name.
+        divergence: `octavo.quality.figures.kl_divergence`.
+        """
         self._checkpoint = checkpoint
         self._texts = texts
         self._importance = importance
@@ -179,7 +183,10 @@ class Sensitivity:
         self._base: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def measure(self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent) -> None:
-        """Adds the divergences of the tensors to `known`, from the last layer to the first. report: tensors done."""
+        """Add the divergences of the tensors to `known`, from the last layer to the first.
+
+        report: tensors done.
+        """
         tensors = measured_of(tensors)
         weights = self._checkpoint.weights
         users: dict[str, list[str]] = {}

@@ -20,8 +20,9 @@ from octavo.quantization.packed import DenseWeight, GGMLWeight
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A tensor under its name in GGUF files. make: its numbers, as stored; release: gives their pages back.
+    """A tensor under its name in GGUF files.
 
+    make: its numbers, as stored; release: gives their pages back.
     stored: the names of the tensors in the source that it is made of.
     """
 
@@ -35,7 +36,9 @@ class SourceTensor:
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """metadata: as a GGUF file of the model has it, numbers in their types. tensors: in the order of the file."""
+    """metadata: as a GGUF file of the model has it, numbers in their types.
+    tensors: in the order of the file.
+    """
 
     path: Path
     metadata: Mapping[str, MetadataValue]
@@ -67,7 +70,7 @@ class SourceModel:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[SourceModel]:
-    """Opens a GGUF file (any part of a split one), or a safetensors checkpoint as the GGUF file that it would be.
+    """Open a GGUF file (any part of a split one), or a safetensors checkpoint as the GGUF file that it would be.
 
     Raises ModelLoadError naming file and reason.
     """

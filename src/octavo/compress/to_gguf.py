@@ -78,7 +78,9 @@ def _prefixed(name: str, keys: Keys) -> Keys:
 
 
 def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
-    """Those of the model. is_part: of one that also sees or hears; those of its layers that read text are taken.
+    """Those of the model.
+
+    is_part: of one that also sees or hears; those of its layers that read text are taken.
 
     Some of these no graph uses: Gemma 3n has keys and values in layers that share others', and llama.cpp asks for them.
     """
@@ -121,7 +123,8 @@ def tensors_in_gguf(
 ) -> dict[str, Source]:
     """The tensors by GGUF name: the embedding, the layers, and what comes after them.
 
-    name: the architecture there. own: stems of the graph -> stems of this model's file, where its table has several.
+    name: the architecture there.
+    own: stems of the graph -> stems of this model's file, where its table has several.
     steps: transforms of the tensors under the names of checkpoints.
     """
     table = weight_table(load_architecture(name))
@@ -178,7 +181,7 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, MetadataValue]:
 
 
 def _check_config(checkpoint: Checkpoint, metadata: Keys, name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ModelLoadError naming the fields that a reader of the file would see differently."""
+    """Raise ModelLoadError naming the fields that a reader of the file would see differently."""
     read: ModelConfig = load_architecture(name).Config.from_gguf(ConfigReader(metadata, f"{name}."), shapes)
     if different := list(differences(checkpoint.config, read, "")):
         raise ModelLoadError(f"{checkpoint.path}: GGUF files cannot say this model's {', '.join(different[:5])}")

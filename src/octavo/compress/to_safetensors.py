@@ -49,12 +49,12 @@ def write_checkpoint(
     report: Report = lambda _done, _total: None,
     adapters: Sequence[tuple[Path, float]] = (),
 ) -> int:
-    """Writes the model into a new folder, in place of one of that name, and returns the bytes of its tensors.
+    """Write the model into a new folder, in place of one of that name, and return the bytes of its tensors.
 
-    type_name: of all tensors, `F32`, `F16` or `BF16`; None: each as it is stored. adapters: merged into the weights,
-    each with a factor of its effect. The folder appears when all of it is
-    complete and has been read again. Raises ModelLoadError for what such a folder cannot say, ModelWriteError naming a
-    file or tensor.
+    type_name: of all tensors, `F32`, `F16` or `BF16`. Return None if each as it is stored.
+    adapters: merged into the weights, each with a factor of its effect. The folder appears when all of it is complete
+    and has been read again.
+    Raises ModelLoadError for what such a folder cannot say, ModelWriteError naming a file or tensor.
     """
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{checkpoint.path}: quantized by {checkpoint.quantization}; float weights are needed")
@@ -212,7 +212,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 
 def _check(checkpoint: Checkpoint, folder: Path) -> None:
-    """Opens the result. Raises ModelLoadError if it is another model."""
+    """Open the result. Raises ModelLoadError if it is another model."""
     written = open_checkpoint(folder)
     try:
         if written.weights.shapes != checkpoint.weights.shapes:

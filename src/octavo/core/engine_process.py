@@ -47,9 +47,12 @@ class EngineProcess:
         *,
         in_thread: bool,
     ) -> None:
-        """Starts it. on_message: called with all messages except the log. on_exit: called once with the reason.
+        """Start it.
 
-        in_thread: it has no process of its own. Raises EngineDeadError if the system provides no process or socket.
+        on_message: called with all messages except the log.
+        on_exit: called once with the reason.
+        in_thread: it has no process of its own.
+        Raises EngineDeadError if the system provides no process or socket.
         """
         self._on_message = on_message
         self._on_exit = on_exit
@@ -72,7 +75,7 @@ class EngineProcess:
         self._ended = asyncio.get_running_loop().create_task(self._serve(start))
 
     def send(self, data: bytes) -> bool:
-        """Sends an encoded message. False: the engine has too many unread, or is gone."""
+        """Send an encoded message. Return False if the engine has too many unread, or is gone."""
         writer = self._writer
         if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > MAX_MESSAGE_BYTES:
             return False
@@ -80,26 +83,26 @@ class EngineProcess:
         return True
 
     async def kill_stalled(self) -> None:
-        """Kills it after it has written its threads' stacks to standard error, if it still can."""
+        """Kill it after it has written its threads' stacks to standard error, if it still can."""
         if isinstance(self._engine, subprocess.Popen):
             processes.request_stacks(self._engine)
         await asyncio.sleep(_DUMP_S)
         self.kill()
 
     def kill(self) -> None:
-        """Ends a process at once, and a thread when it comes to read or send."""
+        """End a process at once, and a thread when it comes to read or send."""
         with suppress(OSError):  # it is another user's now: it ends with its connection
             self._engine.kill()
         with suppress(OSError):  # the connection has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
-        """Kills it and waits until nothing of it is left. A process has nothing to lose but its memory."""
+        """Kill it and wait until nothing of it is left. A process has nothing to lose but its memory."""
         self.kill()
         await asyncio.wait({self._ended}, timeout=_KILL_GRACE_S)
 
     async def _serve(self, start: Start) -> None:
-        """Receives its messages until it ends."""
+        """Receive its messages until it ends."""
         reason = None
         try:
             reader, self._writer = await asyncio.open_connection(sock=self._socket)

@@ -12,7 +12,7 @@ _MAX_HEAPS = 4
 
 
 def return_large_blocks() -> None:
-    """Returns blocks of 1 MiB and more to the system as soon as they are free.
+    """Return blocks of 1 MiB and more to the system as soon as they are free.
 
     glibc raises its own limit up to 32 MiB with the first large body, and then keeps the memory of such bodies forever.
     """
@@ -20,7 +20,7 @@ def return_large_blocks() -> None:
 
 
 def limit_heaps() -> None:
-    """Makes all threads that start from now on share a few heaps, independent of the number of cores.
+    """Make all threads that start from now on share a few heaps, independent of the number of cores.
 
     glibc creates up to eight per core. Memory that one thread allocates and others free, such as each grammar of a
     short-lived compiling thread, is then scattered over all heaps, and the holes in one are useless to the others. 600

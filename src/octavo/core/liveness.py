@@ -14,7 +14,9 @@ class UsageMeter:
     """Measures the use of a resource, to be sampled at even intervals."""
 
     def __init__(self, used_s: Callable[[], float], least_share: float, window: int) -> None:
-        """used_s: seconds of use so far. least_share: of the time that passed during the last `window` intervals."""
+        """used_s: seconds of use so far.
+        least_share: of the time that passed during the last `window` intervals.
+        """
         self._used_s = used_s
         self._least_share = least_share
         self._samples: deque[tuple[float, float]] = deque(maxlen=window + 1)
@@ -27,12 +29,12 @@ class UsageMeter:
         return used_s - used_at_start_s > self._least_share * (now - start)
 
     def forget(self) -> None:
-        """Resets the meter: the next sample is the first."""
+        """Reset the meter: the next sample is the first."""
         self._samples.clear()
 
 
 def cpu_meter() -> UsageMeter:
-    """Measures the processor time of this process, all threads together.
+    """Measure the processor time of this process, all threads together.
 
     On the busiest machine a process that wants to compute gets more than the least share.
     """
@@ -40,7 +42,7 @@ def cpu_meter() -> UsageMeter:
 
 
 def run_queue_meter(pid: int) -> UsageMeter:
-    """Measures the time that another process's threads are ready and wait for a processor.
+    """Measure the time that another process's threads are ready and wait for a processor.
 
     Threads that wait side by side count several times. The time is 0 where the system does not provide it.
     """

@@ -9,7 +9,11 @@ from octavo.platform import processes
 
 
 def main(descriptor: int, parent_pid: int) -> None:
-    """Serves one engine until the server ends it. descriptor: of the connected socket. parent_pid: the server's."""
+    """Serve one engine until the server ends it.
+
+    descriptor: of the connected socket.
+    parent_pid: the server's.
+    """
     processes.end_with(parent_pid)
     limit_heaps()  # before there are other threads
     processes.show_stacks_on_request()

@@ -45,11 +45,12 @@ class ProcessClient:
         in_thread: bool = False,
         on_progress: LoadProgress | None = None,
     ) -> None:
-        """Starts to load a model; `wait_ready` waits for it. Call it from a running event loop.
+        """Start to load a model; `wait_ready` waits for it. Call it from a running event loop.
 
         stall_timeout_s: an engine process without a step for this time while work waits is killed and restarted.
-        in_thread: the engine has no process of its own, for debugging; one that fails stays dead. on_progress: called
-        with (phase, bytes loaded, bytes in all). Raises EngineDeadError if the system provides no process.
+        in_thread: the engine has no process of its own, for debugging; one that fails stays dead.
+        on_progress: called with (phase, bytes loaded, bytes in all).
+        Raises EngineDeadError if the system provides no process.
         """
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -151,7 +152,7 @@ class ProcessClient:
         return refusal(supervisor.state, supervisor.reason, supervisor.retry_after_s)
 
     async def _ask(self, question_id: str, data: bytes) -> Any:
-        """Sends a message and waits for the reply."""
+        """Send a message and wait for the reply."""
         reply = self._replies[question_id] = self._loop.create_future()
         try:
             if not self._supervisor.send(data):
@@ -179,7 +180,7 @@ class ProcessClient:
                 reply.set_exception(to_error(message.problem))
 
     def _deliver(self, step: Step) -> None:
-        """Passes outputs to their streams; those of aborted requests may still arrive."""
+        """Pass outputs to their streams; those of aborted requests may still arrive."""
         for output in step.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -194,7 +195,7 @@ class ProcessClient:
                 stream.fail(to_error(problem))
 
     def _note_down(self) -> None:
-        """Ends all waiting for an engine that does not answer. Streams survive a stall, because it may pass."""
+        """End all waiting for an engine that does not answer. Streams survive a stall, because it may pass."""
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(self._refusal())

@@ -69,7 +69,7 @@ class ReplicaClient:
     def __init__(
         self, config: EngineConfig, *, stall_timeout_s: float = 30.0, on_progress: LoadProgress | None = None
     ) -> None:
-        """Starts to load the first replica, whose share of the memory decides that of all others.
+        """Start to load the first replica, whose share of the memory decides that of all others.
 
         The parameters and errors are those of `ProcessClient`.
         """
@@ -128,7 +128,7 @@ class ReplicaClient:
         raise UsageError("replicas compute on the CPU, and have no memory of a device", code="cannot_sleep")
 
     async def wake_up(self) -> None:
-        """Does nothing: they never sleep."""
+        """Do nothing: they never sleep."""
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
         raise UsageError(
@@ -146,10 +146,10 @@ class ReplicaClient:
         await asyncio.gather(*(replica.client.remove_adapter(name) for replica in serving))
 
     async def restart(self) -> None:
-        """Replaces the replicas one by one, each after its last request. A second call joins the first.
+        """Replace the replicas one by one, each after its last request. A second call joins the first.
 
-        It goes on if the caller is cancelled. Raises the error that kept a new one from loading; the rest stays as it
-        is then.
+        It goes on if the caller is cancelled.
+        Raises the error that kept a new one from loading; the rest stays as it is then.
         """
         if self._is_closed:
             raise self._refusal()
@@ -213,7 +213,7 @@ class ReplicaClient:
     async def _submit(
         self, request: GenerationRequest, prompt: RoutedPrompt, tried: set[int]
     ) -> tuple[MergedStream, Visit]:
-        """Submits a request to the best replica that was not tried yet. Raises the error of the last one."""
+        """Submit a request to the best replica that was not tried yet. Raises the error of the last one."""
         error: OctavoError | None = None
         if not self._starting.done():
             raise self._refusal()
@@ -264,7 +264,7 @@ class ReplicaStream:
         self._visit: Visit
 
     async def start(self) -> ReplicaStream:
-        """Submits the request; raises the errors of `EngineClient.generate`."""
+        """Submit the request; raise the errors of `EngineClient.generate`."""
         self._stream, self._visit = await self._submit(self._tried)
         return self
 
@@ -303,7 +303,7 @@ class ReplicaStream:
         await self._stream.aclose()
 
     async def _move(self, error: EngineDeadError) -> None:
-        """Begins anew at another replica. Raises the error if that would repeat outputs, or if there is none."""
+        """Begin anew at another replica. Raises the error if that would repeat outputs, or if there is none."""
         if self._has_output or self._has_moved:
             raise error
         self._has_moved = True

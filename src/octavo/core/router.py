@@ -51,7 +51,9 @@ class RoutedPrompt:
 
 @dataclass(slots=True)
 class _Replica:
-    """capacity: tokens of its cache. seen: blocks of prompts that its cache may hold, the latest last."""
+    """capacity: tokens of its cache.
+    seen: blocks of prompts that its cache may hold, the latest last.
+    """
 
     capacity: int
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -130,7 +132,7 @@ class Router:
         return min(numbers, key=lambda i: (self._replicas[i].cost(prompt), self._replicas[i].last_turn))
 
     def enter(self, number: int, prompt: RoutedPrompt) -> Visit:
-        """Counts the request at a replica, which from then on knows its prompt."""
+        """Count the request at a replica, which from then on knows its prompt."""
         replica = self._replicas[number]
         self._turn += 1
         replica.last_turn = self._turn

@@ -57,7 +57,9 @@ class EngineService:
     """Loads a model and serves it. `run` is the receiving thread; the engine and the heartbeat have their own."""
 
     def __init__(self, sock: socket.socket, *, owns_process: bool) -> None:
-        """sock: connected to an `EngineProcess`. owns_process: there is nothing else in this process."""
+        """sock: connected to an `EngineProcess`.
+        owns_process: there is nothing else in this process.
+        """
         self._socket = sock
         self._owns_process = owns_process
         self._session: Session | None = None
@@ -70,7 +72,7 @@ class EngineService:
         self._news = Step([], {}, {})  # only the engine's thread touches it
 
     def run(self) -> None:
-        """Serves until the connection ends, and then ends the engine."""
+        """Serve until the connection ends, and then end the engine."""
         self._guarded(self._receive)
         self._has_ended.set()
         self._checkers.shutdown(wait=False, cancel_futures=True)
@@ -81,7 +83,7 @@ class EngineService:
         self._socket.close()
 
     def send(self, message: EngineMessage) -> None:
-        """Sends a message; waits while the server has too much unread. Does nothing once the connection has ended."""
+        """Send a message; wait while the server has too much unread. Do nothing once the connection has ended."""
         data = frame(encode(message))
         with self._sending, suppress(OSError):
             self._socket.sendall(data)
@@ -95,7 +97,7 @@ class EngineService:
             self._fail(EngineDeadError(f"the engine's process failed: {type(error).__name__}: {error}"))
 
     def _fail(self, error: OctavoError) -> None:
-        """Ends the connection, which ends a process whatever its threads do."""
+        """End the connection, which ends a process whatever its threads do."""
         self.send(Failed(to_problem(error)))
         with suppress(OSError):  # the server was faster
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -175,7 +177,7 @@ class EngineService:
             raise MalformedMessageError(f"{type(message).__name__} is not for the engine")
 
     def _sleep(self, message: Sleep) -> None:
-        """Replies when the engine's thread has done it."""
+        """Reply when the engine's thread has done it."""
 
         def reply(done: Future[None]) -> None:
             error = done.exception()
@@ -202,7 +204,7 @@ class EngineService:
         self._session.act_on_slot(message.action).add_done_callback(reply)
 
     def _adapt(self, message: Adapt) -> None:
-        """Reads an adapter, or forgets it, while steps go on; then replies."""
+        """Read an adapter, or forgets it, while steps go on; then replies."""
         problem = None
         try:
             if self._session is None:
@@ -236,7 +238,7 @@ class EngineService:
             self._check(message)
 
     def _check(self, message: Submit) -> None:
-        """Replies whether the request is taken, and hands it to the engine if so."""
+        """Reply whether the request is taken, and hands it to the engine if so."""
         request_id = message.request_id
         try:
             if self._session is None:

@@ -64,8 +64,9 @@ class Supervisor:
         in_thread: bool,
         on_progress: LoadProgress | None,
     ) -> None:
-        """Starts the first engine; see `ProcessClient`. on_message: called with messages that concern requests.
+        """Start the first engine; see `ProcessClient`.
 
+        on_message: called with messages that concern requests.
         on_down: called when the engine can no longer answer its requests, because it is dead or stalled.
         in_thread: an engine that fails stays dead, and one that has stalled cannot be killed.
         """
@@ -119,7 +120,7 @@ class Supervisor:
         )
 
     async def wait_ready(self) -> None:
-        """Returns when the engine accepts requests; raises the error if it never will."""
+        """Return when the engine accepts requests; raise the error if it never will."""
         while self.state in (EngineState.LOADING, EngineState.RESTARTING):
             self._changed.clear()
             await self._changed.wait()
@@ -127,7 +128,7 @@ class Supervisor:
             raise self._error or EngineDeadError(f"the engine has ended: {self.reason}")
 
     async def close(self) -> None:
-        """Ends the engine and its process. May be called twice."""
+        """End the engine and its process. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -43,7 +43,10 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Problem(msgspec.Struct, array_like=True):
-    """An OctavoError. kind: the name of its class."""
+    """An OctavoError.
+
+    kind: the name of its class.
+    """
 
     kind: str
     message: str
@@ -56,7 +59,10 @@ class Problem(msgspec.Struct, array_like=True):
 
 
 class Start(_Message):
-    """The first message. spawned_at: seconds, time.monotonic, which all processes of a machine share."""
+    """The first message.
+
+    spawned_at: seconds, time.monotonic, which all processes of a machine share.
+    """
 
     config: EngineConfig
     log_level: int
@@ -64,19 +70,25 @@ class Start(_Message):
 
 
 class SentSpan(msgspec.Struct, array_like=True):
-    """A `Span`. values: in the machine's float32, [length, width]."""
+    """A `Span`.
+
+    values: in the machine's float32, [length, width].
+    """
 
     start: int
     length: int
     key: bytes
     width: int
     values: memoryview | None
-    item: int  # among those of the prompt; -1: none
+    item: int  # among those of the prompt; -1 if none
     offset: int
 
 
 class SentItem(msgspec.Struct, array_like=True):
-    """A `MediaItem`. tiles: the bytes of each, of the size that its layout and `sides` say: height and width."""
+    """A `MediaItem`.
+
+    tiles: the bytes of each, of the size that its layout and `sides` say: height and width.
+    """
 
     key: bytes
     layout: ImageLayout
@@ -95,7 +107,8 @@ class SentPrompt(msgspec.Struct, array_like=True):
 class Submit(_Message):
     """A `GenerationRequest` for the engine; `decode_request` checks it.
 
-    kind: the class of its parameters. request: its other fields, without the prompt's text.
+    kind: the class of its parameters.
+    request: its other fields, without the prompt's text.
     """
 
     request_id: str
@@ -157,7 +170,8 @@ class Failed(_Message):
 class Heartbeat(_Message):
     """The state of the engine, sent a few times a second by a thread that does nothing else.
 
-    stalled_s: that of `Session.measure_stall`. is_computing: the process has used processor time.
+    stalled_s: that of `Session.measure_stall`.
+    is_computing: the process has used processor time.
     last_step_age_s: as in `EngineStatus`.
     """
 
@@ -180,7 +194,8 @@ class Reply(_Message):
 class Step(_Message):
     """The new outputs of all requests after one step; those that are not `OutputDelta`s are by request.
 
-    vectors: those of PoolingParams, in the machine's float32. failures: requests that ended without an answer.
+    vectors: those of PoolingParams, in the machine's float32.
+    failures: requests that ended without an answer.
     """
 
     outputs: list[OutputDelta]
@@ -189,7 +204,10 @@ class Step(_Message):
 
 
 class Log(_Message):
-    """A line for the server's log. level: of the module `logging`."""
+    """A line for the server's log.
+
+    level: of the module `logging`.
+    """
 
     level: int
     name: str

@@ -52,7 +52,7 @@ class Connection:
             limit_unanswered(sock, _UNANSWERED_MS)
 
     def send(self, message: RankMessage) -> None:
-        """Raises ConnectionEndedError if the other end is gone."""
+        """Raise ConnectionEndedError if the other end is gone."""
         data = encode(message)
         framed = len(data).to_bytes(SIZE_BYTES, "little") + data
         try:
@@ -87,16 +87,16 @@ class Connection:
             self.heard = message
 
     def stay_alive(self, state: Callable[[], Alive] = Alive) -> None:
-        """Sends signs of life from a thread until the connection ends."""
+        """Send signs of life from a thread until the connection ends."""
         threading.Thread(target=self._beat, args=(state,), name="octavo-alive", daemon=True).start()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Of everything that is read from now on, together, and of each write; None: no limit."""
+        """Of everything that is read from now on, together, and of each write; None means no limit."""
         self._end = None if seconds is None else time.monotonic() + seconds
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
-        """Ends both directions at once. May be called twice."""
+        """End both directions at once. May be called twice."""
         self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -108,7 +108,7 @@ class Connection:
                 self.send(state())
 
     def _ready(self) -> Callable[[int], bytes]:
-        """Reads the next message: from the ring if one is there, else from the socket."""
+        """Read the next message: from the ring if one is there, else from the socket."""
         assert self._rings is not None
         incoming = self._rings[1]
         while not incoming.has_bytes():

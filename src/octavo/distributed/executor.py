@@ -56,9 +56,10 @@ class GroupExecutor:
         weight_bytes: int,
         available_bytes: int,
     ) -> None:
-        """group: of the ranks of the last stage; None: rank 0 alone. cache_sizes: the largest of a rank.
-
-        weight_bytes: of all ranks. available_bytes: the least that one of the others has for its cache.
+        """group: of the ranks of the last stage; None means rank 0 alone.
+        cache_sizes: the largest of a rank.
+        weight_bytes: of all ranks.
+        available_bytes: the least that one of the others has for its cache.
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
@@ -133,7 +134,7 @@ class GroupExecutor:
                 gather(rank)
 
     def _gather(self, batch: Batch, number: int, rank: int) -> None:
-        """Takes the part of a rank of the blocks and states that a step has saved. Raises the failure."""
+        """Take the part of a rank of the blocks and states that a step has saved. Raises the failure."""
         wanted = (batch.block_saves, batch.snapshot_saves)
         if not any(saves is not None and len(saves.block_ids) for saves in wanted):
             return
@@ -153,7 +154,7 @@ class GroupExecutor:
         return (rank * blocks, (rank + 1) * blocks), (rank * states, (rank + 1) * states)
 
     def _tell(self, batch: Batch) -> None:
-        """Sends the step to all ranks.
+        """Send the step to all ranks.
 
         Those of the first stage get the inputs, those of the last one, which sample together, the sampling options.
         """
@@ -196,7 +197,11 @@ class GroupExecutor:
 
 
 class RankAdapter:
-    """An adapter that all ranks have prepared. number: by which they know it. own: of rank 0."""
+    """An adapter that all ranks have prepared.
+
+    number: by which they know it.
+    own: of rank 0.
+    """
 
     def __init__(self, number: int, own: object) -> None:
         self.number, self.own = number, own

@@ -46,7 +46,7 @@ class RemoteRank:
         self._alive, self._changed_at = Alive(), 0.0
 
     def stuck_s(self, now: float, patience: Patience) -> tuple[float, float]:
-        """For how long it has computed without a sign that its step gets on. 0: it gets on, or computes nothing.
+        """For how long it has computed without a sign that its step gets on, or 0 if it gets on, or computes nothing.
 
         The time in which it had to wait for a disk or a processor does not count, up to a limit, and comes second.
         """
@@ -61,7 +61,7 @@ class RemoteRank:
         return 0.0, 0.0
 
     def stopped_s(self, now: float) -> float:
-        """For how long its process has been seen stopped; 0: it runs, or is not a child of this one."""
+        """For how long its process has been seen stopped, or 0 if it runs, or is not a child of this one."""
         if self.process is None or processes.state_of(self.process.pid) not in ("T", "t"):
             self._stopped_at = None
             return 0.0
@@ -69,13 +69,13 @@ class RemoteRank:
         return now - self._stopped_at
 
     def see_again(self, now: float) -> None:
-        """Counts its silence and its stop from now on."""
+        """Count its silence and its stop from now on."""
         self.connection.heard_at = max(self.connection.heard_at, now)
         self._stopped_at = None
         self._alive, self._changed_at = self.connection.heard, now
 
     def read(self) -> None:
-        """Receives until the connection ends."""
+        """Receive until the connection ends."""
         try:
             while True:
                 self.inbox.put(self.connection.receive())
@@ -107,7 +107,7 @@ class Leader:
         self.progress = 0  # changes as long as a rank computes, and is not stuck
 
     def spawn(self, ranks: Iterable[int]) -> None:
-        """Starts processes for these ranks on this machine. Raises EngineDeadError if the system provides none."""
+        """Start processes for these ranks on this machine. Raises EngineDeadError if the system provides none."""
         for rank in ranks:
             started: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
             # The system ends a child with the thread that started it: this one lives as long as the rank.
@@ -120,7 +120,7 @@ class Leader:
                 raise EngineDeadError(f"the process of rank {rank} cannot be started: {error}")
 
     def admit(self, rank: int, connection: Connection) -> None:
-        """Takes a rank that has come over the network."""
+        """Take a rank that has come over the network."""
         remote = self._add(rank, connection)
         threading.Thread(target=remote.read, name=f"octavo-rank-{rank}", daemon=True).start()
 
@@ -159,12 +159,12 @@ class Leader:
             self.check()
 
     def check(self) -> None:
-        """Raises the failure, if there is one."""
+        """Raise the failure, if there is one."""
         if self.failure is not None:
             raise self.failure
 
     def fail(self, rank: int | None, reason: str, kind: type[OctavoError] = EngineDeadError) -> None:
-        """Gives up because of a rank, unless that has happened before, and ends all of them."""
+        """Give up because of a rank, unless that has happened before, and end all of them."""
         with self._lock:
             if self.failure is not None or self._closed.is_set():
                 return
@@ -175,7 +175,7 @@ class Leader:
         self._end()
 
     def close(self) -> None:
-        """Ends all ranks and waits for their processes. May be called twice."""
+        """End all ranks and wait for their processes. May be called twice."""
         self._closed.set()
         for remote in self._ranks.values():
             remote.connection.close()

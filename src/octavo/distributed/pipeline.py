@@ -21,7 +21,9 @@ class PipelinedStep:
     """A step that the first stage has been told of. Implements `octavo.backends.PendingStep`."""
 
     def __init__(self, number: int, batch: Batch, gather: Callable[[int], None]) -> None:
-        """batch: of the rank here. gather: takes from another rank the blocks that the step has saved, if any."""
+        """batch: of the rank here.
+        gather: takes from another rank the blocks that the step has saved, if any.
+        """
         self.number = number
         self.batch = batch
         self.gather = gather
@@ -63,17 +65,17 @@ class Pipeline:
             thread.start()
 
     def submit(self, step: PipelinedStep) -> None:
-        """Follows a step that has been sent to all ranks. The batch must not change until it ends."""
+        """Follow a step that has been sent to all ranks. The batch must not change until it ends."""
         self._queues[0].put(step)
 
     def close(self) -> None:
-        """Waits for the steps that are under way."""
+        """Wait for the steps that are under way."""
         self._queues[0].put(None)
         for thread in self._threads:
             thread.join()
 
     def _run(self, stage: int) -> None:
-        """Moves steps over the border after `stage`, in their order."""
+        """Move steps over the border after `stage`, in their order."""
         is_last = stage == len(self._queues) - 1
         while (step := self._queues[stage].get()) is not None:
             if self._move(step, stage) and not is_last:

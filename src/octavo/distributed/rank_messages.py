@@ -80,7 +80,10 @@ class Challenge(_Message):
 
 
 class Hello(_Message):
-    """The first message of a rank that comes over the network. proof: of the token, for the leader's challenge."""
+    """The first message of a rank that comes over the network.
+
+    proof: of the token, for the leader's challenge.
+    """
 
     version: str
     protocol: int
@@ -91,9 +94,11 @@ class Hello(_Message):
 class Setup(_Message):
     """The part of a model that a rank is to load.
 
-    group: the name of its stage's group. model_len: tokens of the longest request. max_num_outputs: of a step, more of
-    them for a head that drafts. taps: the layers whose inputs such a head reads. digest: of the model, for a rank of
-    another machine; empty: it is the same file.
+    group: the name of its stage's group.
+    model_len: tokens of the longest request.
+    max_num_outputs: of a step, more of them for a head that drafts.
+    taps: the layers whose inputs such a head reads.
+    digest: of the model, for a rank of another machine, empty if it is the same file.
     """
 
     config: EngineConfig
@@ -182,7 +187,10 @@ class RunStep(_Message):
 
 
 class AdapterPart(_Message):
-    """A `LowRank` of an adapter. adapter: its number, by which the leader knows it."""
+    """A `LowRank` of an adapter.
+
+    adapter: its number, by which the leader knows it.
+    """
 
     adapter: int
     name: str
@@ -227,8 +235,10 @@ class StageValues(_Message):
 
 
 class Alive(_Message):
-    """A sign of life. progress: changes while a step gets on. is_busy: it computes, and waits for no other rank.
+    """A sign of life.
 
+    progress: changes while a step gets on.
+    is_busy: it computes, and waits for no other rank.
     waited_s: seconds since its start in which one of its threads had to wait for a disk or for a processor.
     """
 
@@ -238,7 +248,10 @@ class Alive(_Message):
 
 
 class RankFailed(_Message):
-    """A rank cannot go on, for this reason. kind: the class of an OctavoError."""
+    """A rank cannot go on, for this reason.
+
+    kind: the class of an OctavoError.
+    """
 
     kind: str
     reason: str
@@ -272,7 +285,7 @@ def encode(message: RankMessage) -> bytes:
 
 
 def decode(data: bytes) -> RankMessage:
-    """Raises MalformedRankMessageError for anything else than a message."""
+    """Raise MalformedRankMessageError for anything else than a message."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -280,7 +293,10 @@ def decode(data: bytes) -> RankMessage:
 
 
 def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> RunStep:
-    """The part of a batch that ranks other than the sampling one need. with_sampling: they sample together with it."""
+    """The part of a batch that ranks other than the sampling one need.
+
+    with_sampling: they sample together with it.
+    """
     optional = [getattr(batch, name) for name in _OPTIONAL]
     return RunStep(
         number,
@@ -345,7 +361,7 @@ def _moved_of(tensors: list[Tensor], block_bytes: int, state_bytes: int) -> dict
 
 
 def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
-    """The message of a rank after a step; None: the step saves nothing."""
+    """The message of a rank after a step; None means the step saves nothing."""
     blocks, states = batch.block_saves, batch.snapshot_saves
     if blocks is None or states is None or not len(blocks.block_ids) + len(states.block_ids):
         return None
@@ -355,7 +371,10 @@ def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
 def batch_of(
     message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, block_bytes: int = 0, state_bytes: int = 0
 ) -> Batch:
-    """The batch of a rank. inputs: values of the stage before; None: those of the step. The bytes: of its part."""
+    """The batch of a rank.
+
+    inputs: values of the stage before; None means those of the step. The bytes: of its part.
+    """
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
@@ -369,7 +388,7 @@ def batch_of(
 
 
 def proof_of(token: str, challenge: bytes) -> bytes:
-    """Shows that a rank knows the token, without sending it."""
+    """Show that a rank knows the token, without sending it."""
     return hmac.new(token.encode(errors="surrogateescape"), challenge, sha256).digest()
 
 
@@ -378,7 +397,7 @@ def hello(rank: int, token: str, challenge: bytes) -> Hello:
 
 
 def problem_with(message: Hello, token: str, challenge: bytes, ranks: Collection[int]) -> str | None:
-    """The reason to refuse a rank; None: there is none."""
+    """The reason to refuse a rank, or None if there is none."""
     if not hmac.compare_digest(message.proof, proof_of(token, challenge)):
         return "the token is another one"
     if (message.version, message.protocol) != (__version__, PROTOCOL):

@@ -16,7 +16,9 @@ from octavo.graph.splits import even
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """So many ranks for the tensors of each of so many stages of layers. whole_experts: see `shard`.
+    """So many ranks for the tensors of each of so many stages of layers.
+
+    whole_experts: see `shard`.
 
     Rank 0 is of the last stage: it samples, and it lives in the engine's process. The ranks of a stage are neighbours.
     """

@@ -124,7 +124,7 @@ class _Door:
         self._room = threading.BoundedSemaphore(_MOST_STRANGERS)
 
     def run(self) -> None:
-        """Returns when the listener is closed."""
+        """Return when the listener is closed."""
         with suppress(OSError):
             while True:
                 sock, peer = self._listener.accept()

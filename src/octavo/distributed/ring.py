@@ -26,7 +26,10 @@ class Ring:
     """One end. Descriptors: of the memory, of the bytes written, of the bytes read; see `create`."""
 
     def __init__(self, descriptors: Sequence[int], *, is_new: bool = False) -> None:
-        """Takes the descriptors over. is_new: this end writes, and all of the memory is free."""
+        """Take the descriptors over.
+
+        is_new: this end writes, and all of the memory is free.
+        """
         self._memory_fd, self._written_fd, self._read_fd = descriptors
         self._memory = mmap.mmap(self._memory_fd, 0)
         self._size = len(self._memory)
@@ -53,7 +56,10 @@ class Ring:
         return self._written_fd
 
     def write(self, data: bytes | bytearray | memoryview, ended_fd: int) -> None:
-        """Waits while the ring is full. ended_fd: hangs up when the other end is gone, which raises RingEndedError."""
+        """Wait while the ring is full.
+
+        ended_fd: hangs up when the other end is gone, which raises RingEndedError.
+        """
         view = memoryview(data).cast("B")
         while view:
             count = min(self._available(self._read_fd, ended_fd), len(view))
@@ -64,7 +70,7 @@ class Ring:
             view = view[count:]
 
     def read_into(self, view: memoryview, ended_fd: int) -> None:
-        """Fills the view, and waits for what is missing. See `write`; what was written before the end is still read."""
+        """Fill the view, and wait for what is missing. See `write`; what was written before the end is still read."""
         while view:
             count = min(self._available(self._written_fd, ended_fd), len(view))
             first = min(count, self._size - self._at)

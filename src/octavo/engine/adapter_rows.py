@@ -14,7 +14,7 @@ from octavo.graph.values import TOKENS
 
 
 def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots: int) -> None:
-    """Fills the fields of a batch about adapters, if a sequence of the step has one."""
+    """Fill the fields of a batch about adapters, if a sequence of the step has one."""
     adapters = [item.sequence.request.adapter for item in scheduled]
     if not any(adapters):
         return

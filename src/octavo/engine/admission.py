@@ -45,7 +45,7 @@ class ServiceQueue:
         self._last = {False: 0, True: 0}
 
     def take_turn(self, groups: list[SequenceGroup]) -> None:
-        """Gives a new request its place in the order of admission."""
+        """Give a new request its place in the order of admission."""
         is_text = groups[0].is_text
         time = max(self._now, self._last[is_text]) + (ANSWERS_A_TEXT if is_text else 1)
         self._last[is_text] = time
@@ -62,7 +62,7 @@ class ServiceQueue:
         self.num_texts_waiting += group.is_text
 
     def enter(self, group: SequenceGroup) -> None:
-        """Moves a group to the running ones."""
+        """Move a group to the running ones."""
         self._stop_waiting(group)
         self._now = max(self._now, group.turn[1])
         insort(self.running, group, key=_by_key)
@@ -71,7 +71,7 @@ class ServiceQueue:
             member.status = RequestStatus.RUNNING
 
     def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
-        """Removes a group."""
+        """Remove a group."""
         if group.status is RequestStatus.RUNNING:
             _discard(self.running, group, _by_key)
             self.num_seqs_taken -= group.num_seqs
@@ -94,12 +94,12 @@ class Stages:
         self.busy: set[SequenceGroup] = set()
 
     def begin(self, step: Schedule) -> None:
-        """Notes that a step is in flight."""
+        """Note that a step is in flight."""
         if self._num_stages > 1:
             self.busy |= step.groups
 
     def end(self, step: Schedule) -> None:
-        """Notes that it has ended."""
+        """Note that it has ended."""
         if self._num_stages > 1:
             self.busy -= step.groups
 
@@ -113,7 +113,7 @@ class Stages:
 
 
 def _discard(groups: list[SequenceGroup], group: SequenceGroup, order: Callable[[SequenceGroup], Any]) -> bool:
-    """Removes a group from a list in this order; False: it is not there."""
+    """Remove a group from a list in this order. Return False if it is not there."""
     position = bisect_left(groups, order(group), key=order)
     is_there = position < len(groups) and groups[position] is group
     if is_there:
@@ -165,7 +165,7 @@ class GroupAdmission:
     # --- requests come and go ---
 
     def add(self, request: Request) -> None:
-        """Queues a request that fits, see `RequestFactory`."""
+        """Queue a request that fits, see `RequestFactory`."""
         first, *others = request.groups
         request.pending_groups = others
         self.queue.take_turn(request.groups)
@@ -173,7 +173,7 @@ class GroupAdmission:
             self.queue.wait(first)
 
     def _load(self, group: SequenceGroup) -> bool:
-        """Makes a group arriving that is not in the queue, if a store has more of its prefix than the cache."""
+        """Make a group arriving that is not in the queue, if a store has more of its prefix than the cache."""
         tier, max_tokens = self.kv_cache.tier, group.max_cached_tokens()
         if tier is None:
             return False
@@ -188,7 +188,10 @@ class GroupAdmission:
         return True
 
     def take_arrived(self, timeout_s: float = 0.0) -> None:
-        """Queues the groups whose blocks have arrived, or will not. timeout_s: to wait for one of them."""
+        """Queue the groups whose blocks have arrived, or will not.
+
+        timeout_s: to wait for one of them.
+        """
         for group, load in list(self.arriving.items()) if self.arriving else ():
             found, timeout_s = load.wait(timeout_s), 0.0
             if found is not None:
@@ -200,11 +203,11 @@ class GroupAdmission:
                 self.queue.wait(group)
 
     def finish(self, group: SequenceGroup) -> None:
-        """Ends a group in any state. A step in flight may still write to its blocks: later ones run after it."""
+        """End a group in any state. A step in flight may still write to its blocks: later ones run after it."""
         self._leave(group, RequestStatus.FINISHED)
 
     def finish_request(self, request: Request) -> None:
-        """Ends all sequences of a request."""
+        """End all sequences of a request."""
         for group in request.groups:
             self.finish(group)
         request.pending_groups = []
@@ -220,7 +223,7 @@ class GroupAdmission:
     # --- room ---
 
     def admit(self, group: SequenceGroup, step: Schedule) -> bool:
-        """Admits a waiting group if max_num_seqs allows it, its adapter has a slot and there are blocks for its tokens.
+        """Admit a waiting group if max_num_seqs allows it, its adapter has a slot and there are blocks for its tokens.
 
         Blocks that running groups still need for their known tokens are not given away. For a request of better
         priority, groups of worse priority are preempted.
@@ -261,7 +264,7 @@ class GroupAdmission:
         return True
 
     def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> int:
-        """Counts what an admitted sequence has found. Returns the tokens of it that come from a store."""
+        """Count what an admitted sequence has found. Return the tokens of it that come from a store."""
         if not self.kv_cache.enable_prefix_caching:
             return 0
         size = self.kv_cache.block_size
@@ -273,7 +276,7 @@ class GroupAdmission:
         return num_cached_tokens - num_tokens
 
     def _swap_in(self, group: SequenceGroup) -> bool:
-        """Takes a preempted group from the queue to load what it has lost, if that is quicker than computing it."""
+        """Take a preempted group from the queue to load what it has lost, if that is quicker than computing it."""
         self._swapped.discard(group)
         if not self._load(group):
             return False
@@ -281,7 +284,7 @@ class GroupAdmission:
         return True
 
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
-        """Takes blocks and its part of a step from a running group, which waits again."""
+        """Take blocks and its part of a step from a running group, which waits again."""
         for member in group.members:
             member.draft_token_ids, member.hidden_rows = [], None
             step.remove(member)
@@ -304,7 +307,7 @@ class GroupAdmission:
     # --- running ---
 
     def enter(self, group: SequenceGroup) -> None:
-        """Starts a group: each sequence takes a row of the batch builder's table."""
+        """Start a group: each sequence takes a row of the batch builder's table."""
         self.queue.enter(group)
         if self.adapters is not None and group.request.adapter is not None:
             self.adapters.enter(group.request.adapter)
@@ -327,7 +330,7 @@ class GroupAdmission:
         self.queue.leave(group, status)
 
     def observe_slots(self) -> None:
-        """Counts the slots of cache blocks, those aside that the next step has already taken."""
+        """Count the slots of cache blocks, those aside that the next step has already taken."""
         size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
         for sequence in self.running:
             num_blocks = -(-sequence.num_computed_tokens // size)
@@ -338,7 +341,7 @@ class GroupAdmission:
         self._metrics.num_wasted_slots_total += num_wasted
 
     def observe_state(self) -> None:
-        """Notes the state, also after requests have ended between steps."""
+        """Note the state, also after requests have ended between steps."""
         metrics, pool = self._metrics, self.kv_cache.pool
         metrics.num_embedding = sum(group.is_text for group in self.queue.running)
         metrics.num_running = len(self.running) - metrics.num_embedding

@@ -33,7 +33,7 @@ class MergedStream:
         return self._request_id
 
     def feed(self, output: OutputDelta | PoolingOutput) -> None:
-        """Adds an output, whose lists then belong to the stream."""
+        """Add an output, whose lists then belong to the stream."""
         if self._is_ended:
             return
         if isinstance(output, OutputDelta) and isinstance(self._pending, OutputDelta):
@@ -44,7 +44,7 @@ class MergedStream:
         self._news.set()
 
     def fail(self, error: OctavoError) -> None:
-        """Ends the stream; the reader gets the earlier output, then the error."""
+        """End the stream; the reader gets the earlier output, then the error."""
         if self._is_ended:
             return
         self._error = error

@@ -66,7 +66,7 @@ class SamplingState:
         self._seen_counts = np.zeros(64, np.int32)
 
     def fill_row(self, row: np.void) -> None:
-        """Writes the constant parameters of the sequence into its row, an element of SAMPLING_ROW."""
+        """Write the constant parameters of the sequence into its row, an element of SAMPLING_ROW."""
         params, sequence, vocab_size = self._params, self._sequence, self._vocab_size
         row["temperature"] = 0.0 if params.is_greedy else params.temperature
         row["top_k"] = min(max(params.top_k, 0), vocab_size)
@@ -87,7 +87,7 @@ class SamplingState:
         return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
 
     def _see(self, token_ids: list[int], start: int) -> None:
-        """Adds tokens at the positions from `start` on."""
+        """Add tokens at the positions from `start` on."""
         num_prompt_tokens = self._sequence.request.num_prompt_tokens
         for i, token_id in enumerate(token_ids, start):
             position = self._position.setdefault(token_id, len(self._position))
@@ -125,7 +125,8 @@ class SamplingState:
 class BatchBuilder:
     """Keeps constant parameters in tables by `Sequence.row`, and gathers each step from them.
 
-    num_rows: sequences that may run at once. layout: the groups of layers, each with block tables of its own.
+    num_rows: sequences that may run at once.
+    layout: the groups of layers, each with block tables of its own.
     """
 
     def __init__(self, limits: EngineLimits, num_rows: int, layout: CacheLayout) -> None:
@@ -209,7 +210,7 @@ class BatchBuilder:
         return batch
 
     def _add_domains(self, batch: Batch, scheduled: list[ScheduledSequence], source_lens: Int32 | None) -> None:
-        """Fills `Batch.domains` and `Batch.inputs`."""
+        """Fill `Batch.domains` and `Batch.inputs`."""
         if source_lens is not None:
             add_source_rows(batch, scheduled, source_lens, self._block_size, self.rows_of_source)
         if self._takes_spans:
@@ -292,7 +293,7 @@ class BatchBuilder:
             sequence.num_synced_blocks = end
 
     def _adopt(self, sequence: Sequence) -> None:
-        """Writes the sampling parameters of a new sequence to its row."""
+        """Write the sampling parameters of a new sequence to its row."""
         row = sequence.row
         self._settled = None
         self._owners[row] = sequence
@@ -391,7 +392,7 @@ class BatchBuilder:
 
 
 def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
-    """Fills the fields of `Batch` about states."""
+    """Fill the fields of `Batch` about states."""
     batch.state_slots = np.array([item.sequence.state_slot for item in scheduled], np.int32)
     copies = [item.state_copy for item in scheduled if item.state_copy is not None]
     batch.state_copies = np.array(copies, np.int32).reshape(-1, 2)
@@ -416,7 +417,7 @@ def _add_sources(
     drawn: Mapping[Sequence, DrawnRows],
     ahead: AheadDrafts | None,
 ) -> None:
-    """Fills `Batch.token_sources` and `Batch.late`: a sequence's last token and guesses behind it are unknown."""
+    """Fill `Batch.token_sources` and `Batch.late`: a sequence's last token and guesses behind it are unknown."""
     found = [drawn.get(item.sequence) for item in scheduled]
     sources = np.full(len(batch.token_ids), -1, np.int32)
     sources[batch.token_ids == UNKNOWN_TOKEN] = [each.row + each.num_drafts for each in found if each is not None]
@@ -429,7 +430,7 @@ def _add_sources(
 
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:
-    """The type of each token of a step of texts; None: they are all of type 0."""
+    """The type of each token of a step of texts, or None if they are all of type 0."""
     seconds = [item.sequence.request.params.second_start for item in scheduled]
     if not any(seconds):
         return None

@@ -53,9 +53,9 @@ class ModelInfo:
     texts: TextModel = field(default_factory=TextModel)  # what it makes of texts beside answers
     draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
     max_drafts: int = 0  # of a sequence in one step
-    images: ImageSettings | None = None  # of its image processor; None: it only reads text
-    no_images: str = ""  # why a model that could see does not; empty: it sees, or could not
-    no_drafts: str = ""  # why there are no sources; empty: there are some
+    images: ImageSettings | None = None  # of its image processor; None if it only reads text
+    no_images: str = ""  # why a model that could see does not; empty if it sees, or could not
+    no_drafts: str = ""  # why there are no sources; empty if there are some
     has_sources: bool = False  # an encoder reads the prompt, and the decoder begins with a token of its own
 
     @property
@@ -69,7 +69,10 @@ class ModelInfo:
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
 
     def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
-        """The draft sources by name; False: a model or head that has failed. metrics: the latest of the engine."""
+        """The draft sources by name; False means a model or head that has failed.
+
+        metrics: the latest of the engine.
+        """
         return {name: name not in DRAFTERS or not metrics.num_lost_draft_models for name in self.draft_sources}
 
 
@@ -94,10 +97,10 @@ class AnswerStream(Protocol):
         """Itself."""
 
     async def __anext__(self) -> OutputDelta | PoolingOutput:
-        """Waits for the new part of the answer since the last call."""
+        """Wait for the new part of the answer since the last call."""
 
     async def aclose(self) -> None:
-        """Ends the request within a step and frees its blocks. Does nothing after the end. May be called twice."""
+        """End the request within a step and free its blocks. Do nothing after the end. May be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class EngineStatus:
     state: EngineState
     reason: str | None = None  # of STALLED, RESTARTING and DEAD, in one line for people
     pid: int | None = None
-    last_step_age_s: float | None = None  # None: no step yet
+    last_step_age_s: float | None = None  # None before the first step
     num_restarts: int = 0
     load_progress: float = 0.0  # 0 to 1 while LOADING
     metrics: EngineMetrics = field(default_factory=EngineMetrics)  # of this process of the engine, at most 0.25 s old
@@ -142,10 +145,10 @@ class EngineClient(Protocol):
         """The latest known state."""
 
     async def wait_ready(self) -> None:
-        """Returns when the engine is READY; raises the error that prevented loading."""
+        """Return when the engine is READY; raise the error that prevented loading."""
 
     async def generate(self, request: GenerationRequest) -> AnswerStream:
-        """Submits a request of any kind; returns when the engine has checked and accepted it.
+        """Submit a request of any kind; return when the engine has checked and accepted it.
 
         With the output kind FINAL_ONLY, as of a beam search, there is one output at the end; else there is one a step.
 
@@ -157,38 +160,38 @@ class EngineClient(Protocol):
         """The engine's current metrics. Raises OverloadedError if the engine is not READY."""
 
     async def restart(self) -> None:
-        """Replaces all engines, one by one, each after its last request, while the others serve.
+        """Replace all engines, one by one, each after its last request, while the others serve.
 
         Raises UsageError if there is only one, and the error that kept a new one from loading.
         """
 
     async def sleep(self) -> None:
-        """Gives back the memory of the device, and keeps the weights in main memory; no request may run.
+        """Give back the memory of the device, and keep the weights in main memory; no request may run.
 
         Raises UsageError (code cannot_sleep) if there is no device, and OverloadedError (code engine_stalled) if the
         engine does not answer within a minute.
         """
 
     async def wake_up(self) -> None:
-        """Ends a sleep, as a request does too. Raises InsufficientMemoryError, and OverloadedError as `sleep`."""
+        """End a sleep, as a request does too. Raises InsufficientMemoryError, and OverloadedError as `sleep`."""
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
-        """Saves, restores or erases the content of a slot, as llama.cpp has them.
+        """Save, restores or erases the content of a slot, as llama.cpp has them.
 
         Raises UsageError if a file cannot be written or read, or is of another model, and for several replicas.
         """
 
     async def add_adapter(self, name: str, path: str, scale: float) -> None:
-        """Makes an adapter known to all engines, in place of another one of that name; returns when it has been read.
+        """Make an adapter known to all engines, in place of another one of that name; return when it has been read.
 
         Raises ModelLoadError naming what does not fit, and UsageError (code no_adapters) if the engine takes none.
         """
 
     async def remove_adapter(self, name: str) -> None:
-        """Forgets an adapter, if it is known. Requests that run with it end as they began."""
+        """Forget an adapter, if it is known. Requests that run with it end as they began."""
 
     async def close(self) -> None:
-        """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""
+        """End running requests with EngineDeadError, and the engine with its process. May be called twice."""
 
 
 _CODES = {
@@ -199,7 +202,10 @@ _CODES = {
 
 
 def refusal(state: EngineState, reason: str | None, retry_after_s: float = 1.0) -> OctavoError:
-    """The error that `generate` raises in a state other than READY. reason: the state's, as in `EngineStatus`."""
+    """The error that `generate` raises in a state other than READY.
+
+    reason: the state's, as in `EngineStatus`.
+    """
     if state is EngineState.DEAD:
         return EngineDeadError(f"the engine has ended: {reason or 'it was closed'}")
     code, text = _CODES[state]

@@ -26,7 +26,10 @@ class EncoderTurns:
         return self._encodings.has_work and not (self._has_run and self._streams())
 
     def run(self) -> bool:
-        """Runs the encoder for as long as streams may wait. True: they have waited, and cannot wait any longer."""
+        """Run the encoder for as long as streams may wait.
+
+        Return True if they have waited, and cannot wait any longer.
+        """
         if not self._encodings.has_work:
             return False
         self._has_run = self.is_due

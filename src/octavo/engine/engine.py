@@ -67,13 +67,17 @@ Output: TypeAlias = "OutputDelta | PoolingOutput | RequestFailure"
 
 @dataclass(slots=True)
 class _Step:
-    """A submitted step. started_at: the time at which its scheduling began. result: None while it is in flight."""
+    """A submitted step.
+
+    started_at: the time at which its scheduling began.
+    result: None while it is in flight.
+    """
 
     schedule: Schedule
     batch: Batch
     pending: PendingStep
     started_at: float
-    saved: SavedKeys | None  # None: there is no store
+    saved: SavedKeys | None  # None if there is no store
     ahead: AheadDrafts | None = None  # its guesses, if the host does not know them yet
     result: StepOutput | SamplingError | None = None
     ended_at: float = 0.0
@@ -98,8 +102,9 @@ class Engine:
         identity: CacheIdentity | None = None,
         store: BlockStore | None = None,
     ) -> None:
-        """texts: the abilities of the model. heads: the steps after pooling. identity: see `KVCacheManager`.
-
+        """texts: the abilities of the model.
+        heads: the steps after pooling.
+        identity: see `KVCacheManager`.
         store: for blocks that are evicted, and the states of prefixes. It needs prefix caching.
         """
         self.executor = executor
@@ -163,20 +168,20 @@ class Engine:
 
     @property
     def adapters(self) -> AdapterRegistry | None:
-        """The adapters that requests may name; None: they cannot."""
+        """The adapters that requests may name, or None if they cannot."""
         return self.admission.adapters
 
     def adapt_with(self, adapters: AdapterRegistry | None) -> None:
-        """Takes requests with these adapters from now on; None: with none."""
+        """Take requests with these adapters from now on; None means with none."""
         self.admission.adapters = self._factory.adapters = adapters
 
     def speculate(self, sources: Row[DraftSource]) -> None:
-        """Takes drafts of these sources from now on."""
+        """Take drafts of these sources from now on."""
         most = MAX_DRAFTS if self._kv_cache.states is None else MAX_STATE_DRAFTS
         self.speculation = Speculation(sources, self.scheduler.times, self.metrics, most)
 
     def see(self, encodings: Encodings) -> None:
-        """Takes images or sources from now on, whose rows these make."""
+        """Take images or sources from now on, whose rows these make."""
         from octavo.engine.encoder_turns import EncoderTurns
 
         self.encodings = self.scheduler.encodings = encodings
@@ -186,10 +191,11 @@ class Engine:
         encodings.metrics = self.metrics
 
     def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, head: DraftHead | None = None) -> None:
-        """Takes drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
+        """Take drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
 
-        max_drafts: of a sequence in one step. head: of a draft that reads hidden states of this model, whose executor
-        then has room for those of all tokens of a step.
+        max_drafts: of a sequence in one step.
+        head: of a draft that reads hidden states of this model, whose executor then has room for those of all tokens of
+        a step.
         """
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
@@ -225,7 +231,7 @@ class Engine:
     # --- sleep ---
 
     def sleep(self) -> None:
-        """Gives back the memory of the device, and keeps the weights in main memory. Raises UsageError if it cannot."""
+        """Give back the memory of the device, and keep the weights in main memory. Raises UsageError if it cannot."""
         if self.has_work or not isinstance(self.executor, SleepingExecutor):
             why = "requests are running" if self.has_work else "its weights are in main memory already"
             raise UsageError(f"the engine cannot give back the memory of a device: {why}", code="cannot_sleep")
@@ -235,7 +241,7 @@ class Engine:
         self._is_asleep = True
 
     def wake_up(self) -> None:
-        """Ends a sleep; does nothing without one. Raises InsufficientMemoryError, and sleeps on."""
+        """End a sleep; do nothing without one. Raises InsufficientMemoryError, and sleeps on."""
         if self._is_asleep:
             for executor in self._sleepers():
                 executor.wake_up()
@@ -250,7 +256,7 @@ class Engine:
 
     @property
     def identity(self) -> CacheIdentity:
-        """Names the content of blocks."""
+        """Name the content of blocks."""
         return self._kv_cache.identity
 
     @property
@@ -259,13 +265,13 @@ class Engine:
         return self._kv_cache.tier is not None and self._kv_cache.tier.has_losses
 
     def save_computed(self) -> None:
-        """Has the store keep what the last step has computed, by a step of its own. Only without requests."""
+        """Have the store keep what the last step has computed, by a step of its own. Only without requests."""
         if self.has_unsaved and not (self._is_asleep or self._in_flight or self._ended):
             self._move_alone()
             self.admission.observe_state()
 
     def _move_alone(self) -> None:
-        """Moves blocks between the cache and memory by a step of its own, as nothing else is to be done."""
+        """Move blocks between the cache and memory by a step of its own, as nothing else is to be done."""
         batch = self._kv_cache.saving_batch()
         if batch is not None:
             saved = self._kv_cache.begin_step(batch, [])
@@ -273,7 +279,7 @@ class Engine:
             self._kv_cache.end_step(batch, saved)
 
     def close(self) -> None:
-        """Ends the use of the store, if there is one, and the encoder. The executor is still there."""
+        """End the use of the store, if there is one, and the encoder. The executor is still there."""
         if self.encodings is not None:
             self.encodings.encoder.close()
         if self._kv_cache.tier is not None:
@@ -291,14 +297,14 @@ class Engine:
         return self._factory.create(request_id, generation)
 
     def prepare_structured_outputs(self) -> None:
-        """Prepares the first structured output, which takes half a second. Thread-safe.
+        """Prepare the first structured output, which takes half a second. Thread-safe.
 
         Most of the time it holds the interpreter's lock, so it is best done before streams run.
         """
         self._factory.grammars().prepare()
 
     def add_request(self, request: Request) -> None:
-        """Queues a request, which ends a sleep. Raises UsageError if its id is in use."""
+        """Queue a request, which ends a sleep. Raises UsageError if its id is in use."""
         if request.request_id in self._requests:
             raise UsageError(
                 f"request id {request.request_id!r} is in use; give each running request its own",
@@ -313,7 +319,9 @@ class Engine:
             self.metrics.num_prompt_tokens_total += request.num_given_tokens
 
     def abort(self, request_id: str) -> Output | None:
-        """Ends a request at once; returns its output so far, with finish_reason `abort`. None: the request is unknown.
+        """End a request at once; return its output so far, with finish_reason `abort`.
+
+        Return None if the request is unknown.
 
         A request that has ended by itself but was not published yet gives its last output.
         """
@@ -334,13 +342,13 @@ class Engine:
     # --- a step ---
 
     def step(self) -> list[Output]:
-        """Runs one whole step; returns the new outputs of requests."""
+        """Run one whole step; return the new outputs of requests."""
         self.start()
         self.finish()
         return self.publish()
 
     def start(self) -> None:
-        """Hands the next steps, if there are any, to the executor, and takes the tokens of the last one."""
+        """Hand the next steps, if there are any, to the executor, and take the tokens of the last one."""
         if self._in_flight and self.executor.num_stages == 1:  # `prepare` has submitted it
             self._take()
             return
@@ -374,14 +382,14 @@ class Engine:
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def _propose(self, speculation: Speculation) -> None:
-        """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
+        """Give sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
         self._batch_builder.gives_hidden = speculation.reads_hidden
         speculation.propose(idle, self.limits.max_num_outputs, may_explore=not self.admission.may_admit)
 
     def prepare(self) -> None:
-        """Prepares the step after the one in flight, if its sequences are certain to continue.
+        """Prepare the step after the one in flight, if its sequences are certain to continue.
 
         Submits it if the executor takes two steps and no sequence has to wait for its token.
         """
@@ -422,7 +430,10 @@ class Engine:
         return speculation.lengths_ahead(last, self.limits.max_num_outputs)
 
     def _submit_ahead(self, last: Schedule, started_at: float, lengths: dict[Sequence, int]) -> None:
-        """Schedules and submits the step after one in flight. lengths: guesses for sequences of it."""
+        """Schedule and submit the step after one in flight.
+
+        lengths: guesses for sequences of it.
+        """
         with as_if_done(last) as drawn:
             for sequence in drawn:
                 sequence.draft_token_ids = guess_tokens(lengths.get(sequence, 0))
@@ -434,7 +445,7 @@ class Engine:
             self._submit(schedule, self._batch_builder.build(schedule, drawn, ahead), started_at, ahead)
 
     def finish(self) -> float:
-        """Waits for the oldest step in flight; `start` or `publish` take its tokens. Returns its seconds."""
+        """Wait for the oldest step in flight; `start` or `publish` take its tokens. Return its seconds."""
         if not self._in_flight:
             return 0.0
         step = self._in_flight.popleft()
@@ -480,7 +491,7 @@ class Engine:
                 self._progress.append(self._publisher.build_progress(request, item.start, started_at))
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
-        """Puts the tokens of the step before into a prepared one.
+        """Put the tokens of the step before into a prepared one.
 
         False: that is not the next step, because a request has come or gone, a token ends its sequence, or there are
         drafts now.
@@ -495,7 +506,7 @@ class Engine:
         return self.speculation is None or not self.speculation.would_draft(schedule.scheduled, token_ids)
 
     def _take(self) -> None:
-        """Takes the tokens of the finished step, if not yet done."""
+        """Take the tokens of the finished step, if not yet done."""
         step, self._ended = self._ended, None
         if step is None:
             return
@@ -518,7 +529,7 @@ class Engine:
             self.scheduler.observe(step.schedule, step.ended_at - step.started_at, is_timed=step.ahead is None)
 
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
-        """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
+        """Give the rows to their consumers. Return the requests with new results, and their numbers of new tokens."""
         schedule = step.schedule
         for item in schedule.chunks():  # a decode was scheduled before
             request, times = item.sequence.request, item.sequence.request.times
@@ -547,7 +558,7 @@ class Engine:
         return accepted
 
     def _apply(self, uses: list[tuple[RowUse, int]], outcome: Outcome) -> None:
-        """Carries out what a consumer has made of its rows."""
+        """Carry out what a consumer has made of its rows."""
         group = uses[0][0].sequence.group
         if outcome.tokens:
             for i, tokens in enumerate(outcome.tokens):  # a strict zip takes twice as long, for each sequence and step
@@ -566,9 +577,9 @@ class Engine:
             self.admission.replace_members(group, outcome.members)
 
     def _move_back(self, sequence: Sequence, num_wrong: int) -> int:
-        """Tells the step after the one that is taken, if it is in flight, of wrong guesses of a sequence.
+        """Tell the step after the one that is taken, if it is in flight, of wrong guesses of a sequence.
 
-        Returns the tokens of the sequence that are in the cache after it; 0: it is in no such step.
+        Returns the tokens of the sequence that are in the cache after it. Return 0 if it is in no such step.
         """
         item = self._in_flight[0].schedule.scheduled.get(sequence) if self._in_flight else None
         if item is None:
@@ -577,7 +588,7 @@ class Engine:
         return item.start + item.num_tokens
 
     def _settle(self, request: Request) -> None:
-        """Processes the last step's results for a request."""
+        """Process the last step's results for a request."""
         num_accepted, now, times = self._accepted.pop(request, 0), self._accepted_at, request.times
         if num_accepted:
             if times.first_token:
@@ -589,7 +600,7 @@ class Engine:
         self._publisher.settle(request)
 
     def _last_output(self, request: Request) -> Output | None:
-        """Releases an ended request and returns its last output."""
+        """Release an ended request and return its last output."""
         del self._requests[request.request_id]
         self.slots.note(request)
         output: Output | None = self._publisher.build(request, finished=True)
@@ -601,7 +612,7 @@ class Engine:
     # --- failures ---
 
     def _drop_in_flight(self) -> list[Schedule]:
-        """Waits for the steps that follow one that is repeated; their results are not taken."""
+        """Wait for the steps that follow one that is repeated; their results are not taken."""
         dropped, self._in_flight = self._in_flight, deque()
         for step in dropped:
             with suppress(SamplingError):
@@ -610,7 +621,7 @@ class Engine:
         return [step.schedule for step in dropped]
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
-        """Ends the requests whose rows have no outcome. All others repeat the step as if it had not happened.
+        """End the requests whose rows have no outcome. All others repeat the step as if it had not happened.
 
         A row after a draft counts only if that draft is right: its sequence repeats the step without drafts.
         """

@@ -49,7 +49,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Queues a request from `Engine.create_request`. `sink` gets its outputs; the last one is finished.
+        """Queue a request from `Engine.create_request`. `sink` gets its outputs; the last one is finished.
 
         Raises EngineDeadError if the engine has failed or was closed.
         """
@@ -62,7 +62,7 @@ class EngineThread:
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
-        """Ends a request within a step; its sink gets the output with finish_reason `abort`."""
+        """End a request within a step; its sink gets the output with finish_reason `abort`."""
         with self._wake:
             self._aborted.append(request_id)
             self._wake.notify()
@@ -79,7 +79,7 @@ class EngineThread:
         return future
 
     def close(self) -> None:
-        """Ends every request with an error, and the thread. May be called twice."""
+        """End every request with an error, and the thread. May be called twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -120,7 +120,7 @@ class EngineThread:
         self.engine.close()
 
     def _publish(self) -> int:
-        """Delivers the outputs of a step. Returns the number of answered requests."""
+        """Deliver the outputs of a step. Return the number of answered requests."""
         outputs = self.engine.publish()
         for output in outputs:
             self._deliver(output)
@@ -139,7 +139,7 @@ class EngineThread:
             )
 
     def _take_commands(self) -> bool:
-        """Waits for work, then executes the callers' submissions and aborts. False: the engine is closed."""
+        """Wait for work, then execute the callers' submissions and aborts. Return False if the engine is closed."""
         if not self.engine.has_work and self.engine.has_unsaved and not self._comes_soon():
             self.engine.save_computed()
         with self._wake:

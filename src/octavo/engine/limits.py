@@ -9,9 +9,11 @@ from dataclasses import dataclass
 class ImageLimits:
     """The sizes of images that a model's encoder takes.
 
-    max_patches: of an image; 0: no encoder makes the values of spans. patch_size: pixels at the side of a patch.
-    merge_size: patches at the side of a block that is a row of an image. position_components: of a token, more than one
-    only beside images. longest_span: the tokens of the longest one that must be in one step; 0: chunks may cut all.
+    max_patches: of an image, or 0 if no encoder makes the values of spans.
+    patch_size: pixels at the side of a patch.
+    merge_size: patches at the side of a block that is a row of an image.
+    position_components: of a token, more than one only beside images.
+    longest_span: the tokens of the longest one that must be in one step, or 0 if chunks may cut all.
     """
 
     max_patches: int = 0
@@ -28,8 +30,9 @@ NO_IMAGES = ImageLimits()
 class SourceLimits:
     """The texts that a model's encoder reads before the model answers.
 
-    width: columns of their rows; 0: the model has no such encoder. start_token_id: the first token of an answer, which
-    is not part of it. max_rows: of all texts whose answers begin in a step.
+    width: columns of their rows, or 0 if the model has no such encoder.
+    start_token_id: the first token of an answer, which is not part of it.
+    max_rows: of all texts whose answers begin in a step.
     """
 
     width: int = 0
@@ -42,8 +45,9 @@ NO_SOURCES = SourceLimits()
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens.
+    """The limits of the engine.
 
+    max_model_len: prompt and output of one sequence, in tokens.
     longer_context: what allows a longer one, for errors; empty at the model's own limit.
     """
 
@@ -56,10 +60,10 @@ class EngineLimits:
     vocab_size: int  # columns of the logits
     enable_prefix_caching: bool = True
     longer_context: str = ""
-    max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
-    span_width: int = 0  # columns of the values that spans of prompts give; 0: the model takes no spans
+    max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0 means no limit
+    span_width: int = 0  # columns of the values that spans of prompts give; 0 if the model takes no spans
     images: ImageLimits = NO_IMAGES
     sources: SourceLimits = NO_SOURCES
-    adapter_slots: int = 0  # 0: requests cannot name adapters
+    adapter_slots: int = 0  # 0 if requests cannot name adapters
     num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states
     num_draft_states: int = 0  # further ones among num_states, for the states before drafts

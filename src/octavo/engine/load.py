@@ -80,7 +80,7 @@ class LoadedModel:
 
 
 def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, is_replica: bool = False) -> LoadedModel:
-    """Finds, opens and compiles the model, and gives it a cache.
+    """Find, opens and compile the model, and give it a cache.
 
     progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
     is_replica: the first of `data_parallel_size`, which leaves the others their share of cores and memory.
@@ -242,7 +242,10 @@ def _load(
 
 
 def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | None:
-    """The graph of the encoder whose rows a decoder takes; None: it takes none. used: gets the names of its weights."""
+    """The graph of the encoder whose rows a decoder takes, or None if it takes none.
+
+    used: gets the names of its weights.
+    """
     if not source_width(graph):
         return None
     reader = encoder_graph(checkpoint)
@@ -357,7 +360,7 @@ def _cache_memory_of_ranks(config: EngineConfig, group: GroupExecutor) -> int:
 
 
 def _warn_excess(config: EngineConfig, trained: int) -> None:
-    """Warns of a context that the model was not made for, and of more threads than CPUs."""
+    """Warn of a context that the model was not made for, and of more threads than CPUs."""
     if config.max_model_len is not None and config.max_model_len > trained:
         logger.warning(
             "max_model_len %d exceeds the %d tokens that the model was made for; leave it out to use %d",

@@ -45,7 +45,10 @@ class LocalClient:
         self._check_ready()
 
     async def generate(self, request: GenerationRequest, request_id: str | None = None) -> MergedStream:
-        """See `EngineClient.generate`. request_id: unique while the request runs; None: one is made up."""
+        """See `EngineClient.generate`.
+
+        request_id: unique while the request runs, or None if one is made up.
+        """
         self._check_ready()
         session, loop = self._session, asyncio.get_running_loop()
         # A long prompt takes its time, and so does a grammar; other requests of this loop must not wait for them.

@@ -36,7 +36,10 @@ STEP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of observations by bucket. bounds: inclusive upper ends, ascending; counts: one more than bounds."""
+    """Counts of observations by bucket.
+
+    bounds: inclusive upper ends, ascending; counts: one more than bounds.
+    """
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -115,7 +118,7 @@ class EngineMetrics:
     num_wasted_slots_total: int = 0
 
     def observe_request(self, request: Request) -> None:
-        """Counts a request after its last output, whether it was answered, aborted or failed."""
+        """Count a request after its last output, whether it was answered, aborted or failed."""
         times, measured = request.times, request.metrics
         if not request.is_measured or measured is None:
             return

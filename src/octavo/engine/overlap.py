@@ -20,7 +20,8 @@ GUESS = -2  # a guess that a draft model makes while it runs
 class DrawnRows(NamedTuple):
     """The rows of a step in flight that draw the next tokens of a sequence.
 
-    row: the first of them. token: the token of that row; the next ones are num_drafts guesses, each with a row.
+    row: the first of them.
+    token: the token of that row; the next ones are num_drafts guesses, each with a row.
     """
 
     row: int
@@ -60,7 +61,7 @@ def _ends(item: ScheduledSequence) -> bool:
 
 
 def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False) -> LateTokens | None:
-    """`Batch.late` of sequences, of which some may draw nothing; None: none of them had guesses."""
+    """`Batch.late` of sequences, of which some may draw nothing, or None if none of them had guesses."""
     found = np.array([_NOTHING if each is None else each for each in drawn], np.int32).reshape(-1, 3)
     rows, tokens, counts = np.ascontiguousarray(found.T)
     return LateTokens(rows, tokens, counts, only_outputs) if counts.any() else None
@@ -68,7 +69,7 @@ def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False
 
 @contextmanager
 def as_if_done(step: Schedule) -> Iterator[dict[Sequence, DrawnRows]]:
-    """Lets the sequences of a step in flight look as after it, with UNKNOWN_TOKEN for tokens that it draws.
+    """Let the sequences of a step in flight look as after it, with UNKNOWN_TOKEN for tokens that it draws.
 
     All of its guesses are taken for right ones. Yields the rows that draw the tokens of each sequence. Sequences that
     end with the step have nothing to do.

@@ -31,14 +31,14 @@ class TextStream:
         self.watches_text = bool(params.stop)
 
     def push(self, token_ids: list[int], may_stop: bool = True) -> str | None:
-        """Adds the next tokens; returns the stop string that they complete, if any."""
+        """Add the next tokens; return the stop string that they complete, if any."""
         self.num_tokens_pushed += len(token_ids)
         piece = self._detokenizer.push([token_id for token_id in token_ids if token_id < self._num_tokens])
         self._pieces.append(self._stop_strings.push(piece) if may_stop else piece)
         return self._stop_strings.stopped
 
     def flush(self) -> None:
-        """Ends the text, including incomplete characters and text held back for stop strings."""
+        """End the text, including incomplete characters and text held back for stop strings."""
         if self._stop_strings.stopped is None:
             self._pieces.append(self._stop_strings.push(self._detokenizer.flush()))
         self._pieces.append(self._stop_strings.flush())
@@ -59,7 +59,7 @@ class Publisher:
         self._metrics = metrics
 
     def settle(self, request: Request) -> None:
-        """Computes log-probabilities and texts of the new tokens. Ends sequences whose text contains a stop string."""
+        """Compute log-probabilities and texts of the new tokens. End sequences whose text contains a stop string."""
         if request.prompt_logprob_rows:
             num_logprobs = request.params.prompt_logprobs or 0
             rows, request.prompt_logprob_rows = request.prompt_logprob_rows, []
@@ -75,7 +75,7 @@ class Publisher:
                 self._settle_end(sequence, sequence.finish_reason)
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """Ends the sequences of a settled request that have not ended by themselves."""
+        """End the sequences of a settled request that have not ended by themselves."""
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 sequence.finish_reason = reason
@@ -98,7 +98,10 @@ class Publisher:
         return delta
 
     def build_progress(self, request: Request, num_processed: int, now: float) -> OutputDelta:
-        """The progress of a prompt. now: as in `RequestTimes`."""
+        """The progress of a prompt.
+
+        now: as in `RequestTimes`.
+        """
         since = request.times.scheduled or now
         metrics = replace(_metrics(request), prefill_s=now - since, num_processed_tokens=num_processed)
         return OutputDelta(request.request_id, [], finished=False, metrics=metrics)
@@ -113,7 +116,7 @@ class Publisher:
         sequence.logprob_rows.clear()
 
     def _settle_text(self, sequence: Sequence, stream: TextStream) -> None:
-        """Pushes new tokens one by one; tokens after a stop string are removed, and with them a later end."""
+        """Push new tokens one by one; tokens after a stop string are removed, and with them a later end."""
         request, params = sequence.request, sequence.request.params.sampling
         if not stream.watches_text and params.output_kind is RequestOutputKind.FINAL_ONLY:
             return

@@ -78,17 +78,17 @@ class Sequence:
     guesses: Guesses | None = None  # where its drafts come from
     hidden_rows: HiddenRows | None = None  # of its last tokens, for a head that drafts
     num_computed_tokens: int = 0
-    block_tables: list[BlockTable] = field(default_factory=list)  # one a group of layers; none: no blocks
+    block_tables: list[BlockTable] = field(default_factory=list)  # one a group of layers; none means no blocks
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
-    row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
+    row: int = -1  # where the batch builder keeps its arrays; -1 means nowhere
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
     arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # from a store: bytes of blocks by their keys
     num_kept_blocks: int = 0  # of its prompt, which the store beyond the cache has been given
     loads: list[LoadedBlock] = field(default_factory=list)  # blocks of the tables that its next step is to load
     state_load: LoadedBlock | None = None  # the same of its states
-    state_slot: int = -1  # of its states after num_computed_tokens; -1: none
+    state_slot: int = -1  # of its states after num_computed_tokens; -1 if none
     draft_slots: list[int] = field(default_factory=list)  # of its states before each draft of the step in flight
-    cumulative_logprob: float | None = None  # None: not asked for
+    cumulative_logprob: float | None = None  # None means not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet
     text_stream: TextStream | None = None
@@ -147,7 +147,7 @@ class SequenceGroup:
         return (priority, time, *rest)  # type: ignore[return-value]
 
     def adopt(self, members: list[Sequence]) -> None:
-        """Replaces the members."""
+        """Replace the members."""
         self.members = members
         for member in members:
             member.group = self
@@ -192,8 +192,10 @@ class RequestTimes:
 class Request:
     """One prompt with its parameters; created once, changed only by scheduler and engine.
 
-    arrival: number of the request in order of arrival. max_total_tokens: prompt and output of one sequence.
-    sequences: the user's choices, in order. groups: the computed sequences: the same ones, or the beams of a search.
+    arrival: number of the request in order of arrival.
+    max_total_tokens: prompt and output of one sequence.
+    sequences: the user's choices, in order.
+    groups: the computed sequences: the same ones, or the beams of a search.
     prompt_logprobs: collected so far, one entry per prompt position from the second on; None at those of spans.
     """
 
@@ -205,12 +207,12 @@ class Request:
     eos_token_ids: frozenset[int]  # empty if ignore_eos
     text: str | None = None  # that the prompt was made of
     options: RequestOptions = field(default_factory=RequestOptions)
-    is_measured: bool = True  # False: only its steps count in the metrics
+    is_measured: bool = True  # False means only its steps count in the metrics
     is_followed: bool = False  # the progress of its prompt and its metrics are told
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     rotary: RotaryPositions | None = None  # of a prompt with images, where positions have several components
-    adapter: HeldAdapter | None = None  # None: the base model
+    adapter: HeldAdapter | None = None  # None means the base model
     adapter_start: int = 0  # the first token that it acts on
     predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
@@ -223,7 +225,7 @@ class Request:
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0  # of these, from a store beyond the cache
     pins: tuple[Pin, ...] = ()  # see `GenerationRequest`
-    slot: int = -1  # the number of its slot, see `Slots`; -1: it did not run
+    slot: int = -1  # the number of its slot, see `Slots`; -1 if it did not run
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
     num_drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: drafts computed, and right ones
@@ -236,7 +238,7 @@ class Request:
 
     @property
     def num_source_tokens(self) -> int:
-        """The tokens that an encoder reads before the prompt; 0: there is none."""
+        """The tokens that an encoder reads before the prompt, or 0 if there is none."""
         return 0 if self.prompt.source is None else len(self.prompt.source.token_ids)
 
     @property
@@ -258,7 +260,7 @@ class Request:
         return True
 
     def release(self) -> None:
-        """Drops the sequences after the last output; they and their grammars are freed when others take their rows.
+        """Drop the sequences after the last output; they and their grammars are freed when others take their rows.
 
         They refer back to their group and request. In such a cycle they would stay until the next full garbage
         collection, which does not consider the native memory of grammars.

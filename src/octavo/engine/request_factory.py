@@ -47,7 +47,9 @@ class RequestFactory:
         texts: TextModel = ANSWERS_ONLY,
         heads: TextHeads = NO_HEADS,
     ) -> None:
-        """texts: the abilities of the model. heads: the steps after pooling."""
+        """texts: the abilities of the model.
+        heads: the steps after pooling.
+        """
         self._tokenizer = tokenizer
         self._limits = limits
         self._num_tokens = min(limits.vocab_size, tokenizer.vocab_size)  # either may be padded
@@ -108,7 +110,7 @@ class RequestFactory:
         return request
 
     def _adapter(self, name: str) -> HeldAdapter | None:
-        """The adapter of that name, read if need be; None: the base model. Raises UsageError or ModelLoadError."""
+        """The adapter of that name, read if need be; None means the base model. Raises UsageError or ModelLoadError."""
         if not name and self.adapters is not None:
             name = self.adapters.default
         if not name:
@@ -133,7 +135,7 @@ class RequestFactory:
     # --- checks ---
 
     def _check_prompt(self, generation: GenerationRequest) -> None:
-        """Raises UsageError if the prompt is empty or too long, or if the model lacks one of its tokens."""
+        """Raise UsageError if the prompt is empty or too long, or if the model lacks one of its tokens."""
         prompt, limits, is_answered = generation.prompt, self._limits, generation.params.is_answered
         if not prompt:
             code = "empty_array" if generation.text is None else "invalid_value"
@@ -176,7 +178,7 @@ class RequestFactory:
         return Prompt([self._limits.sources.start_token_id], source=SourceText(generation.prompt.token_ids))
 
     def _check_span(self, span: Span) -> None:
-        """Raises UsageError if the model does not take the values of the span, or none are given."""
+        """Raise UsageError if the model does not take the values of the span, or none are given."""
         width, place = self._limits.span_width, f"the span at positions {span.start} to {span.end - 1}"
         if not width:
             problem = f"this model takes no images or embeddings: it has no use for {place}; give only tokens"
@@ -192,7 +194,7 @@ class RequestFactory:
         raise UsageError(problem, param="prompt", code="unsupported_content")
 
     def _check_item(self, item: MediaItem) -> None:
-        """Raises UsageError if an item is too large for the encoder, or its pixels are not those of its grid."""
+        """Raise UsageError if an item is too large for the encoder, or its pixels are not those of its grid."""
         limits = self._limits.images
         if item.num_patches > limits.max_patches:
             raise UsageError(
@@ -212,7 +214,7 @@ class RequestFactory:
                 )
 
     def _rotary(self, prompt: Prompt) -> RotaryPositions | None:
-        """The positions of a prompt with several components; None: one is enough."""
+        """The positions of a prompt with several components, or None if one is enough."""
         images = self._limits.images
         if not prompt.spans or (images.position_components == 1 and not images.longest_span):
             return None
@@ -221,7 +223,7 @@ class RequestFactory:
         return span_positions(prompt) if images.longest_span else rotary_positions(prompt, images.merge_size)
 
     def _check_params(self, params: Params, room: int) -> None:
-        """Raises UsageError if the parameters name a token that the model lacks, or exceed its limits.
+        """Raise UsageError if the parameters name a token that the model lacks, or exceed its limits.
 
         room: tokens of an answer that fit into the context.
         """
@@ -245,7 +247,7 @@ class RequestFactory:
             self._check_range(name, getattr(sampling, name) or ())
 
     def _check_fits(self, request: Request) -> None:
-        """Raises UsageError with the arithmetic if the request could not run even alone."""
+        """Raise UsageError with the arithmetic if the request could not run even alone."""
         cache, num_seqs = self._kv_cache, request.params.num_seqs
         # The last token of an answer is never computed, and beams share the full blocks of their prompt.
         shared = cache.num_shared_blocks(request.num_prompt_tokens) if num_seqs > 1 else 0

@@ -50,7 +50,7 @@ class ScheduledSequence:
         return sum(use.count for use in self.rows)
 
     def move_back(self, count: int) -> None:
-        """Notes that the step before had so many wrong guesses, which this one was scheduled without knowing."""
+        """Note that the step before had so many wrong guesses, which this one was scheduled without knowing."""
         self.start -= count
         for use in self.rows:
             use.start -= count
@@ -72,7 +72,7 @@ class Schedule:
     num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long
     num_decodes: int = 0  # sequences whose next token came before all chunks; they are the first that are scheduled
     skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
-    batch_rows_left: int | None = None  # for batches beside live requests; None: no group of a batch has asked yet
+    batch_rows_left: int | None = None  # for batches beside live requests; None if no group of a batch has asked yet
     chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
 

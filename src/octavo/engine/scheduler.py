@@ -69,8 +69,9 @@ class Scheduler:
     # --- a step ---
 
     def schedule(self, *, is_ahead: bool = False, has_time: bool = True) -> Schedule:
-        """The next step, of groups that are in no step of another stage. It is empty only if these have no work, or
-        wait for rows of images.
+        """The next step, of groups that are in no step of another stage.
+
+        It is empty only if these have no work, or wait for rows of images.
 
         has_time: False: what streams may wait is used up: no prompt is computed beside them.
         is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
@@ -117,7 +118,7 @@ class Scheduler:
         return ahead
 
     def _schedule_alone(self, step: Schedule) -> bool:
-        """Gives a short prompt a step of its own, if the running sequences may wait for it."""
+        """Give a short prompt a step of its own, if the running sequences may wait for it."""
         budget, running = self.step_budget, self.admission.running
         if budget is None or not running or not self._queue.waiting:
             return False
@@ -133,7 +134,7 @@ class Scheduler:
         return step.has_chunks
 
     def _hold_back(self, first: Sequence, step: Schedule) -> None:
-        """Removes tokens that would make the step too long for the streams that wait for it.
+        """Remove tokens that would make the step too long for the streams that wait for it.
 
         first: the group of the first chunk; it is running, so its cached tokens are known.
         """
@@ -150,7 +151,7 @@ class Scheduler:
         step.num_tokens_held_back = left - step.num_tokens_left
 
     def mark_computed(self, step: Schedule) -> None:
-        """Notes after a step that its tokens, except drafts, are cached; choices then share the prompt of their first.
+        """Note after a step that its tokens, except drafts, are cached; choices then share the prompt of their first.
 
         Sequences that have ended since scheduling are left out, here and by the consumers of the rows.
         """
@@ -169,7 +170,7 @@ class Scheduler:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
     def repeat(self, step: Schedule) -> None:
-        """Lets a step that has failed happen again: its states have moved on, so they are computed from the start."""
+        """Let a step that has failed happen again: its states have moved on, so they are computed from the start."""
         for item in step.scheduled.values():
             self.kv_cache.end_snapshot(item, is_valid=False)
         if self.kv_cache.states is None:
@@ -179,14 +180,14 @@ class Scheduler:
             self.admission.preempt(group, step)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
-        """Accepts this many drafts of a step as tokens; the cache drops the others.
+        """Accept this many drafts of a step as tokens; the cache drops the others.
 
         num_claimed: tokens that the sequence will have in the cache after the step that follows in flight.
         """
         self.kv_cache.accept_drafts(sequence, num_accepted, num_claimed)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
-        """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
+        """Schedule one token and its drafts for every sequence that needs just one; return groups that need more."""
         behind: deque[SequenceGroup] = deque()
         running, has_room, scheduled = self._queue.running, self.kv_cache.has_room, step.scheduled
         position, num_left = 0, self._stages.share(len(running))
@@ -228,7 +229,7 @@ class Scheduler:
         return step.batch_rows_left >= 0
 
     def _cut_drafts(self) -> None:
-        """Drops drafts that cannot be right: those after the first that a grammar forbids."""
+        """Drop drafts that cannot be right: those after the first that a grammar forbids."""
         for sequence in self.admission.running:
             if sequence.draft_token_ids and sequence.grammar is not None:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
@@ -249,7 +250,7 @@ class Scheduler:
         return [1 + num_drafts] * len(members)
 
     def _schedule_chunks(self, behind: deque[SequenceGroup], step: Schedule) -> None:
-        """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""
+        """Fill the budget with running groups that are behind, and with waiting ones, in order of service."""
         is_blocked = False
         while step.num_tokens_left > 0 and step.num_groups_left > 0:
             waiting = self._queue.waiting[0] if self._queue.waiting and not is_blocked else None
@@ -308,7 +309,7 @@ class Scheduler:
         return self.encodings.num_ready(prompt, start, count)
 
     def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
-        """Resumes a preempted group: the first member computes the prompt, the others fork there, and all catch up."""
+        """Resume a preempted group: the first member computes the prompt, the others fork there, and all catch up."""
         members = group.members
         first, num_prompt_tokens = members[0], group.request.num_prompt_tokens
         unstarted = [member for member in members[1:] if not member.block_tables]
@@ -327,7 +328,10 @@ class Scheduler:
         self._schedule_members(group, counts, step)
 
     def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
-        """Schedules this many tokens for the first members. False: there are too few blocks and no group to preempt."""
+        """Schedule this many tokens for the first members.
+
+        Return False if there are too few blocks and no group to preempt.
+        """
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
             victim = self._stages.last_idle(self._queue)
@@ -346,7 +350,7 @@ class Scheduler:
         return True
 
     def _invite_choices(self, step: Schedule) -> None:
-        """Lets the other choices of a complete prompt sample from the same logits; those beyond max_num_seqs wait."""
+        """Let the other choices of a complete prompt sample from the same logits; those beyond max_num_seqs wait."""
         for item in step.scheduled.values():
             request = item.sequence.request
             if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
@@ -364,8 +368,9 @@ class Scheduler:
     # --- metrics ---
 
     def observe(self, step: Schedule, elapsed_s: float, *, is_timed: bool = True) -> None:
-        """Counts a step that has ended. elapsed_s: from the start of scheduling until its tokens were taken.
+        """Count a step that has ended.
 
+        elapsed_s: from the start of scheduling until its tokens were taken.
         is_timed: False: the time is not that of the step alone.
         """
         metrics, budget = self.metrics, self.step_budget
@@ -392,7 +397,7 @@ def _may_lack_rows(sequence: Sequence) -> bool:
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
     """The tokens of a chunk of `count` that cuts no span: it ends before one, or has all of it if it begins there.
 
-    most: of a chunk; 0: the span has no room in this step.
+    most: of a chunk, or 0 if the span has no room in this step.
     """
     end = start + count
     for span in prompt.overlapping(end - 1, end):

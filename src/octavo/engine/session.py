@@ -50,8 +50,9 @@ class Session:
         will_chat: bool = False,
         is_replica: bool = False,
     ) -> None:
-        """progress, is_replica: see `load_engine`. on_round_end: see `EngineThread`. Raises what `load_engine` raises.
-
+        """progress, is_replica: see `load_engine`.
+        on_round_end: see `EngineThread`.
+        Raises what `load_engine` raises.
         will_chat: the process of the chat template starts while the model loads, not with the first conversation.
         """
         self.config = config
@@ -158,7 +159,9 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         options: RequestOptions,
     ) -> Request:
-        """A checked request, not yet submitted. output_kind: instead of that of the parameters.
+        """A checked request, not yet submitted.
+
+        output_kind: instead of that of the parameters.
 
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
@@ -191,7 +194,7 @@ class Session:
     def check(self, request: GenerationRequest, request_id: str | None = None) -> Request:
         """The request with all that the engine needs, not yet submitted. Raises what `create_request` raises.
 
-        request_id: unique while it runs; None: one is made up.
+        request_id: unique while it runs, or None if one is made up.
         """
         name = request_id if request_id is not None else f"request-{next(self._ids)}"
         return self.model().engine.create_request(name, request)
@@ -257,7 +260,7 @@ class Session:
         return time.monotonic() - self._engine.last_round_at
 
     def add_adapter(self, name: str, path: str | Path, scale: float = 1.0) -> None:
-        """Reads an adapter, which requests may name from then on; see `AdapterRegistry.add`. Steps go on meanwhile."""
+        """Read an adapter, which requests may name from then on; see `AdapterRegistry.add`. Steps go on meanwhile."""
         self.adapters.add(name, path, scale)
 
     @property
@@ -287,7 +290,7 @@ class Session:
         self.model().engine.prepare_structured_outputs()
 
     def sleep(self) -> Future[None]:
-        """Gives back the memory of the device, as `Engine.sleep`; a request ends it too."""
+        """Give back the memory of the device, as `Engine.sleep`; a request ends it too."""
         return self._engine.call(self.model().engine.sleep)
 
     def wake_up(self) -> Future[None]:
@@ -295,14 +298,14 @@ class Session:
         return self._engine.call(self.model().engine.wake_up)
 
     def act_on_slot(self, action: SlotAction) -> Future[SlotReport]:
-        """Saves, restores or erases a slot, one after another; the future raises UsageError with the file."""
+        """Save, restores or erases a slot, one after another; the future raises UsageError with the file."""
         from octavo.engine.slot_files import run_action
 
         self.model()
         return self._slot_files.submit(run_action, self._engine, action)
 
     def close(self) -> None:
-        """Ends running requests with an error and frees all memory. May be called twice."""
+        """End running requests with an error and free all memory. May be called twice."""
         if os.getpid() != self._pid:  # everything belongs to the process that has loaded it
             return
         self._shut_down()

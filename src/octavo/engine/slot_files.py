@@ -17,7 +17,7 @@ _LOOK_S = 0.5  # between two looks at the engine
 
 
 def run_action(thread: EngineThread, action: SlotAction) -> SlotReport:
-    """Does what is asked for. Raises UsageError if a file cannot be written or read, and EngineDeadError."""
+    """Do what is asked for. Raises UsageError if a file cannot be written or read, and EngineDeadError."""
     begun_at, engine, slots = time.perf_counter(), thread.engine, thread.engine.slots
     if action.kind == "erase":
         return SlotReport(thread.call(lambda: slots.erase(action)).result())
@@ -43,7 +43,7 @@ def run_action(thread: EngineThread, action: SlotAction) -> SlotReport:
 
 
 def _wait(thread: EngineThread, move: PrefixMove) -> None:
-    """Waits for the step that makes a move. Raises EngineDeadError if the engine ends first."""
+    """Wait for the step that makes a move. Raises EngineDeadError if the engine ends first."""
     while thread.failure is None:
         with suppress(TimeoutError):
             move.done.result(_LOOK_S)

@@ -33,7 +33,7 @@ class SlotPrompts:
         self._contents: dict[int, SlotContent] = {}
 
     def note(self, request: Request) -> None:
-        """Puts the first choice of a request that has ended into its slot."""
+        """Put the first choice of a request that has ended into its slot."""
         if request.slot >= 0 and request.sequences:
             sequence = request.sequences[0]
             salt = request.options.cache_salt
@@ -55,7 +55,7 @@ class SlotPrompts:
         return kept, move
 
     def restore(self, action: SlotAction, prompt: KeptPrompt) -> PrefixMove:
-        """Has the next step put a prompt into the cache, for the requests that begin with it."""
+        """Have the next step put a prompt into the cache, for the requests that begin with it."""
         move, tier = begin_load(self._kv_cache, prompt.hashes, prompt.data), self._kv_cache.tier
         if tier is not None and prompt.is_private and tier.is_private(action.salt or "private"):
             for key in (*move.blocks, *move.slots):
@@ -64,7 +64,7 @@ class SlotPrompts:
         return move
 
     def erase(self, action: SlotAction) -> int:
-        """Forgets what a slot holds. Returns its tokens that were in the cache."""
+        """Forget what a slot holds. Return its tokens that were in the cache."""
         hashes = self.content(action.slot, action.salt).hashes
         self._contents.pop(action.slot, None)
         return forget_prefix(self._kv_cache, hashes)

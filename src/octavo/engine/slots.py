@@ -11,7 +11,7 @@ class SlotAction:
     """Saves what a slot holds to a file, restores it, or erases it.
 
     salt: of the request that filled the slot, or that is to find what is restored; others find the slot empty.
-    max_tokens: saved at most; None: all.
+    max_tokens: saved at most; None means all.
     """
 
     kind: Literal["save", "restore", "erase"]

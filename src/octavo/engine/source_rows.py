@@ -23,7 +23,9 @@ def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:
 def add_source_rows(
     batch: Batch, scheduled: Sequence[ScheduledSequence], lengths: Int32, block_size: int, rows_of: RowsOfSource
 ) -> None:
-    """Fills the fields of a batch about sources. lengths: their rows [N].
+    """Fill the fields of a batch about sources.
+
+    lengths: their rows [N].
 
     A sequence whose first token is in the step writes the keys and values of its source.
     """

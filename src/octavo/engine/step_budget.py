@@ -28,10 +28,11 @@ _AIM = 0.9  # of the limit, because steps scatter
 
 
 class StepBudget:
-    """The limit on the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0.
+    """The limit on the prompt tokens of steps.
 
-    times: those of the steps so far, to which `observe` adds.
-    num_rows: in all methods the rows of the streams' next tokens, with one more for each draft.
+    max_itl_s: seconds between two tokens of a stream, above 0.
+    times: those of the steps so far, to which `observe` adds. num_rows: in all methods the rows of the streams' next
+    tokens, with one more for each draft.
     """
 
     def __init__(self, max_itl_s: float, times: StepTimes) -> None:
@@ -51,8 +52,9 @@ class StepBudget:
     def max_prefill_tokens(self, num_rows: int, context: int, missing: int, to_compute: int) -> int:
         """The number of prompt tokens that may be computed beside the streams.
 
-        context: tokens before the first of them. missing: remaining tokens of the first prompt, if streams may wait for
-        it; else 0. to_compute: its tokens to compute at its start.
+        context: tokens before the first of them.
+        missing: remaining tokens of the first prompt, if streams may wait for it; else 0.
+        to_compute: its tokens to compute at its start.
         """
         per_token = self.times.chunk_token_s(context)
         if per_token is None:
@@ -91,8 +93,9 @@ class StepBudget:
         *,
         skips_decodes: bool = False,
     ) -> None:
-        """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any.
+        """Take a step into account.
 
+        context: tokens before the first of the prompt tokens, if there are any.
         skips_decodes: whether streams waited for it.
         """
         pace_s = self._pace(num_rows)

@@ -31,7 +31,7 @@ class StepTimes:
 
     @property
     def largest(self) -> int:
-        """The most rows that were measured; 0: none were."""
+        """The most rows that were measured, or 0 if none were."""
         return self._measured[-1] if self._measured else 0
 
     @property
@@ -43,7 +43,10 @@ class StepTimes:
         return (self._row_medians[above] - self._row_medians[below]) / (above - below)
 
     def observe(self, num_rows: int, num_chunk_tokens: int, context: int, elapsed_s: float) -> None:
-        """Takes a step into account. context: tokens before the first of the chunk tokens, if there are any."""
+        """Take a step into account.
+
+        context: tokens before the first of the chunk tokens, if there are any.
+        """
         if num_chunk_tokens == 0:
             self._num_steps += 1
             if num_rows not in self._rows_s:
@@ -79,7 +82,7 @@ class StepTimes:
         return total - num_rows
 
     def step_s(self, num_rows: int) -> float | None:
-        """Seconds of a step of so many rows without chunks; None: no such step was measured.
+        """Seconds of a step of so many rows without chunks, or None if no such step was measured.
 
         Between two measured ones it lies between their times; beyond all it is the time of the nearest.
         """
@@ -97,7 +100,7 @@ class StepTimes:
         return first_s + share * (medians[above] - first_s)
 
     def chunk_token_s(self, context: int) -> float | None:
-        """Seconds that a token of a chunk adds to a step, as of the nearest measured context; None: none was."""
+        """Seconds that a token of a chunk adds to a step, as of the nearest measured context, or None if none was."""
         if not self._chunk_s:
             return None
         kind = context // _CONTEXT_STEP

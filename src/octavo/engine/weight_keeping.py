@@ -39,12 +39,12 @@ class WeightKeeping:
         return put
 
     def wait(self) -> None:
-        """Returns when the jobs that have started are done."""
+        """Return when the jobs that have started are done."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Gives running jobs a moment, and then ends them without a result. May be called twice."""
+        """Give running jobs a moment, and then end them without a result. May be called twice."""
         with self._lock:
             thread = self._thread
             if thread is None:

@@ -59,7 +59,7 @@ def with_low_rank(passes: tuple[Pass, ...], limits: AdapterLimits | None, *behin
 
 
 def join_products(body: Body) -> Body:
-    """Makes one `AdaptedLinear` of each product and the `AddLowRank` behind it."""
+    """Make one `AdaptedLinear` of each product and the `AddLowRank` behind it."""
     products = {node.output: node.op for node in body.nodes}
     joined = {node.op.y for node in body.nodes if isinstance(node.op, AddLowRank)}
     nodes = [

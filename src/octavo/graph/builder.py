@@ -187,7 +187,7 @@ class Graph:
 
     @property
     def max_positions(self) -> int | None:
-        """The positions for which the model has learned an embedding; None: it has no such table."""
+        """The positions for which the model has learned an embedding, or None if it has no such table."""
         tables = [node.op.num_positions for node in self.nodes if isinstance(node.op, PositionEmbedding)]
         return min(tables, default=None)
 
@@ -197,7 +197,7 @@ class Graph:
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
 
     def borrow(self, caches: Iterable[KVCache], layout: CacheLayout) -> None:
-        """Lets operations read these caches of another graph, whose layout is this one's, too.
+        """Let operations read these caches of another graph, whose layout is this one's, too.
 
         Their windows may be shorter than there: layers count, and what a token has in them.
         """
@@ -206,7 +206,10 @@ class Graph:
     # Operations with weights. `name` is the stem: `layers.0.self_attn.q_proj`.
 
     def embedding(self, name: str, *, has_all: bool = True) -> Value:
-        """The embeddings of the step's tokens: [TOKENS, cols]. has_all: False: ids beyond the table take its row 0."""
+        """The embeddings of the step's tokens: [TOKENS, cols].
+
+        has_all: False: ids beyond the table take its row 0.
+        """
         return self.add(Embedding(self._weight(name, "embedding"), has_all))
 
     def position_embedding(self, name: str, offset: int = 0) -> Value:
@@ -218,7 +221,10 @@ class Graph:
         return self.add(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
 
     def linear(self, x: Value, name: str, *, bias: str | None = None) -> Value:
-        """x @ weight.T, and + bias if the checkpoint has one. bias: as in `logits`."""
+        """x @ weight.T, and + bias if the checkpoint has one.
+
+        bias: as in `logits`.
+        """
         return self.add(Linear(x, self._weight(name, "linear"), self._bias(bias or name)))
 
     def head_linear(self, x: Value, name: str) -> Value:
@@ -235,14 +241,15 @@ class Graph:
         return self.add(Logits(x, self._weight(name, "logits"), self._bias(bias or name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
-        """Normalizes groups of as many columns as the weight has: all columns, or each head by itself.
+        """Normalize groups of as many columns as the weight has: all columns, or each head by itself.
 
-        name: None: no weight. group: columns of a group, if the weight, which has as many, is not that of one group.
+        name: None: no weight.
+        group: columns of a group, if the weight, which has as many, is not that of one group.
         """
         return self.add(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
     def layer_norm(self, x: Value, name: str, eps: float, group: int = 0) -> Value:
-        """group: columns that are normalized together, each with a weight of its own; 0: all."""
+        """group: columns that are normalized together, each with a weight of its own; 0 means all."""
         return self.add(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps, group))
 
     def moe(
@@ -259,8 +266,8 @@ class Graph:
         """Experts under `name`, stacked: `experts.{gate,up,down}_proj.weight`, and `.bias` where the checkpoint has it.
 
         The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction.bias` (or `_bias`),
-        the factors of experts `expert_scale.weight`. router_x: what the router reads in place of x.
-        Experts of kind relu2 may lack a gate: then h = relu2(up x).
+        the factors of experts `expert_scale.weight`.
+        router_x: what the router reads in place of x. Experts of kind relu2 may lack a gate: then h = relu2(up x).
         """
         router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
         if kind == "relu2" and f"{parts[0]}.weight" not in self.weights:
@@ -316,14 +323,20 @@ class Graph:
         return self.add(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))
 
     def channel_scan(self, x: Value, dt: Value, bc: tuple[Value, Value], name: str) -> Value:
-        """The state space of the vectors `decay.weight` and `skip.weight` under `name`: see `ChannelScan`. bc: b, c."""
+        """The state space of the vectors `decay.weight` and `skip.weight` under `name`: see `ChannelScan`.
+
+        bc: b, c.
+        """
         from octavo.graph.ops.recurrence import ChannelScan
 
         decay, skip = (self._parameter(f"{name}.{part}.weight", "channel_scan") for part in ("decay", "skip"))
         return self.add(ChannelScan(x, dt, *bc, decay, skip, len(self.state_caches)))
 
     def kimi_delta_rule(self, qkv: tuple[Value, Value, Value], gate: Value, beta: Value, decay: str) -> Value:
-        """The delta rule of Kimi Linear: see `DiagonalDeltaRule`. decay: the whole name of a vector, one a head."""
+        """The delta rule of Kimi Linear: see `DiagonalDeltaRule`.
+
+        decay: the whole name of a vector, one a head.
+        """
         from octavo.graph.ops.recurrence import DiagonalDeltaRule
 
         q, k, v = qkv
@@ -335,7 +348,10 @@ class Graph:
     def rwkv_delta_rule(
         self, rkv: tuple[Value, Value, Value], read_erase: tuple[Value, Value], gate: Value, dim: int
     ) -> Value:
-        """The delta rule of RWKV 7: see `DiagonalDeltaRule`. gate: the logarithm of the decays; dim: of a head."""
+        """The delta rule of RWKV 7: see `DiagonalDeltaRule`.
+
+        gate: the logarithm of the decays; dim: of a head.
+        """
         from octavo.graph.ops.recurrence import DiagonalDeltaRule
 
         r, k, v = rkv
@@ -366,8 +382,9 @@ class Graph:
         sinks: str | None = None,
         distance_bias: str | None = None,
     ) -> Value:
-        """Causal attention over the paged cache of layer `params.layer`. sinks, distance_bias: full names of weights.
+        """Causal attention over the paged cache of layer `params.layer`.
 
+        sinks, distance_bias: full names of weights.
         k, v: None: those that the attention of that layer, an earlier operation, has written.
         """
         logits = None if sinks is None else self._parameter(sinks, "attention")
@@ -383,8 +400,9 @@ class Graph:
         distance_bias: str | None = None,
         stem: str | None = None,
     ) -> Value:
-        """Attention both ways within the texts of a step. distance_bias: the full name of the weight.
+        """Attention both ways within the texts of a step.
 
+        distance_bias: the full name of the weight.
         stem: of vectors by distance, `distance_keys` and `distance_queries`, if the checkpoint has them.
         """
         bias = None if distance_bias is None else self._parameter(distance_bias, "encoder_attention", plain=True)
@@ -409,7 +427,7 @@ class Graph:
         return self.add(Mul(a, b) if isinstance(b, Value) else Scale(a, float(b)))
 
     def add(self, op: Op) -> Value:
-        """Adds an operation, checked, and returns its output; the methods above look up weights by their names."""
+        """Add an operation, checked, and return its output; the methods above look up weights by their names."""
         for value in op.inputs:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
@@ -424,7 +442,7 @@ class Graph:
         return output
 
     def _check_cache(self, op: Op, cache: KVCache) -> None:
-        """Raises GraphError if another operation owns the cache, or if none does that this one reads."""
+        """Raise GraphError if another operation owns the cache, or if none does that this one reads."""
         if op.owns_cache and any(cache.layer == other.layer for other in self.kv_caches):
             raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
         if not op.owns_cache and not self._has_cache(cache):

@@ -16,8 +16,8 @@ STATES_PER_SEQUENCE = 2  # slots for states, for each of the sequences that may 
 def first_visible(position: int, window: int | None, *, chunked: bool = False) -> int:
     """The first position that a token at `position` sees.
 
-    window: the token sees itself and window - 1 tokens before it; None: all of them. chunked: positions are cut into
-    chunks of `window` tokens, and the token sees those of its own chunk up to itself.
+    window: the token sees itself and window - 1 tokens before it; None means all of them.
+    chunked: positions are cut into chunks of `window` tokens, and the token sees those of its own chunk up to itself.
     """
     if window is None:
         return 0
@@ -28,13 +28,15 @@ def first_visible(position: int, window: int | None, *, chunked: bool = False) -
 class KVCache:
     """Keys and values of every token, or of every row of another domain, in the blocks of its sequence.
 
-    layer: unique within a graph. window, chunked: see `first_visible`. domain: of the rows that fill it.
+    layer: unique within a graph.
+    window, chunked: see `first_visible`.
+    domain: of the rows that fill it.
     """
 
     layer: int
     num_kv_heads: int
     key_dim: int  # columns of one head
-    value_dim: int  # 0: values are columns of the keys
+    value_dim: int  # 0 if values are columns of the keys
     window: int | None = None
     chunked: bool = False
     domain: RowDomain = TOKENS
@@ -46,7 +48,9 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """Arrays of these shapes, in float32, for each sequence, whatever its length. index: unique among a graph's states.
+    """Arrays of these shapes, in float32, for each sequence, whatever its length.
+
+    index: unique among a graph's states.
 
     A new sequence starts from zeros.
     """
@@ -147,8 +151,10 @@ def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
 class CacheSizes:
     """Bytes of a graph's caches on a backend.
 
-    token_bytes: of one token in all layers. block_token_bytes: of one token in a block, which is of one group.
-    state_bytes: of all states of one sequence. formats: number type of the keys and values of each layer.
+    token_bytes: of one token in all layers.
+    block_token_bytes: of one token in a block, which is of one group.
+    state_bytes: of all states of one sequence.
+    formats: number type of the keys and values of each layer.
     num_parts: ranks that have a part of each block, of which these are the sizes of the largest.
     """
 

@@ -27,7 +27,10 @@ class Cost:
 
 
 def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
-    """The cost of one operation. weight_bytes: of each parameter, in memory."""
+    """The cost of one operation.
+
+    weight_bytes: of each parameter, in memory.
+    """
     op = node.op
     cache_read, cache_written = _cache_bytes(op, sizes)
     inputs, output = (_activation_bytes(values, sizes) for values in (op.inputs, (node.output,)))
@@ -54,8 +57,9 @@ def weight_bytes_read(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Para
 class ExpertCost:
     """The experts of a mixture: how many each layer has, how many a token takes, and the bytes that this saves.
 
-    num_bytes: of all experts of all layers, in memory. bytes_read: of these for one token. inactive_parameters:
-    numbers in the experts that a token does not take.
+    num_bytes: of all experts of all layers, in memory.
+    bytes_read: of these for one token.
+    inactive_parameters: numbers in the experts that a token does not take.
     """
 
     num_experts: int
@@ -66,7 +70,9 @@ class ExpertCost:
 
 
 def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCost | None:
-    """The experts of a model; None if it has none. weight_bytes: of each parameter, in memory.
+    """The experts of a model; None if it has none.
+
+    weight_bytes: of each parameter, in memory.
 
     Where layers differ in the number of experts, the largest counts.
     """

@@ -48,7 +48,10 @@ class Cut(Generic[CutOp]):
     """The base of all cuts: every rank computes the operation on whole values."""
 
     def asks(self, op: CutOp, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:  # noqa: ARG002
-        """The inputs that the operation would take by columns. wishes: those of the operations after it."""
+        """The inputs that the operation would take by columns.
+
+        wishes: those of the operations after it.
+        """
         return []
 
     def same_columns(self, op: CutOp) -> tuple[Value, ...]:  # noqa: ARG002
@@ -56,7 +59,7 @@ class Cut(Generic[CutOp]):
         return ()
 
     def made_by_heads(self, op: CutOp, output: Value, step: int, wishes: Wishes) -> ColumnSplit | None:  # noqa: ARG002
-        """The columns in which the heads of each rank make the output. None: it is not made by heads.
+        """The columns in which the heads of each rank make the output, or None if it is not made by heads.
 
         step: columns at whose multiples ranks begin, if that is possible.
         """
@@ -74,7 +77,9 @@ class Columnwise(Cut[CutOp]):
     """
 
     def __init__(self, *, keeps_addends: bool = False, from_whole: bool = False) -> None:
-        """keeps_addends: the operation on addends gives an addend. from_whole: whole inputs are cut as is wished."""
+        """keeps_addends: the operation on addends gives an addend.
+        from_whole: whole inputs are cut as is wished.
+        """
         self._keeps_addends, self._from_whole = keeps_addends, from_whole
 
     def asks(self, op: CutOp, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:

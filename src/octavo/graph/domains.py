@@ -25,7 +25,10 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DomainNeeds:
-    """The arrays that a graph reads of the rows of a domain: see `RowNeed`. groups: those of its caches, by number."""
+    """The arrays that a graph reads of the rows of a domain: see `RowNeed`.
+
+    groups: those of its caches, by number.
+    """
 
     domain: RowDomain
     components: int = 0
@@ -77,7 +80,7 @@ def _add_needs(graph: Graph, found: dict[RowDomain, DomainNeeds], op: Op) -> Non
 
 
 def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
-    """Raises UsageError for a domain whose largest number of rows is not known."""
+    """Raise UsageError for a domain whose largest number of rows is not known."""
     for need in domain_needs(graph):
         if need.domain not in limits:
             raise UsageError(
@@ -89,7 +92,7 @@ def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
 def check_domains(
     needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int], batch: Batch, cache: tuple[int, int] = (0, 0)
 ) -> None:
-    """Raises UsageError for too many rows of a domain, and ValueError for an array that is missing or wrong.
+    """Raise UsageError for too many rows of a domain, and ValueError for an array that is missing or wrong.
 
     cache: its blocks and the tokens of each, for graphs with caches of further domains.
     """
@@ -115,7 +118,7 @@ def check_domains(
 
 
 def check_names(known: Collection[str], batch: Batch) -> None:
-    """Raises UsageError if the batch has rows of a domain that is not known.
+    """Raise UsageError if the batch has rows of a domain that is not known.
 
     known: the names of those of the executor's limits. A part of a model gets the batch of the whole.
     """
@@ -164,7 +167,7 @@ def _check_cached(need: DomainNeeds, rows: DomainRows, batch: Batch, num_blocks:
 
 
 def check_sequences(batch: Batch, max_sequences: int, max_length: int) -> None:
-    """Raises UsageError for too many sequences, and ValueError for lengths that do not fit the tokens of the step."""
+    """Raise UsageError for too many sequences, and ValueError for lengths that do not fit the tokens of the step."""
     count, lengths, starts = len(batch.seq_lens), batch.seq_lens, batch.query_start_loc
     if count > max_sequences:
         raise UsageError(f"a step with {count} requests exceeds the executor's limit of {max_sequences}")
@@ -176,7 +179,7 @@ def check_sequences(batch: Batch, max_sequences: int, max_length: int) -> None:
 
 
 def check_range(name: str, numbers: Int32, end: int, *, first: int = 0) -> None:
-    """Raises ValueError unless all numbers are from `first` to below `end`."""
+    """Raise ValueError unless all numbers are from `first` to below `end`."""
     if not numbers.size:
         return
     low, high = np.minimum.reduce(numbers, axis=None), np.maximum.reduce(numbers, axis=None)

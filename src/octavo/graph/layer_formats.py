@@ -30,14 +30,20 @@ _LARGEST_REST = 32.0
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """The number format of one layer's cache. key_mean: subtracted from int8 keys, [num_kv_heads * key_dim]."""
+    """The number format of one layer's cache.
+
+    key_mean: subtracted from int8 keys, [num_kv_heads * key_dim].
+    """
 
     kv_dtype: KVDtype
     key_mean: NDArray[np.float32] | None = None
 
 
 def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
-    """The formats of all layers with attention for this `kv_dtype`. weight: the values of a parameter (a bias)."""
+    """The formats of all layers with attention for this `kv_dtype`.
+
+    weight: the values of a parameter (a bias).
+    """
     # A latent is a key and a value in one: it keeps float16.
     caches = (*graph.kv_caches, *graph.borrowed)
     formats = {cache.layer: LayerFormat(kv_dtype if cache.value_dim else "float16") for cache in caches}

@@ -46,12 +46,11 @@ def plan(
 ) -> MemoryPlan:
     """Places all values [rows, cols] so that no two that live at the same time overlap.
 
-    rows: the largest number of each kind. element_bytes: bytes of one element of a value. If the operation allows it
-    (`Op.in_place`), an output takes the place of an input that is not needed later: a kernel then reads an element
-    before it writes it.
-
-    views: operations whose output is a part of their input's memory. scratch: bytes that an operation needs beside its
-    operands.
+    rows: the largest number of each kind.
+    element_bytes: bytes of one element of a value. If the operation allows it (`Op.in_place`), an output takes the
+    place of an input that is not needed later: a kernel then reads an element before it writes it.
+    views: operations whose output is a part of their input's memory.
+    scratch: bytes that an operation needs beside its operands.
     """
     bytes_of = element_bytes if callable(element_bytes) else lambda _: element_bytes
     is_view = {node.output for node in graph.nodes if isinstance(node.op, tuple(views))}

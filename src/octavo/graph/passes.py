@@ -193,7 +193,7 @@ def _is_selection(op: Op) -> bool:
 
 
 def select_rows_early(body: Body) -> Body:
-    """Selects rows before the row-wise operations whose outputs are only selected from, and of each value once.
+    """Select rows before the row-wise operations whose outputs are only selected from, and of each value once.
 
     In the last layer this skips everything after the attention for tokens whose logits are not wanted.
     """

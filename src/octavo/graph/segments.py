@@ -19,7 +19,8 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
     """One graph for each range of layers; the first also has the embedding, the last the output head.
 
     The outputs of a segment are the inputs of the next one: a step hands `StepOutput.values` on as `Batch.inputs`.
-    layers: consecutive ranges over all layers of the graph. Raises GraphError if they are not.
+    layers: consecutive ranges over all layers of the graph.
+    Raises GraphError if they are not.
     """
     borders = _borders(graph.nodes, layers)
     segments = []
@@ -79,7 +80,7 @@ def layer_borders(graph: Graph) -> list[int]:
 
 
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
-    """Raises UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
+    """Raise UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
     wanted = [(domain_rows(batch, v.rows).count, v.cols) for v in inputs]
     found = [array.shape for array in batch.inputs]
     if wanted != found:

@@ -25,8 +25,9 @@ from octavo.graph.values import Value
 def shard(graph: Graph, rank: int, size: int, steps: Steps, *, whole_experts: bool = False) -> Graph:
     """The part of `graph`, which is not optimized, for one of `size` ranks; the whole graph for one.
 
-    Its inputs and outputs are whole on every rank. whole_experts: a rank has some experts of a mixture, and all of
-    their columns. Raises UsageError for a rank that is not one of them, or for more ranks than experts.
+    Its inputs and outputs are whole on every rank.
+    whole_experts: a rank has some experts of a mixture, and all of their columns.
+    Raises UsageError for a rank that is not one of them, or for more ranks than experts.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not one of {size} ranks; they count from 0")
@@ -109,7 +110,7 @@ class RankGraph:
     # Operations of the rank, on values of the rank.
 
     def emit(self, op: Op) -> Value:
-        """Adds an operation, and returns its output."""
+        """Add an operation, and return its output."""
         try:
             rows, cols = op.infer_shape()
         except GraphError as error:

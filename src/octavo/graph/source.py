@@ -10,5 +10,5 @@ SOURCE = RowDomain("source")
 
 
 def source_width(graph: Graph) -> int:
-    """The columns of the rows that a graph takes of sources; 0: it takes none."""
+    """The columns of the rows that a graph takes of sources, or 0 if it takes none."""
     return next((value.cols for value in graph.inputs if value.rows is SOURCE), 0)

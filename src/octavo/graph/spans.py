@@ -26,9 +26,9 @@ SPAN_ROWS = IndexArray(TOKENS, "spans")
 class Sight:
     """The differences of a decoder that sees from one that only reads.
 
-    axes: of each rotary frequency, the component of a token's position that it multiplies; None: it has one.
+    axes: of each rotary frequency, the component of a token's position that it multiplies, or None if it has one.
     num_added: the first layers to whose outputs further features of the images are added (DeepStack).
-    both_ways: the tokens of the longest span whose positions see each other in attention; 0: none do.
+    both_ways: the tokens of the longest span whose positions see each other in attention, or 0 if none do.
     only_windows: so only in layers with a window.
     gives_vectors: the rows of images are no embeddings but vectors, which the model makes of texts.
     """
@@ -58,7 +58,7 @@ def splice_spans(g: Graph, x: Value) -> Value:
 
 
 def span_width(graph: Graph) -> int:
-    """The columns of the values that spans of prompts give; 0: the graph takes none."""
+    """The columns of the values that spans of prompts give, or 0 if the graph takes none."""
     return next((value.cols for value in graph.inputs if value.rows is SPANS), 0)
 
 

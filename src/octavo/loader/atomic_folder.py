@@ -40,13 +40,13 @@ class AtomicFolder:
             raise ModelWriteError(f"{path}: another process is writing it; wait until it ends") from error
 
     def clear(self, kept: str = "") -> None:
-        """Removes what is in the partial folder, but for the entry `kept`."""
+        """Remove what is in the partial folder, but for the entry `kept`."""
         for entry in self.partial.iterdir():
             if entry.name not in (_LOCK, kept):
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     def publish(self) -> None:
-        """Gives the folder its name, in place of a folder that has it."""
+        """Give the folder its name, in place of a folder that has it."""
         try:
             (self.partial / _LOCK).unlink()
             for path in self.partial.iterdir():
@@ -61,7 +61,7 @@ class AtomicFolder:
             raise ModelWriteError(f"{self.path}: {error.strerror}") from error
 
     def _replace(self) -> None:
-        """Sets the old folder aside, under a name that nothing else has, until the new one is in its place."""
+        """Set the old folder aside, under a name that nothing else has, until the new one is in its place."""
         old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.old-", dir=self.path.parent))
         os.replace(self.path, old)
         try:
@@ -72,7 +72,7 @@ class AtomicFolder:
         shutil.rmtree(old)
 
     def remove(self) -> None:
-        """Removes the partial folder."""
+        """Remove the partial folder."""
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def __enter__(self) -> AtomicFolder:
@@ -96,7 +96,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Brings a file to the disk."""
+    """Bring a file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

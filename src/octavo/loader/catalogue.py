@@ -155,7 +155,7 @@ DRAFTS: dict[str, str] = {
 
 
 def draft_for(model: str) -> str | None:
-    """The draft model for a short name, a repository or a file of the catalogue; None: none is known."""
+    """The draft model for a short name, a repository or a file of the catalogue, or None if none is known."""
     name, repositories = model.lower(), catalogue()
     for target, draft in DRAFTS.items():
         repository = repositories[target]
@@ -188,7 +188,10 @@ def find(name: str) -> tuple[str, str | None] | None:
 
 
 def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str | None:
-    """The short name that a misspelled one may mean. likeness: of the two, from 0 to 1."""
+    """The short name that a misspelled one may mean.
+
+    likeness: of the two, from 0 to 1.
+    """
     matcher = difflib.SequenceMatcher(b=name.lower())
     best, best_name = likeness, None
     for known in (*also, *FAMILIES, *catalogue()):  # the first of equally near ones

@@ -67,7 +67,7 @@ class Checkpoint:
     stored: Sequence[WeightInfo]  # the weights as the files have them
     quantization: str | None = None  # method of a quantized safetensors checkpoint
     pooling: PoolingConfig = field(default_factory=PoolingConfig)  # of vectors and scores of texts
-    sight: Sight | None = None  # None: it reads only text
+    sight: Sight | None = None  # None if it reads only text
 
     @property
     def num_parameters(self) -> int:
@@ -88,12 +88,12 @@ class Checkpoint:
         return replace(self, sight=sight)
 
     def close(self) -> None:
-        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
+        """Close the files. Weights that are still alive keep theirs mapped. May be called twice."""
         self.file.close()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a GGUF file (any part of a split one), a safetensors file, or the directory of either.
+    """Open a GGUF file (any part of a split one), a safetensors file, or the directory of either.
 
     Raises ModelLoadError naming file, offset and reason.
     """
@@ -108,7 +108,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def warn_unused_weights(checkpoint: Checkpoint, used: Container[str], others: Iterable[str] = ()) -> None:
-    """Warns of weights that a graph does not use. The graph itself has checked those that it needs.
+    """Warn of weights that a graph does not use. The graph itself has checked those that it needs.
 
     others: tensors of a part of the model that is another graph.
     """
@@ -149,7 +149,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
 
 
 def _check_vectors(file: TensorFiles) -> None:
-    """Refuses quantized norms and biases: they are plain numbers in every valid file."""
+    """Refuse quantized norms and biases: they are plain numbers in every valid file."""
     for info in file.tensors.values():
         if info.name in ROPE_FACTORS and (len(info.shape) != 1 or info.shape[0] > MAX_ROPE_FACTORS):
             raise ModelLoadError(f"{info.file}: offset {info.offset}: tensor {info.name!r} has the shape {info.shape}")
@@ -262,7 +262,7 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
 
 
 def config_beside(path: Path) -> Mapping[str, object]:
-    """config.json in a folder or beside a file; empty: there is none, or the file is GGUF. Raises ModelLoadError."""
+    """config.json in a folder or beside a file, empty if there is none, or the file is GGUF. Raises ModelLoadError."""
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     if not config_path.is_file() or (path.is_file() and is_gguf(path)):
         return {}
@@ -271,7 +271,7 @@ def config_beside(path: Path) -> Mapping[str, object]:
 
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Adds the file's name to errors about its content."""
+    """Add the file's name to errors about its content."""
     try:
         yield
     except ModelLoadError as error:
@@ -288,7 +288,7 @@ def checkpoint_name(name: str, table: WeightTable) -> str:
 
 
 def warn_unused_tensors(path: Path, names: list[str]) -> None:
-    """Warns of these tensors of a file, if there are any."""
+    """Warn of these tensors of a file, if there are any."""
     if names:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         logger.warning("%s: %d tensors are not used: %s", path, len(names), shown)

@@ -36,7 +36,10 @@ _KEYS = {"in_features", "out_features", "bias", "activation_function", *_NAMES, 
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """activation(weight @ x + bias). activation: a name in ACTIVATIONS of the graph's operations; None: none."""
+    """activation(weight @ x + bias).
+
+    activation: a name in ACTIVATIONS of the graph's operations, or None if none.
+    """
 
     folder: Path
     in_features: int
@@ -65,7 +68,9 @@ class DenseModule:
 
 
 def read_dense(folder: Path, *, of_tokens: bool = False) -> DenseModule:
-    """Reads `config.json`. of_tokens: it changes the vectors of tokens, not those of texts.
+    """Read `config.json`.
+
+    of_tokens: it changes the vectors of tokens, not those of texts.
 
     Raises ModelLoadError naming the file and the key.
     """

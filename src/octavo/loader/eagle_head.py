@@ -27,8 +27,8 @@ _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 class EagleHead:
     """A head whose weights include what it takes from its model. Close its checkpoint.
 
-    target_ids: [draft vocab], the token of each row of its logits; None: they are the model's. output_head: of the
-    model, for a head without one.
+    target_ids: [draft vocab], the token of each row of its logits, or None if they are the model's.
+    output_head: of the model, for a head without one.
     """
 
     checkpoint: Checkpoint
@@ -43,7 +43,7 @@ def is_eagle_head(path: Path) -> bool:
 
 
 def open_eagle_head(path: Path, target: Checkpoint) -> EagleHead:
-    """Raises ModelLoadError naming file and reason, also for a head of another model."""
+    """Raise ModelLoadError naming file and reason, also for a head of another model."""
     path = find_model_file(path)
     if not isinstance(target.config, DecoderConfig):
         raise ModelLoadError(f"{path}: an EAGLE-3 head drafts for a decoder, and {target.architecture} is none")

@@ -18,7 +18,7 @@ _BITS = {"F32": ("<u4", 0x7FFFFFFF, 0x7F800000), "F16": ("<u2", 0x7FFF, 0x7C00),
 
 
 def check_weights(model: str, revision: str | None = None) -> None:
-    """Raises NumericalError naming the first tensor of floats with a NaN or an infinity.
+    """Raise NumericalError naming the first tensor of floats with a NaN or an infinity.
 
     Not all of them reach the logits: a gate of minus infinity is zero, and a row of the embedding may not be read.
     The scales of quantized tensors are not looked at.

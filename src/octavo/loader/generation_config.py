@@ -39,7 +39,9 @@ _NAMES = ("general.name", "general.base_model.0.name", "general.basename")
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """values: by field of `SamplingParams`. source: where they come from, in words."""
+    """values: by field of `SamplingParams`.
+    source: where they come from, in words.
+    """
 
     values: dict[str, SamplingValue] = field(default_factory=dict)
     source: str = "neutral values"
@@ -62,7 +64,9 @@ class SamplingDefaults:
 
 
 def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingDefaults:
-    """The defaults of a model. choice: see `EngineConfig.generation_config`.
+    """The defaults of a model.
+
+    choice: see `EngineConfig.generation_config`.
 
     Raises ModelLoadError naming file, key and value.
     """

@@ -57,9 +57,10 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 
 def open_gguf(path: Path) -> TensorFiles:
-    """Opens the file, or from any part of a split model (`...-00002-of-00003.gguf`) the whole of it.
+    """Open the file, or from any part of a split model (`...-00002-of-00003.gguf`) the whole of it.
 
-    The metadata is that of the first part. Raises ModelLoadError naming file, offset and reason.
+    The metadata is that of the first part.
+    Raises ModelLoadError naming file, offset and reason.
     """
     with ExitStack() as opened:
         parts = map(Path, part_names(str(path), os.path.exists))
@@ -82,7 +83,8 @@ def header_bytes(path: Path) -> int:
 def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
     """All parts of the model that the file `name` belongs to, in order; only itself if it is not named like a part.
 
-    name: with or without directory. Raises ModelLoadError naming an impossible or a missing part.
+    name: with or without directory.
+    Raises ModelLoadError naming an impossible or a missing part.
     """
     match = _PART_NAME.fullmatch(name)
     if match is None:
@@ -97,7 +99,7 @@ def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
 
 
 def _check_parts(path: Path, paths: Sequence[Path], headers: Sequence[TensorFiles]) -> None:
-    """Refuses parts that do not belong together."""
+    """Refuse parts that do not belong together."""
     first = headers[0].metadata
     if len(headers) == 1:
         if (count := first.get("split.count", 1)) not in (0, 1):
@@ -171,7 +173,7 @@ class _HeaderReader:
         return self._error(offset, f"{what} goes beyond the first {MAX_HEADER_BYTES} bytes, the limit for a header")
 
     def _take(self, nbytes: int, what: str) -> int:
-        """Skips the next `nbytes` bytes and returns their offset."""
+        """Skip the next `nbytes` bytes and return their offset."""
         start = self.position
         if nbytes > self.end - start:
             raise self._beyond(start, nbytes, what)
@@ -222,7 +224,10 @@ class _HeaderReader:
             raise self._error(offset, f"{count} {what}, but {reason}")
 
     def _value(self, key: str) -> object:
-        """The value after a key. key: as errors show it."""
+        """The value after a key.
+
+        key: as errors show it.
+        """
         start = self.position
         kind = self._u32(f"the type of {key}")
         if kind == _STRING:
@@ -239,7 +244,10 @@ class _HeaderReader:
         return self._numbers(key, kind, count, start)
 
     def _numbers(self, key: str, kind: int, count: int, offset: int) -> NDArray[Any]:
-        """The next numbers or bools. offset: that of their type; the length of an array follows it."""
+        """The next numbers or bools.
+
+        offset: that of their type; the length of an array follows it.
+        """
         if kind not in _NUMBERS:
             raise self._error(offset, f"key {key} has the unknown type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
@@ -269,7 +277,7 @@ class _HeaderReader:
         return strings
 
     def _any_strings(self, key: str, strings: list[str], count: int) -> None:
-        """Appends the next `count` strings, each read for itself."""
+        """Append the next `count` strings, each read for itself."""
         data, last, unpack, limit = self.data, self.end, _U64.unpack_from, MAX_LISTED_STRING_BYTES
         end = self.position
         try:

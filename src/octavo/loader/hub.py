@@ -63,10 +63,12 @@ def resolve_model(
 ) -> Path:
     """The file or directory of a model, downloaded if needed.
 
-    name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, of which `org/name:Q4_K_M`
-    is one GGUF file, or their address. revision: branch, tag or commit of a repository; None: the newest.
-    refresh: ask the hub even if the model is here. progress: called with (file, bytes done, bytes in all).
-    offline: never touch the network; None: as the environment says.
+    name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, of which `org/name:Q4_K_M` is one
+    GGUF file, or their address.
+    revision: branch, tag or commit of a repository; None means the newest.
+    refresh: ask the hub even if the model is here.
+    progress: called with (file, bytes done, bytes in all).
+    offline: never touch the network; None means as the environment says.
     Raises ModelLoadError that says what to do.
     """
     offline = env.is_offline() if offline is None else offline
@@ -178,7 +180,7 @@ def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
 
 
 def _check_content(record: library.Record, checksums: Mapping[str, str | None]) -> None:
-    """Compares the SHA-256 of large files with those that the hub has told. Raises ModelLoadError."""
+    """Compare the SHA-256 of large files with those that the hub has told. Raises ModelLoadError."""
     for file in record.files:
         expected = checksums.get(file.name)
         if expected is not None and expected != file.sha256:
@@ -260,7 +262,7 @@ def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | 
 def download(
     repository: str, name: str, revision: str, directory: Path | None, progress: DownloadProgress | None
 ) -> Path:
-    """Downloads one file into `directory`, or into the hub's own cache. A broken download is resumed.
+    """Download one file into `directory`, or into the hub's own cache. A broken download is resumed.
 
     Raises ModelLoadError.
     """

@@ -34,7 +34,8 @@ def parse_json_object(
 ) -> dict[str, object]:
     """The JSON object in `text`, which is at `offset` bytes in `path`; without repeated keys, NaN or infinity.
 
-    max_items: limit on the items of all lists and objects together. infinity: `Infinity` is taken, too.
+    max_items: limit on the items of all lists and objects together.
+    infinity: `Infinity` is taken, too.
     """
     if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
         raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")

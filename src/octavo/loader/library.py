@@ -39,7 +39,11 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A downloaded model. label: `org/name:Q4_K_M` as it was asked for. snapshot: folder of its files."""
+    """A downloaded model.
+
+    label: `org/name:Q4_K_M` as it was asked for.
+    snapshot: folder of its files.
+    """
 
     label: str
     commit: str
@@ -65,7 +69,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A model on this machine. used: seconds since 1970. is_own: a file of the user, which Octavo does not delete."""
+    """A model on this machine.
+
+    used: seconds since 1970.
+    is_own: a file of the user, which Octavo does not delete.
+    """
 
     name: str
     path: Path
@@ -87,7 +95,7 @@ def find(label: str) -> Record | None:
 
 
 def mark_used(alias: str) -> None:
-    """Notes that the model of a short name is used now. Its own file stays untouched: packed weights depend on it."""
+    """Note that the model of a short name is used now. Its own file stays untouched: packed weights depend on it."""
     stamp = _stamp_of(alias)
     with contextlib.suppress(OSError):  # as above
         stamp.parent.mkdir(mode=0o700, exist_ok=True)
@@ -96,7 +104,7 @@ def mark_used(alias: str) -> None:
 
 
 def mark_file(path: Path) -> None:
-    """Notes that a GGUF file of the user is used now, for `octavo list`."""
+    """Note that a GGUF file of the user is used now, for `octavo list`."""
     path = Path(os.path.abspath(path))
     if path.is_relative_to(env.cache_dir()):
         return
@@ -111,7 +119,7 @@ def mark_file(path: Path) -> None:
 
 
 def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
-    """Writes the record of a download: the sizes and SHA-256 of its files."""
+    """Write the record of a download: the sizes and SHA-256 of its files."""
     import msgspec  # here, because most starts neither read nor write a record
 
     files = tuple(_recorded(snapshot, name) for name in names)
@@ -145,7 +153,7 @@ def installed() -> list[Installed]:
 
 
 def remove(model: Installed) -> None:
-    """Deletes the files of a model that no other model shares; of a file of the user only the note of its use.
+    """Delete the files of a model that no other model shares; of a file of the user only the note of its use.
 
     Raises ModelLoadError.
     """

@@ -22,7 +22,7 @@ class MappedFile:
     """A regular file mapped read-only. `size` is its size in bytes when it was opened."""
 
     def __init__(self, path: Path) -> None:
-        """Maps `path`. Raises ModelLoadError for anything but a readable, non-empty regular file."""
+        """Map `path`. Raises ModelLoadError for anything but a readable, non-empty regular file."""
         self.path = path
         with ExitStack() as opened:
             try:
@@ -79,14 +79,14 @@ class MappedFile:
         return files.pread(self._descriptor, min(nbytes, mmap.PAGESIZE), begin)
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Lets the system reclaim the whole pages within these bytes; they are read again if needed."""
+        """Let the system reclaim the whole pages within these bytes; they are read again if needed."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if self._is_open and end > start:
             files.drop_pages(self.data, start, end - start)
 
     def close(self) -> None:
-        """Closes the file. Arrays that are still alive keep their mapping. May be called twice."""
+        """Close the file. Arrays that are still alive keep their mapping. May be called twice."""
         if not self._is_open:
             return
         self._is_open = False

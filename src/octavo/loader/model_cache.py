@@ -87,7 +87,7 @@ def staging_dir(directory: Path, key: str) -> Iterator[Path]:
 
 
 def check_free_space(directory: Path, needed: int, what: str) -> None:
-    """Raises ModelLoadError with the arithmetic if `directory` has fewer than `needed` bytes left."""
+    """Raise ModelLoadError with the arithmetic if `directory` has fewer than `needed` bytes left."""
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ModelLoadError(
@@ -111,7 +111,7 @@ def is_trusted(directory: Path) -> bool:
 
 
 def _check_usable(directory: Path) -> None:
-    """Checks that the folder, created if needed, can hold models. Raises OSError."""
+    """Check that the folder, created if needed, can hold models. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_trusted(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -119,7 +119,7 @@ def _check_usable(directory: Path) -> None:
 
 
 def _check_trusted(directory: Path) -> None:
-    """Checks that only this user and the system may write to the folder."""
+    """Check that only this user and the system may write to the folder."""
     status = directory.stat()
     if status.st_uid not in (files.user_id(), 0):
         raise PermissionError(0, f"it belongs to user {status.st_uid}")

@@ -38,7 +38,9 @@ _GO = re.compile(r"\{\{-?\s*(?:\.|range\b|if\s+\.|if\s+(?:and|or|eq)\b|\$|end\b)
 
 
 def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
-    """The model of a Modelfile, and the fields of `EngineConfig` that it sets. name: of the model that it makes.
+    """The model of a Modelfile, and the fields of `EngineConfig` that it sets.
+
+    name: of the model that it makes.
 
     Raises UsageError with the line of an instruction that is unknown, or has no counterpart here.
     """
@@ -130,7 +132,10 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _quoted(path: Path, lines: Sequence[str], number: int) -> tuple[str, int]:
-    """The text until the triple quotes that end it, and the number of their line. number: of the first line."""
+    """The text until the triple quotes that end it, and the number of their line.
+
+    number: of the first line.
+    """
     for end, line in enumerate(lines):
         last, quotes, rest = line.partition(_QUOTES)
         if not quotes:

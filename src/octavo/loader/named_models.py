@@ -26,7 +26,9 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """model: path, hub id or short name. options: fields of `octavo.config.EngineConfig`."""
+    """model: path, hub id or short name.
+    options: fields of `octavo.config.EngineConfig`.
+    """
 
     name: str
     model: str
@@ -67,7 +69,7 @@ def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def store(named: NamedModel) -> None:
-    """Writes a name, also over an earlier one. Raises UsageError for one that is taken, or ModelWriteError."""
+    """Write a name, also over an earlier one. Raises UsageError for one that is taken, or ModelWriteError."""
     from octavo.loader.atomic_file import write_text
 
     name = named.name.removesuffix(":latest")
@@ -91,7 +93,7 @@ def store(named: NamedModel) -> None:
 
 
 def remove(name: str) -> None:
-    """Forgets a name. Its model stays."""
+    """Forget a name. Its model stays."""
     (_folder() / f"{name}.json").unlink(missing_ok=True)
 
 

@@ -10,9 +10,10 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
-    """Raises ModelLoadError with the remedy if one of these files, among which there is no model, is a pickle.
+    """Raise ModelLoadError with the remedy if one of these files, among which there is no model, is a pickle.
 
-    place: of the files, a directory or a repository. remedy: where to take other files from.
+    place: of the files, a directory or a repository.
+    remedy: where to take other files from.
     """
     pickles = [name for name in names if name.endswith(_SUFFIXES)]
     if pickles:

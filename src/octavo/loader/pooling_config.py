@@ -38,12 +38,13 @@ _OF_TOKENS = ("MultiVectorMask", _PYLATE_DENSE)  # modules of models that have a
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """pooling: of embeddings; normalize: to length 1. is_embedder: the checkpoint was made for embeddings.
-
-    is_classifier: the model ends in a head of sequence classification. activation: of its one label, as a score.
-    yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint. dense: the layers that
-    pooled vectors go through before normalization. num_logs: how often a sparse vector goes through log(1 + x), behind
-    relu.
+    """pooling: of embeddings; normalize: to length 1.
+    is_embedder: the checkpoint was made for embeddings.
+    is_classifier: the model ends in a head of sequence classification.
+    activation: of its one label, as a score.
+    yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint.
+    dense: the layers that pooled vectors go through before normalization.
+    num_logs: how often a sparse vector goes through log(1 + x), behind relu.
     """
 
     pooling: Pooling = "mean"
@@ -56,12 +57,18 @@ class PoolingConfig:
     num_logs: int = 0
 
     def width(self, hidden_size: int) -> int:
-        """That of vectors of texts. hidden_size: of the rows that the graph makes of them."""
+        """That of vectors of texts.
+
+        hidden_size: of the rows that the graph makes of them.
+        """
         return self.dense[-1].out_features if self.dense else hidden_size
 
 
 def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfig:
-    """prefix: that of the architecture's keys. Raises ModelLoadError naming the key."""
+    """prefix: that of the architecture's keys.
+
+    Raises ModelLoadError naming the key.
+    """
     number = ConfigReader(metadata, prefix).integer("pooling_type", 0, low=0, high=_GGUF_RANK)
     if number == _GGUF_RANK:
         return PoolingConfig("cls", is_classifier=True)
@@ -70,7 +77,10 @@ def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfi
 
 
 def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hidden_size: int) -> PoolingConfig:
-    """config_json, hidden_size: of the model. Raises ModelLoadError naming the file, the key and the value."""
+    """config_json, hidden_size: of the model.
+
+    Raises ModelLoadError naming the file, the key and the value.
+    """
     if is_classifier(ConfigReader(config_json)):
         return PoolingConfig(is_classifier=True, activation=_score_activation(directory, config_json))
     if config_json.get("architectures") == ["HF_ColBERT"]:
@@ -168,7 +178,9 @@ def _pooling(path: Path) -> Pooling:
 
 
 def _dense(folder: Path, width: int, *, of_tokens: bool = False) -> DenseModule:
-    """width: of the vectors that it gets. of_tokens: they are of tokens, not of texts."""
+    """width: of the vectors that it gets.
+    of_tokens: they are of tokens, not of texts.
+    """
     module = read_dense(folder, of_tokens=of_tokens)
     if module.in_features != width:
         path = folder / "config.json"

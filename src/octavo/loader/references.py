@@ -18,7 +18,12 @@ _PAGES = ("tree", "blob", "resolve", "raw")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A model of the hub. variant: type of a GGUF file. file: one file by its path. revision: None is the newest."""
+    """A model of the hub.
+
+    variant: type of a GGUF file.
+    file: one file by its path.
+    revision: None is the newest.
+    """
 
     repository: str
     variant: str | None = None

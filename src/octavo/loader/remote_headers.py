@@ -26,7 +26,7 @@ _SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # those that a configuration 
 def remote_headers(name: str, revision: str | None = None) -> Iterator[Path | None]:
     """The model file of a hub model that is not here, for `open_checkpoint`; removed at the end of the context.
 
-    Weights read as zeros. None: the model is here, or is named by a path, or the hub cannot or may not be asked.
+    Weights read as zeros, or None if the model is here, or is named by a path, or the hub cannot or may not be asked.
     Raises ModelLoadError that says what to do.
     """
     wanted = _not_here(name, revision)
@@ -63,7 +63,7 @@ class _Hub:
     commit: str
 
     def fetch(self, name: str, path: Path, start: int, end: int) -> int:
-        """Puts bytes [start, end) of a file, or as many as it has, at their place in `path`; returns its size.
+        """Put bytes [start, end) of a file, or as many as it has, at their place in `path`; return its size.
 
         `path` gets that size; what was never fetched takes no room on the disk.
         """

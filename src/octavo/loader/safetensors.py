@@ -35,7 +35,7 @@ TYPE_BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
 
 
 def open_safetensors(path: Path) -> TensorFiles:
-    """Opens a `.safetensors` file, or all shards of an index (`model.safetensors.index.json`).
+    """Open a `.safetensors` file, or all shards of an index (`model.safetensors.index.json`).
 
     Raises ModelLoadError naming file, offset and reason.
     """
@@ -143,7 +143,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_link(shard: Path) -> None:
-    """Checks that a link leads only into the store of the hub cache that its directory belongs to."""
+    """Check that a link leads only into the store of the hub cache that its directory belongs to."""
     try:
         directory, target = shard.parent.resolve(), shard.resolve()
     except (OSError, RuntimeError) as error:

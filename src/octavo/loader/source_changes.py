@@ -181,7 +181,8 @@ def stack_of(parts: Sequence[Source]) -> Source:
 def by_heads(source: Source, heads: int, transposed: bool) -> Source:
     """A matrix for each head: [heads * rows, cols] -> [heads, rows, cols], or [heads, cols, rows] if `transposed`.
 
-    Quantized weights become float32 if they are transposed. Raises ModelLoadError if the rows do not divide by `heads`.
+    Quantized weights become float32 if they are transposed.
+    Raises ModelLoadError if the rows do not divide by `heads`.
     """
     if len(source.shape) != 2 or source.shape[0] % heads:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, no matrix of {heads} heads")

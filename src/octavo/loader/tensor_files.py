@@ -91,7 +91,7 @@ class TensorFiles:
         return self._files[info.file].sample(info.offset, info.nbytes)
 
     def release(self, name: str) -> None:
-        """Lets the system reclaim the pages of this tensor, for example once a backend has packed it."""
+        """Let the system reclaim the pages of this tensor, for example once a backend has packed it."""
         info = self._info(name)
         self._files[info.file].release(info.offset, info.nbytes)
 
@@ -101,7 +101,7 @@ class TensorFiles:
         return None if None in identities else ", ".join(map(str, identities))
 
     def digest(self) -> str:
-        """Tells models apart on any machine: of all names, types and shapes, and a page of each tensor, in hex."""
+        """Tell models apart on any machine: of all names, types and shapes, and a page of each tensor, in hex."""
         found = blake2b(digest_size=16)
         for name, info in sorted(self.tensors.items()):
             found.update(repr((name, info.type_name, info.shape)).encode())
@@ -109,7 +109,7 @@ class TensorFiles:
         return found.hexdigest()
 
     def close(self) -> None:
-        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
+        """Close the files. Weights that are still alive keep theirs mapped. May be called twice."""
         for file in self._files.values():
             file.close()
 
@@ -120,7 +120,9 @@ class TensorFiles:
 
 
 def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int) -> list[tuple[int, int]]:
-    """The gaps between the tensors of a file, as (first byte, end). start: offset of the first byte of data.
+    """The gaps between the tensors of a file, as (first byte, end).
+
+    start: offset of the first byte of data.
 
     Raises ModelLoadError naming a tensor that overlaps another or lies beyond the end of the file.
     """
@@ -144,7 +146,9 @@ def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int
 class Source:
     """The description of a weight that is made on demand.
 
-    type_name, shape: those of the weight. nbytes: size of the stored tensors. tensors: their names in the file.
+    type_name, shape: those of the weight.
+    nbytes: size of the stored tensors.
+    tensors: their names in the file.
     steps: description of the transforms, the same text for the same result.
     """
 
@@ -198,7 +202,7 @@ class Weights(Mapping[str, Weight]):
         return Weights({**self._sources, **taken}, self._file, {**self._elsewhere, **files})
 
     def release(self, name: str) -> None:
-        """Lets the system reclaim the pages of this weight, once a backend has packed it."""
+        """Let the system reclaim the pages of this weight, once a backend has packed it."""
         for tensor in self._sources[name].tensors:
             self._file_of(name).release(tensor)
 

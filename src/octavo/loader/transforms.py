@@ -308,7 +308,7 @@ def _stacked(group: _Group, whole: str) -> Iterator[tuple[TensorName, Source]]:
 
 
 def _add_distance_vectors(groups: dict[str, _Group], transform: DistanceVectors, config: Any) -> None:
-    """Puts the vectors in the place of the table and its norm. Projections that nothing else needs go, too."""
+    """Put the vectors in the place of the table and its norm. Projections that nothing else needs go, too."""
     table = next(iter(groups.pop(transform.stem).values()))
     norm = {name.kind: source for name, source in groups.pop(transform.norm, {}).items()}
     buckets = transform.buckets(config)

@@ -49,7 +49,7 @@ class VisionPart:
     file: TensorFiles | None = None  # of its own
 
     def close(self) -> None:
-        """Closes its own file. Weights that are still alive keep it mapped."""
+        """Close its own file. Weights that are still alive keep it mapped."""
         if self.file is not None:
             self.file.close()
 
@@ -65,11 +65,12 @@ class VisionPart:
 
 
 def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
-    """The part of a checkpoint that sees; None: it has none, or one that Octavo does not know.
+    """The part of a checkpoint that sees, or None if it has none, or one that Octavo does not know.
 
-    mmproj: its file, of a GGUF model; None: the only one beside it. If that does not fit, as it may be another model's,
-    there is a warning, and the model reads text. max_tokens: of an image of any size, where the family can make it
-    smaller. Raises ModelLoadError naming file and key.
+    mmproj: its file, of a GGUF model; None means the only one beside it. If that does not fit, as it may be another
+    model's, there is a warning, and the model reads text.
+    max_tokens: of an image of any size, where the family can make it smaller.
+    Raises ModelLoadError naming file and key.
     """
     if checkpoint.format == "safetensors":
         if mmproj is not None:
@@ -130,7 +131,7 @@ def _limited(processor: ImageProcessor, max_tokens: int | None) -> ImageProcesso
 
 
 def _check(part: VisionPart) -> None:
-    """Raises ModelLoadError, or ValueError about an array, if weights, configuration and processor do not fit.
+    """Raise ModelLoadError, or ValueError about an array, if weights, configuration and processor do not fit.
 
     Otherwise the first image would end the engine. No weight is read.
     """
@@ -158,7 +159,10 @@ def _check(part: VisionPart) -> None:
 
 
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
-    """The name in the graph; None: nothing uses the tensor. A number that is no layer is part of a stem: `mm.0`."""
+    """The name in the graph, or None if nothing uses the tensor.
+
+    A number that is no layer is part of a stem: `mm.0`.
+    """
     stem, _, kind = tensor.rpartition(".")
     return f"{names[stem]}.{kind}" if stem in names else renamed(tensor, names)
 

@@ -12,7 +12,7 @@ from octavo.loader.model_file import mmproj_files
 def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
     """True if a part that sees is there or named: Octavo may not know it. Raises ModelLoadError.
 
-    mmproj: its file, right or wrong; None: the model's own, or those beside it.
+    mmproj: its file, right or wrong; None means the model's own, or those beside it.
     """
     if mmproj is not None:
         return True

@@ -48,7 +48,7 @@ class Architecture(Protocol):
     Config: ConfigType
 
     def build(self, g: Graph, cfg: Any) -> Value:
-        """Writes the model down in `g` and returns the logits."""
+        """Write the model down in `g` and return the logits."""
 
 
 @cache
@@ -116,7 +116,7 @@ def find_architecture(
 
 
 def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph | None:
-    """The unoptimized graph of the head of a model that predicts further tokens; None: it has none.
+    """The unoptimized graph of the head of a model that predicts further tokens, or None if it has none.
 
     Raises GraphError as `build_graph`.
     """
@@ -144,9 +144,11 @@ def weight_table(architecture: Architecture) -> WeightTable:
 def build_graph(
     name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, classifies: bool = False
 ) -> Graph:
-    """The unoptimized graph of a model. shapes: those of the checkpoint's weights.
+    """The unoptimized graph of a model.
 
-    classifies: the checkpoint has a head of sequence classification. Raises GraphError naming operation, shapes, layer.
+    shapes: those of the checkpoint's weights.
+    classifies: the checkpoint has a head of sequence classification.
+    Raises GraphError naming operation, shapes, layer.
     """
     if classifies:
         # A decoder is written down with its head, which the checkpoint lacks; it is replaced before it is used.

@@ -37,7 +37,10 @@ def is_assistant(config_json: Mapping[str, object]) -> bool:
 
 
 def assistant_config(reader: ConfigReader, model: gemma4.Config) -> AssistantConfig:
-    """reader: config.json. model: the one that it drafts for. Raises ModelLoadError naming the key."""
+    """reader: config.json.
+    model: the one that it drafts for.
+    Raises ModelLoadError naming the key.
+    """
     width = reader.integer("backbone_hidden_size", 1536)
     if width != model.hidden_size:
         raise reader.error("backbone_hidden_size", width, f"must be {model.hidden_size}, the hidden size of the model")
@@ -60,7 +63,9 @@ def assistant_graph(
     A row has the last token of a sequence and, as `Batch.inputs[0]` [TOKENS, model's hidden], the hidden state from
     which the model has made that token; for a further guess the guess before, and the row of the tap that has made it.
     It rotates with the position of the sequence's last token and sees the tokens before that one, whose keys and values
-    the model has computed. layout: of the model's cache. Raises GraphError as other graphs.
+    the model has computed.
+    layout: of the model's cache.
+    Raises GraphError as other graphs.
     """
     g, reads = Graph(weights), _reads(cfg, model)
     g.borrow([params.cache for params in reads], layout)

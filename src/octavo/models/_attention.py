@@ -35,14 +35,14 @@ class AttentionConfig:
     qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
     norm_after_rope: bool = False  # that norm comes after the rotation
     qkv_limit: float | None = None  # of the elements of q, k and v, after that norm
-    scale: float | None = None  # of q . k; None: head_dim^-0.5
+    scale: float | None = None  # of q . k; None means head_dim^-0.5
     softcap: float | None = None
     sinks: bool = False  # one more logit a head in the softmax: `self_attn.sinks`
     query_growth: QueryGrowth | None = None
 
 
 def same_windows(reader: ConfigReader, window: int | None = None) -> Windows:
-    """One window in all layers of config.json; None: there is none."""
+    """One window in all layers of config.json, or None if there is none."""
     return (window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
@@ -65,7 +65,10 @@ def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) 
 
 
 def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
-    """The windows of layers if every n-th has none. key: of n, or of a list that has true for layers with a window."""
+    """The windows of layers if every n-th has none.
+
+    key: of n, or of a list that has true for layers with a window.
+    """
     if isinstance(reader.value(key), (list, tuple, np.ndarray)):
         return tuple(window if local else None for local in reader.flags(key, num_layers))
     pattern = reader.integer(key, default)
@@ -75,7 +78,8 @@ def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default:
 def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> Windows:
     """The window of each layer of config.json: by `layer_types`, or every n-th layer has none.
 
-    pattern, window: n and `sliding_window`, if the file does not say them. Raises ModelLoadError naming the key.
+    pattern, window: n and `sliding_window`, if the file does not say them.
+    Raises ModelLoadError naming the key.
     """
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     window = reader.integer("sliding_window", window)

@@ -64,10 +64,10 @@ class ClassicConfig(ModelConfig):
     attention_norm: str = "input_layernorm"
     rope: RopeParams | None = None
     alibi_slopes: tuple[float, ...] | None = None
-    attention_scale: float | None = None  # None: head_dim^-0.5
+    attention_scale: float | None = None  # None means head_dim^-0.5
     divide_scale_by_layer: bool = False  # by 1 in the first layer
     qkv_limit: float | None = None  # of the elements of q, k and v
-    position_offset: int | None = None  # rows of the table of positions before its first; None: no table
+    position_offset: int | None = None  # rows of the table of positions before its first; None means no table
     embedding_norm: bool = False
     embedding_projections: bool = False  # between embedding and hidden state, and between this and the head
     final_norm: bool = True
@@ -90,7 +90,8 @@ class ClassicConfig(ModelConfig):
     ) -> ClassicT:
         """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
 
-        fields: values of further fields. Raises ModelLoadError naming the key.
+        fields: values of further fields.
+        Raises ModelLoadError naming the key.
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
@@ -124,9 +125,9 @@ class ClassicConfig(ModelConfig):
         **fields: Any,
     ) -> ClassicT:
         """reader: config.json; tied: the head is the embedding if the file does not say; fields: further fields.
-
-        kv_heads: the key of the number of kv heads; None: as many as heads. positions: tokens of the longest sequence
-        if the file does not say. Raises ModelLoadError naming the key.
+        kv_heads: the key of the number of kv heads; None means as many as heads.
+        positions: tokens of the longest sequence if the file does not say.
+        Raises ModelLoadError naming the key.
         """
         hidden_size = reader.integer(hf_key(reader, "width"), high=MAX_WIDTH)
         num_heads = _num_heads(reader, hf_key(reader, "heads"), hidden_size)
@@ -176,7 +177,10 @@ def hf_rope(
 
 
 def gguf_rope(reader: ConfigReader) -> RopeParams:
-    """reader: metadata with the architecture's prefix. Raises ModelLoadError naming the key."""
+    """reader: metadata with the architecture's prefix.
+
+    Raises ModelLoadError naming the key.
+    """
     hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
     head_dim = hidden_size // _num_heads(reader, "attention.head_count", hidden_size)
     return rope_from_gguf(reader, head_dim, reader.integer("context_length"))
@@ -193,8 +197,12 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
 def split_qkv(
     *, fused: Literal["apart", "by_head"], gguf: bool = True, one_way: bool = False
 ) -> tuple[Permute | Split, ...]:
-    """The transforms of a fused q, k and v. by_head: the rows of a kv head lie together in safetensors files: its
-    queries, its key, its value. one_way: as in `Split`."""
+    """The transforms of a fused q, k and v.
+
+    by_head: the rows of a kv head lie together in safetensors files: its queries, its key, its value.
+
+    one_way: as in `Split`.
+    """
     stem = "layers.*.self_attn.qkv_proj"
     parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
     split = Split(stem, parts, lambda cfg: cfg.attention_params(0).widths, None if gguf else "safetensors", one_way)

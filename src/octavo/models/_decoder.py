@@ -27,7 +27,7 @@ ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 class ModelConfig:
     """The fields of every `Config` that the engine uses; the others are private to the architecture.
 
-    own_pooling: of a model that was made for vectors alone, whatever files beside it say; None: they say it.
+    own_pooling: of a model that was made for vectors alone, whatever files beside it say, or None if they say it.
     """
 
     own_pooling: ClassVar[Literal["last"] | None] = None
@@ -98,7 +98,7 @@ class DecoderConfig(ModelConfig):
         return replace(params, query_scales=scales, scale_length=growth.length, scale_offset=growth.offset)
 
     def rope_params(self, layer: int) -> RopeParams | None:
-        """The rotary embedding of one layer; None: it does not rotate."""
+        """The rotary embedding of one layer, or None if it does not rotate."""
         return self.rope.of_layer(layer, local=self.attention.windows[layer] is not None)
 
     def for_length(self, max_model_len: int) -> DecoderConfig:
@@ -155,7 +155,10 @@ class DecoderConfig(ModelConfig):
 
     @classmethod
     def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
-        """reader: config.json. Raises ModelLoadError naming the key."""
+        """reader: config.json.
+
+        Raises ModelLoadError naming the key.
+        """
         return cls.read_hf(reader)
 
     @classmethod
@@ -188,8 +191,11 @@ class DecoderConfig(ModelConfig):
 
 
 def hf_rope(reader: ConfigReader, section: ConfigReader | None = None, theta: float = 10000.0) -> RopeConfig:
-    """The rotary embedding of config.json. section: the part about it, if it is not in the usual place; theta: the
-    base if the file has none. Raises ModelLoadError naming the key."""
+    """The rotary embedding of config.json.
+
+    section: the part about it, if it is not in the usual place; theta: the base if the file has none.
+    Raises ModelLoadError naming the key.
+    """
     head_dim, length = _hf_head_dim(reader), max_positions(reader)
     theta = reader.number("rope_theta", theta, low=1.0)
     section = section or rope_section(reader)

@@ -25,8 +25,8 @@ _LAYER_NAMES = ("midlayer.", "layers.0.")
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config(DecoderConfig):
-    """layer: the number of its layer, that after the model's last. taps: the layers of the model whose inputs it reads.
-
+    """layer: the number of its layer, that after the model's last.
+    taps: the layers of the model whose inputs it reads.
     norms_residual: the layer adds to its normed hidden states.
     """
 
@@ -42,7 +42,10 @@ def is_eagle3(config_json: Mapping[str, object]) -> bool:
 
 
 def eagle3_config(reader: ConfigReader, num_layers: int) -> Eagle3Config:
-    """reader: config.json. num_layers: of the model that it drafts for. Raises ModelLoadError naming the key."""
+    """reader: config.json.
+    num_layers: of the model that it drafts for.
+    Raises ModelLoadError naming the key.
+    """
     of_speculators = reader.has("transformer_layer_config")
     own = reader.section("transformer_layer_config") if of_speculators else reader
     if (count := own.integer("num_hidden_layers", 1, high=MAX_LAYERS)) != 1:
@@ -105,7 +108,7 @@ def eagle3_graph(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], outp
 
 
 def check_taps(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], hidden_size: int) -> None:
-    """Raises ModelLoadError for a head that was trained for a model of another width."""
+    """Raise ModelLoadError for a head that was trained for a model of another width."""
     found = weights.get(f"layers.{cfg.layer}.fc.weight")
     if found is None or found[-1] != _NUM_TAPS * hidden_size:
         reads = "has no fc.weight" if found is None else f"reads {found[-1]} numbers of a token"

@@ -33,8 +33,8 @@ class EncoderConfig(ModelConfig):
     """Base of the architectures' `Config`.
 
     block: post_norm: norm(h + attention(h)), then norm(h + mlp(h)), with a second norm(h + ...) between them if the
-    checkpoint has its weights; pre_norm: h + attention(norm(h)), then
-    h + mlp(norm(h)), with a norm at the end and none before the first attention.
+    checkpoint has its weights; pre_norm: h + attention(norm(h)), then h + mlp(norm(h)), with a norm at the end and none
+    before the first attention.
     """
 
     norm_eps: float
@@ -44,7 +44,7 @@ class EncoderConfig(ModelConfig):
     activation: str = "gelu"
     block: Literal["post_norm", "pre_norm"] = "post_norm"
     is_gated: bool = False  # the MLP is kind(gate x) * up x
-    position_offset: int | None = None  # rows of the table of positions before its first; None: no table
+    position_offset: int | None = None  # rows of the table of positions before its first; None means no table
     pooling: EncoderPooling = "mean"
     has_classifier: bool = False
     head_activation: str = "tanh"
@@ -53,7 +53,7 @@ class EncoderConfig(ModelConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:  # noqa: ARG003
-        """Raises ModelLoadError: llama.cpp has no form of the architecture, unless it has a method of its own."""
+        """Raise ModelLoadError: llama.cpp has no form of the architecture, unless it has a method of its own."""
         raise ModelLoadError("this architecture has no GGUF form; give the folder with its config.json and safetensors")
 
     @property
@@ -80,7 +80,8 @@ class EncoderConfig(ModelConfig):
     def read_hf(cls: type[EncoderT], reader: ConfigReader, *, norm_eps: float, **fields: Any) -> EncoderT:
         """reader: config.json; norm_eps: if the file does not say; fields: values of further fields.
 
-        windows and ropes: of all layers if they are not among the fields: none. Raises ModelLoadError naming the key.
+        windows and ropes: of all layers if they are not among the fields: none.
+        Raises ModelLoadError naming the key.
         """
         if reader.flag("is_decoder", False):
             raise reader.error("is_decoder", True, "only the encoder of this architecture is supported")
@@ -152,7 +153,10 @@ def pooling_of_gguf(reader: ConfigReader) -> tuple[EncoderPooling, bool]:
 
 
 def head_dim_of(reader: ConfigReader, heads: str, width: str) -> int:
-    """heads, width: the keys of the number of heads and of the width. Raises ModelLoadError if one is no multiple."""
+    """heads, width: the keys of the number of heads and of the width.
+
+    Raises ModelLoadError if one is no multiple.
+    """
     num_heads, size = reader.integer(heads, high=MAX_WIDTH), reader.integer(width, high=MAX_WIDTH)
     if size % (2 * num_heads):
         raise reader.error(heads, num_heads, f"heads of the width {size} have no even number of columns")

@@ -94,7 +94,7 @@ class StateSpaceConfig(ModelConfig):
 
 
 def mamba_names(stem: str = _STEM) -> dict[str, str]:
-    """Names in GGUF files, and in safetensors files under `stem`."""
+    """Name in GGUF files, and in safetensors files under `stem`."""
     return {
         "blk.*.ssm_in": _STEM + "in_proj",
         "blk.*.ssm_conv1d": _STEM + "conv1d",
@@ -166,20 +166,23 @@ def scan_from_hf(reader: ConfigReader) -> ScanHeads:
 
 
 def check_steps(reader: ConfigReader) -> None:
-    """Raises ModelLoadError if config.json limits the steps."""
+    """Raise ModelLoadError if config.json limits the steps."""
     limits = reader.value("time_step_limit")
     if limits is not None and limits not in _NO_LIMITS:
         raise reader.error("time_step_limit", limits, "must be [0, infinity]: steps are not limited")
 
 
 def check_silu(reader: ConfigReader) -> None:
-    """Raises ModelLoadError if the activation of config.json is another one."""
+    """Raise ModelLoadError if the activation of config.json is another one."""
     if (kind := reader.text("hidden_act", "silu")) not in ("silu", "swish"):
         raise reader.error("hidden_act", kind, "must be silu")
 
 
 def checked_scan(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:
-    """key: of the groups. Raises ModelLoadError unless the heads share them, and are not too wide."""
+    """key: of the groups.
+
+    Raises ModelLoadError unless the heads share them, and are not too wide.
+    """
     if scan.num_heads % scan.num_groups:
         raise reader.error(key, scan.num_groups, f"does not divide {scan.num_heads} heads")
     if scan.num_heads * scan.head_dim > MAX_WIDTH:

@@ -18,7 +18,7 @@ class MLPConfig:
 
     intermediate_size: int
     experts: Routing | None = None
-    first_experts: int | None = None  # the first layer with experts; None: those whose weights include a router
+    first_experts: int | None = None  # the first layer with experts; None if those whose weights include a router
     shared: SharedExperts | None = None  # beside the experts
 
     @classmethod
@@ -30,7 +30,10 @@ class MLPConfig:
         first_experts: int | None = None,
         shared: SharedExperts | None = None,
     ) -> MLPConfig:
-        """experts: None: a file with experts is refused. Raises ModelLoadError naming the key."""
+        """experts: None: a file with experts is refused.
+
+        Raises ModelLoadError naming the key.
+        """
         if experts is None and (count := reader.integer("expert_count", 0, low=0)):
             raise reader.error("expert_count", count, "experts are not supported by this architecture")
         return cls(reader.integer("feed_forward_length", high=MAX_WIDTH), experts, first_experts, shared)
@@ -45,7 +48,10 @@ class MLPConfig:
         first_experts: int | None = None,
         shared: SharedExperts | None = None,
     ) -> MLPConfig:
-        """activation: its names, the first if the file does not say it. Raises ModelLoadError naming the key."""
+        """activation: its names, the first if the file does not say it.
+
+        Raises ModelLoadError naming the key.
+        """
         for key in ("hidden_act", "hidden_activation"):
             if reader.text(key, activation[0]) not in activation:
                 raise reader.error(key, reader.text(key), f"must be {' or '.join(activation)}")
@@ -53,7 +59,10 @@ class MLPConfig:
 
 
 def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Routing | None:
-    """None if the file has no experts. normalize: unless the file says otherwise."""
+    """None if the file has no experts.
+
+    normalize: unless the file says otherwise.
+    """
     count = reader.integer("expert_count", 0, low=0)
     if not count:
         return None

@@ -36,14 +36,17 @@ class Config(gemma2.Config):
     """The shared configuration with these parts."""
 
     sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
-    input_width: int = 0  # columns of a layer's own input; 0: there is none
+    input_width: int = 0  # columns of a layer's own input; 0 if there is none
 
     def attention_params(self, layer: int) -> AttentionParams:
         return gemma2.Config.attention_params(self, self.sources[layer])
 
 
 def inputs_of_layers(g: Graph, h: Value, cfg: Config) -> Value:
-    """The inputs of all layers side by side, `input_width` columns each. h: the scaled embeddings."""
+    """The inputs of all layers side by side, `input_width` columns each.
+
+    h: the scaled embeddings.
+    """
     table = g.embedding("embed_tokens_per_layer", has_all=False) * math.sqrt(cfg.input_width)
     projected = g.linear(h, "per_layer_model_projection") * (1.0 / math.sqrt(cfg.hidden_size))
     return (g.rms_norm(projected, "per_layer_projection_norm", cfg.norm_eps) + table) * math.sqrt(0.5)

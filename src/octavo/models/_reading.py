@@ -132,7 +132,7 @@ class ConfigReader:
         return tuple(bool(flag) for flag in value[:length])
 
     def texts(self, key: str, length: int, allowed: Collection[str] | None = None) -> tuple[str, ...]:
-        """So many strings, each one of those allowed; None: any."""
+        """So many strings, each one of those allowed; None means any."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple)) or len(value) != length or not all(isinstance(v, str) for v in value):
             raise self.error(key, value, f"must be {length} strings")

@@ -33,8 +33,8 @@ class RopeConfig:
     """The rotary embedding of a decoder's layers. A family gives what differs from the defaults."""
 
     params: RopeParams
-    local: RopeParams | None = None  # of layers with a window; None: the same
-    rotates: tuple[bool, ...] | None = None  # [num_layers]; None: all layers do
+    local: RopeParams | None = None  # of layers with a window; None means the same
+    rotates: tuple[bool, ...] | None = None  # [num_layers]; None means all layers do
     short: RopeParams | None = None  # long-rope: in place of `params` in sequences of up to original_length tokens
     original_length: int = 0
 
@@ -44,7 +44,7 @@ class RopeConfig:
         return 2 * len(self.params.frequencies)
 
     def of_layer(self, layer: int, *, local: bool) -> RopeParams | None:
-        """local: the layer has a window. None: it does not rotate."""
+        """local: the layer has a window, or None if it does not rotate."""
         if self.rotates is not None and not self.rotates[layer]:
             return None
         return self.local if local and self.local is not None else self.params
@@ -158,8 +158,8 @@ def rope_from_hf(
     section: ConfigReader, head_dim: int, theta: float, max_positions: int, length: int | None = None
 ) -> RopeParams:
     """section: `rope_parameters` or `rope_scaling`, which win over theta, the model's own base.
-
-    max_positions: context length of the model. length: of the longest sequence; None: max_positions.
+    max_positions: context length of the model.
+    length: of the longest sequence; None means max_positions.
     Raises ModelLoadError naming the key.
     """
     theta = section.number("rope_theta", theta, low=1.0)

@@ -11,7 +11,10 @@ _GATING = {1: "softmax", 2: "sigmoid"}  # expert_gating_func of GGUF files
 
 
 def checked(routing: Routing, reader: ConfigReader, count: int, *, groups: str, chosen: str) -> Routing:
-    """groups, chosen: the keys of their numbers. Raises ModelLoadError if they do not fit `count` experts."""
+    """groups, chosen: the keys of their numbers.
+
+    Raises ModelLoadError if they do not fit `count` experts.
+    """
     num_groups = routing.num_groups
     if count % num_groups:
         raise reader.error(groups, num_groups, f"does not divide {count} experts")

@@ -15,10 +15,11 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 
 
 def check_sizes(reader: ConfigReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """reader: the part of the configuration about text, which `config` was read from. shapes: of the graph's weights.
+    """reader: the part of the configuration about text, which `config` was read from.
+    shapes: of the graph's weights.
 
-    A wrong size would scale activations wrongly, or let token ids pass that have no embedding. Raises ModelLoadError
-    naming the key.
+    A wrong size would scale activations wrongly, or let token ids pass that have no embedding.
+    Raises ModelLoadError naming the key.
     """
     table = "embed_tokens.weight"
     rows, cols = shapes[table] if len(shapes.get(table, ())) == 2 else (config.vocab_size, config.hidden_size)

@@ -21,7 +21,8 @@ FileFormat = Literal["gguf", "safetensors"]
 class Permute:
     """Puts the output rows of weight and bias in another order. A table of biases, one row an expert, counts as biases.
 
-    order: from a configuration to the stored row of each row, [out_features]. only: the files that need it.
+    order: from a configuration to the stored row of each row, [out_features].
+    only: the files that need it.
     one_way: only some files need it, so the way back leaves the rows.
     """
 
@@ -35,8 +36,9 @@ class Permute:
 class Split:
     """Cuts a fused weight, with its bias or table of biases, into parts by output rows.
 
-    parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part; none: the file
-    has the parts already. one_way: only some files have them joined, so the way back leaves the parts.
+    parts: their stems, in the order of the rows.
+    rows: from a configuration to the rows of each part; none: the file has the parts already.
+    one_way: only some files have them joined, so the way back leaves the parts.
     """
 
     stem: str
@@ -63,7 +65,8 @@ class Stack:
 class Heads:
     """Cuts a matrix into those of its heads, one below the other: [heads, out, in].
 
-    heads: from a configuration to their number. transposed: each becomes [in, out]; quantized numbers become float32.
+    heads: from a configuration to their number.
+    transposed: each becomes [in, out]; quantized numbers become float32.
     one_way: only some files have one matrix, so the way back leaves those of the heads.
     """
 
@@ -87,8 +90,9 @@ class OneRow:
 class Transpose:
     """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged.
 
-    whole: the stem of the result; None: the same. rows: from a configuration to the rows of the result; a matrix that
-    has as many stays as it is, since some files have it in this form; None: all are transposed.
+    whole: the stem of the result; None means the same.
+    rows: from a configuration to the rows of the result; a matrix that has as many stays as it is, since some files
+    have it in this form; None means all are transposed.
     """
 
     stem: str
@@ -118,7 +122,7 @@ class NegativeExp:
 class Flatten:
     """Makes a vector of a dense tensor with several dimensions, such as the kernels of a convolution by channels.
 
-    rows: from a configuration to the rows of the tensor, a matrix, for the way back; None: there is none.
+    rows: from a configuration to the rows of the tensor, a matrix, for the way back, or None if there is none.
     """
 
     stem: str
@@ -161,7 +165,10 @@ class ScaledRows:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Divides each row of a matrix by its length, once: float32. applies: from a configuration, if it does at all."""
+    """Divides each row of a matrix by its length, once: float32.
+
+    applies: from a configuration, if it does at all.
+    """
 
     stem: str
     applies: Callable[[Any], bool]
@@ -210,7 +217,10 @@ class Ones:
 
 @dataclass(frozen=True, slots=True)
 class OfLayers:
-    """A transform of the tensors of some layers alone. layers: from a configuration to their numbers."""
+    """A transform of the tensors of some layers alone.
+
+    layers: from a configuration to their numbers.
+    """
 
     step: Transform
     layers: Callable[[Any], Collection[int]]
@@ -226,7 +236,10 @@ class OfLayers:
 
 @dataclass(frozen=True, slots=True)
 class PermuteColumns:
-    """Puts the columns of a plain matrix in another order. order: as that of `Permute`, [in_features]."""
+    """Puts the columns of a plain matrix in another order.
+
+    order: as that of `Permute`, [in_features].
+    """
 
     stem: str
     order: Callable[[Any], NDArray[np.intp]]
@@ -249,7 +262,8 @@ class TokenShares:
 class HeadSums:
     """Makes matrices [heads, dim, dim] whose products are weighted sums of heads, in all columns of a head.
 
-    The file has the weights of the columns. heads: from a configuration to their number.
+    The file has the weights of the columns.
+    heads: from a configuration to their number.
     """
 
     stem: str
@@ -270,9 +284,9 @@ class WeightTable:
     """The table that turns an architecture's stored tensors into its graph's weights, for both file formats.
 
     prefixes: prefixes of the names in safetensors files; the first that matches is removed.
-    names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
-    GGUF files need only those that differ from `octavo.loader.tensor_names`. A stem with its `.weight` or `.bias`
-    becomes a whole name: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}; so does a name without either.
+    names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}. GGUF files
+    need only those that differ from `octavo.loader.tensor_names`. A stem with its `.weight` or `.bias` becomes a whole
+    name: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}; so does a name without either.
     transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 
@@ -312,7 +326,10 @@ def fused_qkv(only: FileFormat | None = None) -> Transform:
 
 
 def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tuple[Transform, ...]:
-    """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`. norms: for norms of all heads."""
+    """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`.
+
+    norms: for norms of all heads.
+    """
     part = "norm" if norms else "proj"
 
     def order(cfg: Any, heads: int) -> NDArray[np.intp]:
@@ -333,7 +350,7 @@ def stacked_experts(only: FileFormat = "safetensors", *, one_way: bool = False) 
 
 
 def shared_expert_names() -> dict[str, str]:
-    """Names of the experts that every token takes, in GGUF files, and of the bias of the choice of the others."""
+    """Name of the experts that every token takes, in GGUF files, and of the bias of the choice of the others."""
     names = {f"blk.*.ffn_{part}_shexp": f"layers.*.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
     bias = "layers.*.mlp.gate.e_score_correction"
     return names | {"blk.*.exp_probs_b": bias, bias + "_bias": bias + ".bias"}

@@ -42,9 +42,9 @@ _TERMS = {"c2p": ("k", "key", "keys"), "p2c": ("q", "query", "queries")}
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
     """terms: of the scores beside q . k: c2p, a query with a distance, and p2c, a key with one.
-
-    num_buckets: of distances on each side. max_distance: of the last bucket; 0: each distance has its own. shares: the
-    vectors of distances are projected as queries and keys are, not by matrices of their own.
+    num_buckets: of distances on each side.
+    max_distance: of the last bucket, or 0 if each distance has its own.
+    shares: the vectors of distances are projected as queries and keys are, not by matrices of their own.
     """
 
     terms: tuple[str, ...] = ()

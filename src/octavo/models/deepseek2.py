@@ -64,7 +64,7 @@ class Config(DecoderConfig):
     nope_dim: int = 0  # columns of a head that do not
     head_value_dim: int = 0  # columns of a head's output
     is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
-    index_topk: int | None = None  # tokens that the indexer chooses; None: there is no indexer
+    index_topk: int | None = None  # tokens that the indexer chooses; None if there is no indexer
 
     @property
     def rope_dim(self) -> int:
@@ -254,7 +254,10 @@ _B_PARTS = (_ATTENTION + "k_b_rows", _ATTENTION + "v_b_rows")
 
 
 def latent_transforms(*, joined: bool = False) -> tuple[Transform, ...]:
-    """Those of the weights of attention. joined: GGUF files have the two products with latents in one matrix."""
+    """Those of the weights of attention.
+
+    joined: GGUF files have the two products with latents in one matrix.
+    """
     rows = Permute(_ATTENTION + "kv_b_proj", lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False))
     steps = (
         rows,

@@ -47,7 +47,7 @@ class Multipliers:
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Multipliers:
-        """Raises ModelLoadError naming the key."""
+        """Raise ModelLoadError naming the key."""
         names = {"embedding": "embedding", "head": "lm_head", "ssm_in": "ssm_in", "ssm_out": "ssm_out"}
         names |= {part: part for part in ("attention_in", "attention_out")}
         fields = {part: reader.number(f"{key}_multiplier", 1.0, low=_LOW) for part, key in names.items()}

@@ -88,7 +88,10 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def layers(g: Graph, cfg: DecoderConfig | EncoderConfig, attend: Callable[[Value, int], Value]) -> Value:
-    """The hidden states after the last layer [TOKENS, hidden]. attend: the attention of a layer on normed rows."""
+    """The hidden states after the last layer [TOKENS, hidden].
+
+    attend: the attention of a layer on normed rows.
+    """
 
     def norm(x: Value, name: str) -> Value:
         return g.rms_norm(x, name, cfg.norm_eps)

@@ -68,7 +68,7 @@ _FLOOR = 1e-5  # of the mean square of a stream
 class Config(_per_layer.Config):
     """The shared configuration with the streams and the sparse gates."""
 
-    deviations: tuple[float | None, ...] = ()  # [num_layers]: of a gate, below which it is 0; None: not sparse
+    deviations: tuple[float | None, ...] = ()  # [num_layers]: of a gate, below which it is 0; None means not sparse
     num_streams: int = _STREAMS
     active: int = 0  # the stream that layers compute with
     scales_corrected: bool = True
@@ -176,7 +176,7 @@ def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
 
 
 def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> Value:
-    """Predicts all streams, computes with the active one, and corrects the others by what it became."""
+    """Predict all streams, computes with the active one, and corrects the others by what it became."""
     p = f"layers.{layer}."
 
     def norm(x: Value, name: str) -> Value:

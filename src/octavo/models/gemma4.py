@@ -187,7 +187,7 @@ def _global_heads(reader: ConfigReader, windows: Windows, kv_heads: int) -> tupl
         if window is not None and layers.has(str(layer)):
             raise layers.error(str(layer), own.values, "only layers without a window may differ")
         if window is None:
-            by_layer = reader.has("per_layer_config")  # empty: heads do not differ
+            by_layer = reader.has("per_layer_config")  # empty if heads do not differ
             default = reader.integer("head_dim") if by_layer else reader.integer("global_head_dim", _GLOBAL_DIM)
             dim = own.integer("head_dim", default, low=2, high=MAX_WIDTH)
             if dim % 2:
@@ -218,8 +218,8 @@ def layer(
 ) -> Value:
     """Attention and MLP of a layer, or its experts beside that: [TOKENS, hidden].
 
-    prefix: of the names of its weights. reads: the attention of a layer without keys and values, over a cache that is
-    there; None: as `cfg` has it.
+    prefix: of the names of its weights.
+    reads: the attention of a layer without keys and values, over a cache that is there; None means as `cfg` has it.
     """
     p = f"{prefix}layers.{number}."
     params = reads or cfg.attention_params(number)
@@ -245,7 +245,10 @@ def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value
 def _attention(
     g: Graph, x: Value, cfg: Config, number: int, p: str, params: AttentionParams, *, owns_keys: bool
 ) -> Value:
-    """A layer without a projection of values takes that of its keys. p: of the names of its weights."""
+    """A layer without a projection of values takes that of its keys.
+
+    p: of the names of its weights.
+    """
     dim, rope = params.head_dim, cfg.rope_params(number)
     assert rope is not None
     q = g.add(Rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), dim, rope))

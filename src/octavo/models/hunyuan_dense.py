@@ -48,7 +48,7 @@ def stretched_rope(reader: ConfigReader) -> RopeConfig:
 
 
 def stretched_theta(reader: ConfigReader, rotary_dim: int) -> float | None:
-    """The enlarged base; None: there is no alpha. The published files call it dynamic beside an alpha."""
+    """The enlarged base, or None if there is no alpha. The published files call it dynamic beside an alpha."""
     section = rope_section(reader)
     kind = section.text("rope_type", section.text("type", "default"))
     if kind != "dynamic" or not section.has("alpha"):

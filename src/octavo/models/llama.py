@@ -38,7 +38,10 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig, attention: LayerPart = attention, mlp: LayerPart = mlp) -> Value:
-    """The logits [LOGITS, vocab]. attention, mlp: the two blocks of a layer."""
+    """The logits [LOGITS, vocab].
+
+    attention, mlp: the two blocks of a layer.
+    """
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = layer(g, cfg, h, i, attention, mlp)
@@ -49,7 +52,10 @@ def build(g: Graph, cfg: DecoderConfig, attention: LayerPart = attention, mlp: L
 def layer(
     g: Graph, cfg: DecoderConfig, h: Value, number: int, attention: LayerPart = attention, mlp: LayerPart = mlp
 ) -> Value:
-    """The hidden states [TOKENS, hidden] behind a layer, from those before it. attention, mlp: its two blocks."""
+    """The hidden states [TOKENS, hidden] behind a layer, from those before it.
+
+    attention, mlp: its two blocks.
+    """
     h = h + attention(g, g.rms_norm(h, f"layers.{number}.input_layernorm", cfg.norm_eps), cfg, number)
     x = g.rms_norm(h, f"layers.{number}.post_attention_layernorm", cfg.norm_eps)
     return h + mlp(g, x, cfg, number)

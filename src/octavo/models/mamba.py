@@ -27,13 +27,16 @@ class Channels:
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader) -> Channels:
-        """Raises ModelLoadError naming the key."""
+        """Raise ModelLoadError naming the key."""
         names = ("ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
         return cls(*(reader.integer(name, high=MAX_WIDTH) for name in names))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader, state: str, expand: str, rank: str) -> Channels:
-        """state, expand, rank: the keys. Raises ModelLoadError naming one."""
+        """state, expand, rank: the keys.
+
+        Raises ModelLoadError naming one.
+        """
         hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
         check_silu(reader)
         if reader.value(rank) == "auto":
@@ -50,7 +53,7 @@ NO_CHANNELS = Channels()
 
 
 def channel_names(stem: str) -> dict[str, str]:
-    """Names in GGUF files, and in safetensors files under `stem`."""
+    """Name in GGUF files, and in safetensors files under `stem`."""
     parts = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
     return {
         "blk.*.ssm_in": _STEM + "in_proj",
@@ -88,7 +91,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The sizes of attention are 1. inner_eps: of the norms of steps, b and c; None: there are none."""
+    """The sizes of attention are 1.
+
+    inner_eps: of the norms of steps, b and c, or None if there are none.
+    """
 
     channels: Channels = NO_CHANNELS
     inner_eps: float | None = None
@@ -118,7 +124,7 @@ def build(g: Graph, cfg: Config) -> Value:
 def mamba1(g: Graph, x: Value, layer: int, eps: float | None) -> Value:
     """The state space of a layer, with its convolution and gate: [TOKENS, hidden].
 
-    eps: of the norms of the steps, b and c, which have weights or none; None: there are no norms.
+    eps: of the norms of the steps, b and c, which have weights or none, or None if there are no norms.
     """
     stem = f"layers.{layer}.mamba"
     x, z = g.linear(x, f"{stem}.input_proj"), g.linear(x, f"{stem}.z_proj")

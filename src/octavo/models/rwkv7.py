@@ -27,7 +27,11 @@ _P, _FFN = "layers.*.attn.", "layers.*.ffn."
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """num_heads, head_dim: of the delta rule. group_eps: of the norm of its heads. width: of the MLP."""
+    """num_heads, head_dim: of the delta rule.
+
+    group_eps: of the norm of its heads.
+    width: of the MLP.
+    """
 
     group_eps: float = _GROUP_EPS
     width: int = 0
@@ -58,7 +62,10 @@ class Config(StateSpaceConfig):
 
 
 def _heads(reader: ConfigReader, width: str, dim: str) -> ScanHeads:
-    """width, dim: the keys of the columns of all heads and of one. Raises ModelLoadError naming the key."""
+    """width, dim: the keys of the columns of all heads and of one.
+
+    Raises ModelLoadError naming the key.
+    """
     cols, head_dim = reader.integer(width, high=MAX_WIDTH), reader.integer(dim, 64, high=MAX_WIDTH)
     if cols % head_dim:
         raise reader.error(dim, head_dim, f"does not divide {width}, {cols}")
@@ -119,8 +126,9 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _time_mix(g: Graph, cfg: Config, x: Value, p: str, first: Value | None) -> tuple[Value, Value]:
-    """The output of a layer's delta rule, and the values of the first layer. first: these; None: it is that layer.
+    """The output of a layer's delta rule, and the values of the first layer.
 
+    first: these, or None if it is that layer.
     p: the stem of its weights.
     """
     mixed = {n: g.short_conv(x, f"{p}mix_{n}") for n in _MIXES}

@@ -31,7 +31,10 @@ _BIAS = ".layer.0.SelfAttention.relative_attention_bias"
 
 
 def _names(stack: str, mlp: int) -> dict[str, str]:
-    """GGUF names of a stack. mlp: the number of the MLP in a block."""
+    """GGUF names of a stack.
+
+    mlp: the number of the MLP in a block.
+    """
     own = {
         **{f"attn_{part}": f"0.SelfAttention.{part}" for part in "qkvo"},
         "attn_rel_b": "0.SelfAttention.relative_attention_bias",
@@ -76,8 +79,9 @@ WEIGHTS = WeightTable(
 class Config(ModelConfig):
     """The sizes. num_layers: of the decoder. max_position_embeddings: of a source and its answer together.
 
-    scales_output: the last hidden states are divided by the root of their width. start_token_id: the decoder's first
-    token, which no text has. tie_word_embeddings: what the file says; a head that it has is used.
+    scales_output: the last hidden states are divided by the root of their width.
+    start_token_id: the decoder's first token, which no text has.
+    tie_word_embeddings: what the file says; a head that it has is used.
     """
 
     num_encoder_layers: int

@@ -44,14 +44,14 @@ def half(blocks: Bytes, at: int) -> Floats:
 
 
 def planes(raw: Bytes, bits: int) -> Bytes:
-    """Splits [..., k] bytes into [..., 8 / bits, k]: the lowest `bits` of every byte first, then the next."""
+    """Split [..., k] bytes into [..., 8 / bits, k]: the lowest `bits` of every byte first, then the next."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     parts: Bytes = (raw[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
     return parts
 
 
 def fields(raw: Bytes, bits: int) -> Bytes:
-    """Splits [..., k] bytes into [..., k * 8 / bits]: all of one byte, lowest first, before the next byte."""
+    """Split [..., k] bytes into [..., k * 8 / bits]: all of one byte, lowest first, before the next byte."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts: Bytes = (raw[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return parts.reshape(*raw.shape[:-1], -1)

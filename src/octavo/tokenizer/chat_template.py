@@ -37,14 +37,14 @@ class TemplateProcess(ConfinedProcess):
         super().__init__(Path(__file__).with_name("template_worker.py"))
 
     def open(self, source: str, compute_seconds: float) -> None:
-        """Sends the template, once; the process compiles it in the background.
+        """Send the template, once; the process compiles it in the background.
 
         compute_seconds: the limit on compiling, and on each rendering.
         """
         self._write_line(json.dumps({"source": source, "seconds": compute_seconds}))
 
     def render(self, variables: str) -> dict[str, str] | None:
-        """The worker's answer to variables as JSON. None: it died."""
+        """The worker's answer to variables as JSON, or None if it died."""
         self._write_line(variables)
         answer = self.read_line()
         return None if answer is None else json.loads(answer)
@@ -67,11 +67,11 @@ class ChatTemplate:
         max_render_seconds: float = MAX_RENDER_SECONDS,
         process: TemplateProcess | None = None,
     ) -> None:
-        """Starts the process of the default template, so that it is ready when the first conversation comes.
+        """Start the process of the default template, so that it is ready when the first conversation comes.
 
         source: Jinja, as in the model file, of one template or of several.
-        bos_token, eos_token: their texts, for templates that write them. special_tokens: more of them, such as
-        `pad_token`, which a template finds only if they are here.
+        bos_token, eos_token: their texts, for templates that write them.
+        special_tokens: more of them, such as `pad_token`, which a template finds only if they are here.
         from_caller: the caller supplied the template instead of the model's own, so an error in it is a UsageError.
         process: a process that was started ahead of time; the template takes it over.
         Raises UsageError if there is no template (source None or empty).
@@ -111,13 +111,15 @@ class ChatTemplate:
 
         messages: the conversation, whose content gets the form that the template takes.
         tools, documents: descriptions that the template may show to the model. With tools the template is the one
-        called `tool_use`, if there is one. chat_template: the name of another one of the model's templates.
-        kwargs: further variables of this model's template, such as `enable_thinking`.
+        called `tool_use`, if there is one.
+        chat_template: the name of another one of the model's templates. kwargs: further variables of this model's
+        template, such as `enable_thinking`.
 
         Raises UsageError with the template's own message if a message is malformed or the template fails on this
-        conversation. Raises ModelLoadError if the model's template does not compile, is unsafe, or exceeds 2 s of
-        computing, 4 Mi characters or 512 MiB; for a template from the caller, or for a conversation of more than
-        256 Ki characters that exceeds them, that is a UsageError too.
+        conversation.
+        Raises ModelLoadError if the model's template does not compile, is unsafe, or exceeds 2 s of computing, 4 Mi
+        characters or 512 MiB; for a template from the caller, or for a conversation of more than 256 Ki characters that
+        exceeds them, that is a UsageError too.
         """
         check_messages(messages, with_images=True)
         if wrong := _RESERVED & kwargs.keys():
@@ -167,9 +169,9 @@ class ChatTemplate:
 
         max_tokens: of the conversation, which otherwise raises TooManyTokensError.
         image_marks: the marks in its texts; each becomes a placeholder.
-        continue_final_message: the model continues the last message instead of starting a new one.
-        Only the template can produce control tokens: their text in a message, a tool or a document stays text, so
-        that a message cannot pretend to come from another role.
+        continue_final_message: the model continues the last message instead of starting a new one. Only the template
+        can produce control tokens: their text in a message, a tool or a document stays text, so that a message cannot
+        pretend to come from another role.
         """
         for name in ("tools", "documents"):
             if kwargs.get(name) is not None:
@@ -214,7 +216,7 @@ class ChatTemplate:
         return _up_to_content(self.render(messages, **kwargs), messages[-1])
 
     def close(self) -> None:
-        """Ends the processes. May be called twice; a later `render` starts a new one."""
+        """End the processes. May be called twice; a later `render` starts a new one."""
         with self._lock:
             for process in self._processes.values():
                 process.close()
@@ -250,7 +252,7 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message], *, with_images: bool = False) -> None:
-    """Raises UsageError naming the first malformed message and its key.
+    """Raise UsageError naming the first malformed message and its key.
 
     A message is a mapping with a string `role`, and `content` that is a string or a list of text parts
     (`{"type": "text", "text": "..."}`), with_images: also of `{"type": "image"}`. With `tool_calls` the content may be
@@ -275,7 +277,7 @@ def check_messages(messages: Sequence[Message], *, with_images: bool = False) ->
 
 
 def _check_roles(messages: Sequence[Message], source: str) -> None:
-    """Raises UsageError for a role that is neither one of all templates nor named in this one, the text `source`."""
+    """Raise UsageError for a role that is neither one of all templates nor named in this one, the text `source`."""
     for i, message in enumerate(messages):
         role = message["role"]
         if role in _ROLES or any(f"{quote}{role}{quote}" in source for quote in "\"'"):

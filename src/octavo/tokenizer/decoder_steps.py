@@ -19,7 +19,9 @@ Replacement = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """in_tokens: made in each token alone. in_text: made in the whole text. Both in their order."""
+    """in_tokens: made in each token alone.
+    in_text: made in the whole text. Both in their order.
+    """
 
     in_tokens: tuple[Replacement, ...] = ()
     in_text: tuple[Replacement, ...] = ()
@@ -46,7 +48,7 @@ class ReplacedStream:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Adds text and returns what can no longer become part of the pattern."""
+        """Add text and return what can no longer become part of the pattern."""
         *done, rest = (self._held + text).split(self._pattern)
         # Up to here all is decided; the end may still begin a pattern.
         begins = (n for n in range(min(len(self._pattern) - 1, len(rest)), 0, -1) if rest.endswith(self._pattern[:n]))
@@ -55,7 +57,7 @@ class ReplacedStream:
         return self._content.join([*done, rest[: len(rest) - held]])
 
     def flush(self) -> str:
-        """Ends the text."""
+        """End the text."""
         held, self._held = self._held, ""
         return held
 
@@ -63,7 +65,8 @@ class ReplacedStream:
 def read_replacements(steps: Iterable[Mapping[str, Any]]) -> tuple[Replacements, list[str]]:
     """The replacements beside SentencePiece's own of the space, and the patterns of those that cannot be made.
 
-    steps: of a decoder, in their order. Raises ModelLoadError for replacements that make a text far too long.
+    steps: of a decoder, in their order.
+    Raises ModelLoadError for replacements that make a text far too long.
     """
     in_tokens: list[Replacement] = []
     in_text: list[Replacement] = []

@@ -20,7 +20,8 @@ from octavo.tokenizer.vocabulary import TokenCoding
 def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
     """The content of `tokenizer.json`, `tokenizer_config.json` and those of the chat templates, by path.
 
-    max_length: tokens of the longest sequence. Raises ModelLoadError for a vocabulary other than BPE.
+    max_length: tokens of the longest sequence.
+    Raises ModelLoadError for a vocabulary other than BPE.
     """
     if original.coding is TokenCoding.WORDPIECE or not isinstance(original.plain.model, tokenizers.models.BPE):
         raise ModelLoadError("only vocabularies of type BPE can be written as tokenizer.json yet")
@@ -48,7 +49,7 @@ def main_eos(tokenizer: Tokenizer) -> int:
 
 
 def check_files(folder: Path, original: Tokenizer) -> None:
-    """Reads the files again. Raises ModelLoadError for a token, a text or an id that became another one."""
+    """Read the files again. Raises ModelLoadError for a token, a text or an id that became another one."""
     written = read_directory_tokenizer(folder)
     check_same(folder / "tokenizer.json", original, written, original.vocab_size, "in tokenizer.json")
     for name in ("bos_token_id", "eos_token_ids", "prefix_ids", "suffix_ids", "special_token_ids", "chat_template"):

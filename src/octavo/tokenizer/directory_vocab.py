@@ -44,7 +44,7 @@ _KNOWN_PATTERNS |= {tiktoken_vocab.PATTERN}
 
 
 def read_directory_tokenizer(directory: Path) -> Tokenizer:
-    """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
+    """Build the tokenizer. Raises ModelLoadError naming the file and the problem."""
     if rwkv_vocab.is_rwkv(directory):
         return rwkv_vocab.read_rwkv(directory, read_directory_templates(directory))
     path, config, growth = directory / "tokenizer.json", tokenizer_config(directory), NO_GROWTH
@@ -128,7 +128,7 @@ def _outside(
 
 
 def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
-    """Loads the file and tries it on texts, after checking what it may do to them."""
+    """Load the file and tries it on texts, after checking what it may do to them."""
     if not path.is_file():
         raise ModelLoadError(f"{path} is missing; safetensors models need it for the tokenizer")
     size = path.stat().st_size
@@ -194,7 +194,10 @@ def _replacements(path: Path, steps: Sequence[Mapping[str, Any]]) -> Replacement
 
 
 def _coding(path: Path, steps: Sequence[Mapping[str, Any]]) -> tuple[TokenCoding, bool]:
-    """The byte encoding of tokens; and True if the vocabulary adds the first space of a text. steps: of the decoder."""
+    """The byte encoding of tokens; and True if the vocabulary adds the first space of a text.
+
+    steps: of the decoder.
+    """
     kinds = [step.get("type") for step in steps]
     if "ByteLevel" in kinds:
         return TokenCoding.BYTE_LEVEL, False

@@ -204,7 +204,10 @@ def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: i
 
 
 def check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int, where: str) -> None:
-    """Raises ModelLoadError for a text or a token that is another one in the written form. where: it is, in words."""
+    """Raise ModelLoadError for a text or a token that is another one in the written form.
+
+    where: it is, in words.
+    """
     for i in range(min(num_tokens, original.vocab_size)):
         if original.tokens[i] and original.token_bytes(i) != written.token_bytes(i):
             raise ModelLoadError(f"{path}: token {i}, {original.tokens[i]!r:.60}, would have other bytes {where}")

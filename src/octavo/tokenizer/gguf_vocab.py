@@ -69,7 +69,7 @@ class _Tokens:
 
     texts: list[str]  # [V]
     vocab: dict[str, int]
-    types: NDArray[np.int64]  # [V]; empty: all normal
+    types: NDArray[np.int64]  # [V]; empty means all normal
     ids: Mapping[str, int]  # by "bos", "eos", ...
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
@@ -79,7 +79,7 @@ class _Tokens:
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
-    """Builds the tokenizer. Raises ModelLoadError naming the key and the problem."""
+    """Build the tokenizer. Raises ModelLoadError naming the key and the problem."""
     kind = _string(metadata, _KEY + "model")
     if kind is None or kind not in READERS:
         nearest = difflib.get_close_matches(str(kind), READERS, n=1, cutoff=0)[0]
@@ -383,7 +383,7 @@ def _is_reachable(value: object, key: str, num_tokens: int) -> TypeGuard[int]:
 
 
 def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]:
-    """Leaves out the merges that would turn text that looks like a control token into that token."""
+    """Leave out the merges that would turn text that looks like a control token into that token."""
     making = {f"{token[:cut]} {token[cut:]}" for token in control for cut in range(1, len(token))}.intersection(merges)
     return [merge for merge in merges if merge not in making] if making else merges
 
@@ -400,13 +400,14 @@ def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
 def _merges_from_scores(tokens: _Tokens, scores: NDArray[np.float64]) -> list[tuple[str, str]]:
     """SentencePiece's scores as the merges of a byte-pair encoding, in order of priority.
 
-    SentencePiece repeatedly joins the two neighbours whose joined piece has the highest score, the leftmost first.
-    That is byte-pair encoding with a merge for every way to split every piece in two, ranked by the piece's score.
-    Among equal scores the longer piece comes first, then the longer left half, so that a run of the same character
-    grows from the left as it does in SentencePiece.
+    SentencePiece repeatedly joins the two neighbours whose joined piece has the highest score, the leftmost first. That
+    is byte-pair encoding with a merge for every way to split every piece in two, ranked by the piece's score. Among
+    equal scores the longer piece comes first, then the longer left half, so that a run of the same character grows from
+    the left as it does in SentencePiece.
 
-    scores: [V]. Raises ModelLoadError for tokens so long that splitting them would take seconds.
-    Source: Kudo and Richardson, "SentencePiece" (2018), and its `bpe_model.cc`.
+    scores: [V].
+    Raises ModelLoadError for tokens so long that splitting them would take seconds. Source: Kudo and Richardson,
+    "SentencePiece" (2018), and its `bpe_model.cc`.
     """
     texts, vocab = tokens.texts, tokens.vocab
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
@@ -439,7 +440,10 @@ def _strings(metadata: Mapping[str, object], name: str, limit: int) -> list[str]
 
 
 def _numbers(metadata: Mapping[str, object], name: str, length: int, kinds: str) -> NDArray[Any]:
-    """The array `name`, one entry per token. kinds: the permitted `dtype.kind` letters."""
+    """The array `name`, one entry per token.
+
+    kinds: the permitted `dtype.kind` letters.
+    """
     value = metadata.get(_KEY + name)
     array = np.asarray(value) if isinstance(value, (list, np.ndarray)) else np.empty(0, object)
     if array.ndim != 1 or array.dtype.kind not in kinds:

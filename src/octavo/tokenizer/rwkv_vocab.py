@@ -93,7 +93,7 @@ def _read_file(path: Path) -> list[bytes]:
 
 
 def _token(line: bytes, number: int) -> bytes | None:
-    """The bytes of a line's token; None: the line is not that of this number."""
+    """The bytes of a line's token; None means the line is not that of this number."""
     try:
         found = _LINE.fullmatch(line.decode())
         token = ast.literal_eval(found[2]) if found else None
@@ -106,7 +106,8 @@ def _token(line: bytes, number: int) -> bytes | None:
 
 
 def rwkv_tokenizer(source: str, tokens: Sequence[bytes], end: str, template: TemplateSet | None) -> Tokenizer:
-    """tokens: [V], of which those without bytes are none; the first, named `end`, ends a text. source: for errors.
+    """tokens: [V], of which those without bytes are none; the first, named `end`, ends a text.
+    source: for errors.
 
     Raises ModelLoadError if a byte is no token.
     """

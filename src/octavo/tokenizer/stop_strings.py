@@ -23,7 +23,7 @@ class StopStrings:
         self.stopped: str | None = None
 
     def push(self, text: str) -> str:
-        """Adds new text and returns the text that is safe to show."""
+        """Add new text and return the text that is safe to show."""
         if not self._stops or self.stopped is not None:
             return text if self.stopped is None else ""
         for at, char in enumerate(text):
@@ -37,7 +37,7 @@ class StopStrings:
         return pending[: len(pending) - keep]
 
     def flush(self) -> str:
-        """Ends the answer and returns the text that was held back."""
+        """End the answer and return the text that was held back."""
         held, self._held = self._held, ""
         return held
 

@@ -18,7 +18,7 @@ MAX_TEMPLATES = 32
 
 
 def read_directory_templates(directory: Path) -> TemplateSet | None:
-    """The templates beside a checkpoint. None: it has none. Raises ModelLoadError.
+    """The templates beside a checkpoint, or None if it has none. Raises ModelLoadError.
 
     The default one is in `chat_template.jinja`, else in `tokenizer_config.json`, where a list has named ones too, else
     in the processor's `chat_template.json`. Others are in `additional_chat_templates/NAME.jinja`.

@@ -13,7 +13,10 @@ TOOL_USE = "tool_use"
 
 @dataclass(frozen=True, slots=True)
 class TemplateSet:
-    """Sources of templates, as in the model's files. named: without the default one."""
+    """Sources of templates, as in the model's files.
+
+    named: without the default one.
+    """
 
     default: str
     named: Mapping[str, str] = field(default_factory=dict)

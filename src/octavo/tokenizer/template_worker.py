@@ -34,7 +34,7 @@ class RaisedByTemplateError(Exception):
 
 
 def compile_template(source: str) -> Template:
-    """Compiles the template in the environment that published templates are written for.
+    """Compile the template in the environment that published templates are written for.
 
     It is sandboxed and immutable, with the settings, filters and functions of transformers' `apply_chat_template`.
     """
@@ -75,7 +75,7 @@ def render(template: Template, variables: str) -> str:
 
 
 def main() -> None:
-    """Serves one template over standard input and output until the input ends."""
+    """Serve one template over standard input and output until the input ends."""
     sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
 
     import jinja2.sandbox  # noqa: F401  (before the limits apply, since the import is not the template's doing)

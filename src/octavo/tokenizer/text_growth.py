@@ -110,7 +110,7 @@ class TextGrowth:
         ]
 
     def check(self, text: str) -> None:
-        """Raises GrowthError if the normalized text may have more than MAX_NORMALIZED_BYTES.
+        """Raise GrowthError if the normalized text may have more than MAX_NORMALIZED_BYTES.
 
         Most texts are short enough for any growth that the steps are capable of. Others are normalized step by step
         in small chunks, and no step runs whose result may be too large.
@@ -141,7 +141,7 @@ def _too_large() -> GrowthError:
 
 
 def growth_of(path: object, parts: Mapping[str, Any]) -> TextGrowth:
-    """Checks the parts of a `tokenizer.json` that change texts, and gives the growth of its normalizer.
+    """Check the parts of a `tokenizer.json` that change texts, and give the growth of its normalizer.
 
     parts: TEXT_PARTS of the file, and `model` with MODEL_PARTS.
     Raises ModelLoadError, which names the file, for unknown and too many steps, for growth beyond the limits, and for

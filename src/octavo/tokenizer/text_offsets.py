@@ -11,7 +11,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 class TextOffsets:
     """The beginnings of tokens in a growing text. A token that goes on with a character begins where that does.
 
-    start: characters before the first token. skip_special_tokens: they have no text.
+    start: characters before the first token.
+    skip_special_tokens: they have no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True) -> None:
@@ -41,7 +42,7 @@ class TextOffsets:
         return True
 
     def push(self, token_id: int) -> int:
-        """Adds a token; returns its beginning. A row of logits beyond the vocabulary has no text."""
+        """Add a token; return its beginning. A row of logits beyond the vocabulary has no text."""
         is_shown = token_id < self._tokenizer.vocab_size and token_id not in self._hidden
         raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
         begin = self._num_whole if not raw or self._goes_on(raw[:1]) else self.end
@@ -52,7 +53,9 @@ class TextOffsets:
 def prompt_offsets(
     tokenizer: Tokenizer, token_ids: Sequence[int], text: str, *, num_hidden: int = 0, skip_special_tokens: bool = False
 ) -> list[int]:
-    """The beginnings of a prompt's tokens in its text. num_hidden: first tokens that the text does not show.
+    """The beginnings of a prompt's tokens in its text.
+
+    num_hidden: first tokens that the text does not show.
 
     Where the tokenizer has changed the text before it cut it into tokens, its end is the bound.
     """

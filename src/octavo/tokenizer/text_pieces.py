@@ -59,7 +59,7 @@ def _find_cut(text: str, limit: int, encode: EncodeMany) -> tuple[int, int] | No
 
 
 def _try_cut(text: str, place: int, encode: EncodeMany) -> int | None:
-    """The number of characters left out here so that both sides can be encoded alone; None: they cannot."""
+    """The number of characters left out here so that both sides can be encoded alone, or None if they cannot."""
     fits = {0, 1} if text[place] == " " else {0}
     for width in _WIDTHS:
         before, after = text[place - width : place], text[place : place + width]

@@ -38,7 +38,11 @@ PATTERN = (
 
 
 def read_tiktoken(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of `tiktoken.model`. config: tokenizer_config.json. Raises ModelLoadError."""
+    """The tokenizer of `tiktoken.model`.
+
+    config: tokenizer_config.json.
+    Raises ModelLoadError.
+    """
     path = directory / FILE_NAME
     if (found := config.get("tokenizer_class")) != _TOKENIZER_CLASS:
         raise ModelLoadError(
@@ -89,7 +93,10 @@ def _merges(ranks: Mapping[bytes, int], texts: Mapping[bytes, str]) -> Iterator[
 
 
 def _added_tokens(path: Path, config: Mapping[str, Any], begin: int) -> list[AddedToken]:
-    """The tokens behind the ranks, by id. begin: the first id."""
+    """The tokens behind the ranks, by id.
+
+    begin: the first id.
+    """
     named = config.get("added_tokens_decoder") or {}
     if not isinstance(named, dict):
         raise ModelLoadError(f"{path.with_name('tokenizer_config.json')}: added_tokens_decoder is no object")

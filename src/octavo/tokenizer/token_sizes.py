@@ -29,10 +29,10 @@ _KEEPS_TEXT = frozenset({"Split", "ByteLevel", "Digits", "Punctuation", "Metaspa
 
 @dataclass(frozen=True)
 class TokenSizes:
-    """longest: the bytes of the longest token, after normalizing. shrinking: the factor of the normalizer.
-
+    """longest: the bytes of the longest token, after normalizing.
+    shrinking: the factor of the normalizer.
     missing: bytes that are in no token, and that the tokenizer drops.
-    most: [256], the largest number of times that one token has each byte; None: it is not known.
+    most: [256], the largest number of times that one token has each byte, or None if it is not known.
     """
 
     longest: int
@@ -58,7 +58,7 @@ class TokenSizes:
 def token_sizes(
     backend: tokenizers.Tokenizer, tokens: Sequence[str], coding: TokenCoding, literal_ids: Iterable[int]
 ) -> TokenSizes | None:
-    """The sizes of a vocabulary; None: its tokens need not spell the whole text.
+    """The sizes of a vocabulary; None means its tokens need not spell the whole text.
 
     tokens, coding, literal_ids: as in `Tokenizer`.
     """
@@ -75,7 +75,7 @@ def token_sizes(
 
 
 def _shrinking(backend: tokenizers.Tokenizer) -> int | None:
-    """The factor by which tokens may be shorter than their text; None: it has no limit."""
+    """The factor by which tokens may be shorter than their text, or None if it has no limit."""
     model, factor = backend.model, 1
     if not isinstance(model, tokenizers.models.BPE):
         return None
@@ -109,7 +109,10 @@ def _steps(part: Any, inner: str) -> list[TextStep]:
 
 
 def _most(tokens: Sequence[str], literal: Sequence[bytes]) -> NDArray[np.int64]:
-    """The largest number of times that one token has each byte. literal: tokens that are their own text."""
+    """The largest number of times that one token has each byte.
+
+    literal: tokens that are their own text.
+    """
     # Beyond the alphabet all characters count as one more.
     table = np.full(1 + max(map(ord, BYTE_OF_CHAR)), _NUM_BYTES, np.int64)
     table[[*map(ord, BYTE_OF_CHAR)]] = [*BYTE_OF_CHAR.values()]

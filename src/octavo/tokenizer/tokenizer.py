@@ -40,7 +40,9 @@ class TooManyTokensError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """length: of a text with it, in tokens. is_before: it precedes the text."""
+    """length: of a text with it, in tokens.
+    is_before: it precedes the text.
+    """
 
     length: int
     token_id: int
@@ -96,8 +98,8 @@ class Tokenizer:
         parse_special: the text of a control token (`<|im_end|>`) is that token; otherwise it is plain text.
         max_tokens: with those around the text; a longer one is refused as early as possible.
 
-        A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD.
-        Other threads run meanwhile. A long text is encoded in pieces.
+        A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD. Other threads
+        run meanwhile. A long text is encoded in pieces.
         Raises TooManyTokensError; UsageError if a pattern of the model does not terminate on this text, and if the
         model's normalizer makes too much of it.
         """
@@ -164,7 +166,7 @@ class Tokenizer:
         return self._whole(rendered, self._with_prefix, parse_special=True, max_tokens=max_tokens)
 
     def guard(self, value: Any) -> Any:
-        """Marks the text of control tokens as plain text, in a string or in all strings of lists and dicts.
+        """Mark the text of control tokens as plain text, in a string or in all strings of lists and dicts.
 
         `encode_chat` removes the mark and does not parse the text as the token. Other values are returned unchanged.
         """
@@ -202,7 +204,7 @@ class Tokenizer:
 
     @cached_property
     def sizes(self) -> TokenSizes | None:
-        """The sizes of the tokens; None: they say nothing about a text."""
+        """The sizes of the tokens, or None if they say nothing about a text."""
         return token_sizes(self.special, self.tokens, self.coding, self.literal_ids)
 
     @cached_property
@@ -246,7 +248,7 @@ class Detokenizer:
         self._replaced = [ReplacedStream(each) for each in tokenizer.replacements.in_text]
 
     def push(self, ids: Iterable[int]) -> str:
-        """Adds the next tokens and returns the text that becomes final.
+        """Add the next tokens and return the text that becomes final.
 
         Raises UsageError naming an id outside the vocabulary.
         """
@@ -256,7 +258,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Ends the answer. An incomplete character becomes one U+FFFD."""
+        """End the answer. An incomplete character becomes one U+FFFD."""
         text = self._decoder.decode(b"", final=True)
         for stream in self._replaced:
             text = stream.push(text) + stream.flush()

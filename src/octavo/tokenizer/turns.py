@@ -15,8 +15,8 @@ def fit_turns(
     """The prompt of the conversation without its oldest turns, and how many turns were dropped.
 
     A turn is a user's message with all that follows up to the next. Messages before the first turn stay, and so does
-    the last turn, which alone may be longer than `room` tokens. encode: makes a prompt of messages,
-    whose length is its tokens; content of turns that were dropped is not in it.
+    the last turn, which alone may be longer than `room` tokens.
+    encode: makes a prompt of messages, whose length is its tokens; content of turns that were dropped is not in it.
     """
     prompt = encode(messages)
     if len(prompt) <= room:

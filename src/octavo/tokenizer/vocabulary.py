@@ -78,7 +78,7 @@ def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> 
 
 @contextmanager
 def library_errors_as(kind: type[OctavoError], message: str) -> Iterator[None]:
-    """Raises errors and panics of the tokenizers library as `kind`, with `message` before their own text. Octavo's own
+    """Raise errors and panics of the tokenizers library as `kind`, with `message` before their own text. Octavo's own
     errors stay as they are.
 
     A panic occurs when a pattern of the model exceeds the library's limit of attempts on a text. Panics are not an

@@ -56,9 +56,9 @@ _SCALE_BYTES = 2
 class CompileOptions:
     """Options for tests and measurements; users have OCTAVO_ISA and OCTAVO_NUM_THREADS.
 
-    isa: the instruction set to use; None: the widest, limited by OCTAVO_ISA.
+    isa: the instruction set to use; None means the widest, limited by OCTAVO_ISA.
     optimized: the graph is rewritten into fused operations first.
-    group: of the ranks that compute parts of the same layers; None: there is no other rank.
+    group: of the ranks that compute parts of the same layers, or None if there is no other rank.
     beside: packed matrices of another program, which are not packed again where this graph has them, too.
     checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
     """
@@ -251,7 +251,7 @@ def _add_records(
     packed: Mapping[Parameter, _native.PackedWeight],
     numbers: Mapping[IndexArray | RowDomain, int],
 ) -> Mapping[WeightOperand, int]:
-    """Adds the operations to a program that has their values. The indices of the weights."""
+    """Add the operations to a program that has their values. The indices of the weights."""
     layout, nodes = planned.graph.cache_layout, planned.graph.nodes
     values = {node.output: index for index, node in enumerate(nodes)}
     indices: dict[WeightOperand, int] = {p: program.add_packed_weight(weight) for p, weight in packed.items()}

@@ -52,8 +52,10 @@ class CpuPendingStep:
         on_end: Callable[[float], None],
         guard: _native.MappingGuard | None = None,
     ) -> None:
-        """errors: [R], written by the step: the reason why a row has no outcome. on_end: called with the seconds of the
-        step by whoever waits for it. guard: of mapped weights."""
+        """errors: [R], written by the step: the reason why a row has no outcome.
+        on_end: called with the seconds of the step by whoever waits for it.
+        guard: of mapped weights.
+        """
         self._on_end = on_end
         self._guard = guard
         self._step = step
@@ -93,7 +95,8 @@ class CpuExecutor:
     ) -> None:
         """The program has the values of the graph in the order of its nodes.
 
-        weight_bytes: packed size of each parameter. mapped_bytes: the part of these in a mapped file.
+        weight_bytes: packed size of each parameter.
+        mapped_bytes: the part of these in a mapped file.
         """
         self._program = program
         self._graph = graph
@@ -220,7 +223,7 @@ class CpuExecutor:
         return self._program.progress
 
     def share_threads(self, other: CpuExecutor) -> None:
-        """Computes on the threads of another executor, whose steps never run beside those of this one."""
+        """Compute on the threads of another executor, whose steps never run beside those of this one."""
         self._program.share_threads(other._program)
 
     def start_profile(self) -> None:

@@ -76,7 +76,10 @@ def lower(
     layer_format: LayerFormat | None = None,
     numbers: Mapping[IndexArray | RowDomain, int] = MappingProxyType({SELECTED: 0}),
 ) -> Operands:
-    """The operands of `op`. layer_format: that of its cache; None: float16. numbers: of index arrays and domains.
+    """The operands of `op`.
+
+    layer_format: that of its cache; None means float16.
+    numbers: of index arrays and domains.
 
     Raises GraphError for a field of an unsupported type.
     """

@@ -73,7 +73,7 @@ class PackCache:
         return self._file.read(lambda file: self._map(file, num_threads, reported))
 
     def store(self, packed: Packed) -> bool:
-        """Makes room for the file and writes it, completely or not at all. False: it could not be kept.
+        """Make room for the file and write it, completely or not at all. Return False if it could not be kept.
 
         packed: the matrices in the model's order. Each is taken after the one before is written; none is taken if the
         file cannot be kept.
@@ -108,7 +108,7 @@ class PackCache:
             return list(reported(chain.from_iterable(parts)))
 
     def _write(self, file: int, packed: Packed) -> int:
-        """Writes one matrix after another, then the header. Returns the size of the file."""
+        """Write one matrix after another, then the header. Return the size of the file."""
         entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(padded(self._header_bytes))

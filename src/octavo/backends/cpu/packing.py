@@ -55,7 +55,10 @@ def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _is_divided(group: str, width: int) -> bool:
-    """True if groups and rows are whole units of the kernels. group: its columns, or `ROW`."""
+    """True if groups and rows are whole units of the kernels.
+
+    group: its columns, or `ROW`.
+    """
     return width % _UNIT == 0 and (group == "ROW" or int(group) % _UNIT == 0)
 
 

@@ -24,10 +24,11 @@ _ONE_TOKEN = StepSizes(1, 1, 1, 1)
 @dataclass(frozen=True, slots=True)
 class PagingPlan:
     """streamed: matrices that pass through memory in every step, in the order of their use.
-
-    ahead_bytes: of these that are read before they are needed. memory_bytes: for all matrices. resident_bytes: of
-    those that stay.
-    resident_layers: layers without other matrices. bytes_per_token: read from the disk for a step of one token.
+    ahead_bytes: of these that are read before they are needed.
+    memory_bytes: for all matrices.
+    resident_bytes: of those that stay.
+    resident_layers: layers without other matrices.
+    bytes_per_token: read from the disk for a step of one token.
     """
 
     streamed: tuple[Parameter, ...]

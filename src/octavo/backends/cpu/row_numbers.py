@@ -14,8 +14,8 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, R
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
     """domains, indices: the numbers; those that every program has come first.
-
-    further: the needs of the domains behind them, in their order. arrays: the index arrays behind that of SELECTED.
+    further: the needs of the domains behind them, in their order.
+    arrays: the index arrays behind that of SELECTED.
     described: the domains that a batch describes in `Batch.domains`.
     """
 

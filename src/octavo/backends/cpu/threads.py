@@ -16,8 +16,8 @@ _SPIN_UNDER_QUOTA_US = (5, 20)
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """count: compute threads. reasons: explanations of the count, one line each.
-
+    """count: compute threads.
+    reasons: explanations of the count, one line each.
     spin_us: inside a step and between steps, in microseconds.
     """
 

@@ -37,11 +37,11 @@ def load_matrices(
     progress: LoadProgress | None,
     pack_cache: PackCacheOptions | None,
 ) -> dict[Parameter, _native.PackedWeight]:
-    """Packs each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
+    """Pack each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
 
     Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
-    only a few are in memory, or later by a job (`PackCacheOptions.later`). progress: called with (phase, bytes done,
-    bytes in all) at the start and after each matrix, largest first.
+    only a few are in memory, or later by a job (`PackCacheOptions.later`).
+    progress: called with (phase, bytes done, bytes in all) at the start and after each matrix, largest first.
     Raises InsufficientMemoryError if the cache cannot be kept and only a part of the weights may stay in memory.
     """
     nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
@@ -109,7 +109,7 @@ def _largest_first(weights: Mapping[str, Weight], matrices: Iterable[Parameter])
 def _packed(
     weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, ahead: int
 ) -> Generator[_native.PackedWeight, None, None]:
-    """Packs in the given order, largest first, so that the threads end together. Releases source pages.
+    """Pack in the given order, largest first, so that the threads end together. Release source pages.
 
     ahead: number of matrices packed, or being packed, before the caller takes the first of them.
     """

@@ -23,7 +23,9 @@ class RareChange:
     """A change that few adapters have, for which no table has room.
 
     That is a gain, a whole weight, that of an embedding, and those of experts, as stacks.
-    number: of the weight. a: None: B is the whole weight. b: with its scale; None: the table has both factors.
+    number: of the weight.
+    a: None: B is the whole weight.
+    b: with its scale, or None if the table has both factors.
     """
 
     number: int
@@ -109,7 +111,7 @@ class AdapterTable:
         return torch.tensor(np.ascontiguousarray(numbers), dtype=self.dtype)
 
     def load(self, slot: int, prepared: PreparedFactors) -> None:
-        """Replaces the adapter of a slot."""
+        """Replace the adapter of a slot."""
         for factors in self._factors.values():
             for pair in factors:
                 for factor in pair:
@@ -124,7 +126,7 @@ class AdapterTable:
             own_b[:, slot, :, : b.shape[2]].copy_(b, non_blocking=True)
 
     def move(self, device: torch.device) -> None:
-        """Has all factors on a device."""
+        """Have all factors on a device."""
         for factors in self._factors.values():
             factors[:] = [tuple(each.to(device) for each in pair) for pair in factors]
         self._device = device
@@ -152,7 +154,10 @@ class AdapterTable:
 
 
 def rows_by_slot(slots: Tensor) -> list[SlotRows]:
-    """The rows of each slot that a step reads. slots: [rows, 1], -1: none. Waits for the device."""
+    """The rows of each slot that a step reads.
+
+    slots: [rows, 1], -1: none. Waits for the device.
+    """
     found = slots[:, 0]
     return [
         SlotRows(int(slot), torch.nonzero(found == slot)[:, 0]) for slot in sorted(set(found.tolist())) if slot >= 0

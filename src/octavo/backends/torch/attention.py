@@ -27,8 +27,9 @@ def scaled_queries(q: Tensor, p: AttentionParams, positions: Tensor) -> Tensor:
 class Queries:
     """Queries of n sequences, t tokens each, with the keys that they may see, the oldest first.
 
-    positions: [n, t]. first: position of the first key [n]. end: the number of keys that are there [n]; those after
-    are not seen, whatever they hold.
+    positions: [n, t].
+    first: position of the first key [n].
+    end: the number of keys that are there [n]; those after are not seen, whatever they hold.
     """
 
     q: Tensor  # [n, t, num_heads, head_dim]
@@ -37,7 +38,7 @@ class Queries:
     positions: Tensor
     first: Tensor
     end: Tensor
-    last: Tensor | None = None  # the last position that each token sees [n, t]; None: its own
+    last: Tensor | None = None  # the last position that each token sees [n, t]; None means its own
 
 
 _SCORES = 1 << 26  # scores that are held at a time
@@ -103,7 +104,10 @@ def distance_biases(bias: Tensor, distance: Tensor) -> Tensor:
 
 
 def _distance_terms(queries: Tensor, keys: Tensor, distance: Tensor, vectors: Sequence[Tensor | None]) -> Tensor:
-    """See `octavo.graph.ops.distance_bias.distance_terms`. queries, keys: [heads, rows, head_dim]."""
+    """See `octavo.graph.ops.distance_bias.distance_terms`.
+
+    queries, keys: [heads, rows, head_dim].
+    """
     terms = queries.new_zeros((len(queries), *distance.shape))
     for each, rows, is_of_keys in zip(vectors, (queries, keys), (False, True), strict=True):
         if each is not None:

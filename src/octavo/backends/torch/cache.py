@@ -25,7 +25,7 @@ _ALIGNED_TO = 8  # bytes of a token of a layer, so that numbers of every type li
 class LayerPages:
     """One layer's part of all blocks: keys and values [blocks, num_kv_heads, block_size, dim], views of one tensor.
 
-    key_scales, value_scales: of int8 numbers, float32 [blocks, num_kv_heads, block_size]; None: there are none.
+    key_scales, value_scales: of int8 numbers, float32 [blocks, num_kv_heads, block_size], or None if there are none.
     key_factor, value_factor: by which the numbers of E4M3 are multiplied.
     """
 
@@ -62,8 +62,8 @@ class PagedCache:
         state_dtype: torch.dtype = torch.float32,
         factors: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
-        """sizes: blocks, tokens in a block, and slots for states. types: of the keys and values of each layer.
-
+        """sizes: blocks, tokens in a block, and slots for states.
+        types: of the keys and values of each layer.
         factors: of `LayerPages`, of layers in E4M3; else 1.
 
         int8 numbers have a scale for each token and head: the largest of its numbers becomes 127.
@@ -111,7 +111,7 @@ class PagedCache:
         return whole.as_strided(shape, strides, offset // dtype.itemsize if dim else 0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Writes keys [tokens, heads, dim] and values of the tokens in these slots [tokens]."""
+        """Write keys [tokens, heads, dim] and values of the tokens in these slots [tokens]."""
         pages = self.layers[layer]
         block, token = slots // self.block_size, slots % self.block_size
         parts = (
@@ -148,7 +148,7 @@ class PagedCache:
         return keys, found(pages.values, pages.value_scales, pages.value_factor)
 
     def copy(self, batch: Batch) -> None:
-        """Moves blocks and states of a step to and from memory, and makes the copies of both, in their order.
+        """Move blocks and states of a step to and from memory, and make the copies of both, in their order.
 
         Bytes of a block: those of each slot in turn; of a state: those of each array in turn. What is saved is there
         when this returns.
@@ -163,7 +163,7 @@ class PagedCache:
                 array[destination].copy_(array[source])
 
     def _move(self, saves: BlockBytes | None, loads: BlockBytes | None, arrays: list[Tensor]) -> None:
-        """Saves, then loads, rows of arrays: the first dimension is that of blocks, or of slots for states."""
+        """Save, then loads, rows of arrays: the first dimension is that of blocks, or of slots for states."""
         for moved, writes in ((saves, False), (loads, True)):
             if moved is None or not len(moved.block_ids):
                 continue

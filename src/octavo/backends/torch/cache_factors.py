@@ -26,7 +26,9 @@ def cache_factors(
 ) -> dict[int, tuple[float, float]]:
     """(key factor, value factor) of each layer in E4M3 whose projections are known, powers of two.
 
-    graph: optimized. weight: the numbers of a parameter. types: of the layers.
+    graph: optimized.
+    weight: the numbers of a parameter.
+    types: of the layers.
     """
     makers = {node.output: node.op for node in graph.nodes}
     found: dict[int, tuple[float, float]] = {}

@@ -31,11 +31,11 @@ class BatchChecks:
         self._groups = [(number, group) for number, group in groups if group.domain is TOKENS]
         tables = (n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all)
         self._vocab = min(tables, default=0)
-        self.last_token = self._vocab - 1 if self._vocab else None  # of the embedding; None: it takes any
+        self.last_token = self._vocab - 1 if self._vocab else None  # of the embedding; None if it takes any
         self.num_source_rows = limits.max_num_outputs  # of the step that tokens come from
 
     def check(self, batch: Batch, cache: PagedCache) -> None:
-        """Raises UsageError or ValueError naming the first number of the batch that cannot be."""
+        """Raise UsageError or ValueError naming the first number of the batch that cannot be."""
         limits = self._limits
         if batch.hidden_at is None:
             check_inputs(self._inputs, self._makes_logits, batch)

@@ -20,7 +20,9 @@ INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multip
 
 
 class CodeForm(NamedTuple):
-    """kind: of the codes. group: columns with one scale; 0: all of a row."""
+    """kind: of the codes.
+    group: columns with one scale; 0 means all of a row.
+    """
 
     kind: InputKind
     group: int = 0
@@ -37,7 +39,10 @@ def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noq
 
 @dataclass(frozen=True, slots=True)
 class CodedRows:
-    """codes: int8 or uint8 (the bits of E4M3) [rows, cols]. scales: float32 [rows, groups]. dtype: of the numbers."""
+    """codes: int8 or uint8 (the bits of E4M3) [rows, cols].
+    scales: float32 [rows, groups].
+    dtype: of the numbers.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -74,7 +79,7 @@ def coded_bytes(rows: int, cols: int, alignment: int) -> int:
 
 
 def places_in(memory: Tensor) -> Find:
-    """Finds memory in that of a value which is computed as codes, and lies there in place of its numbers."""
+    """Find memory in that of a value which is computed as codes, and lies there in place of its numbers."""
     free = memory.view(-1).view(torch.uint8)
 
     def find(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:

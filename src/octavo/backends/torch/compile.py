@@ -67,10 +67,12 @@ _SAMPLER_BYTES = 64  # of a number of the logits: float64 masses, sums, orders
 class TorchBackend:
     """Implements `octavo.backends.Backend` on one device.
 
-    dtype: of matrices and of the values of a step. cache_dtype: of keys and values that are not int8. capture: of
-    steps with one token a sequence. deterministic: a sequence's results depend on no other one of a step.
-    group: of the ranks that compute the other parts of a graph. prompt_tokens: of the largest step with parts of
-    prompts whose pieces are captured; 0: of none.
+    dtype: of matrices and of the values of a step.
+    cache_dtype: of keys and values that are not int8.
+    capture: of steps with one token a sequence.
+    deterministic: a sequence's results depend on no other one of a step.
+    group: of the ranks that compute the other parts of a graph.
+    prompt_tokens: of the largest step with parts of prompts whose pieces are captured; 0 means of none.
     """
 
     device: torch.device
@@ -85,7 +87,7 @@ class TorchBackend:
 
     @classmethod
     def on(cls, name: str | None = None) -> TorchBackend:
-        """On `cpu`, `cuda` or `cuda:1`; None: on the GPU if there is one. Raises UsageError if it is not there."""
+        """On `cpu`, `cuda` or `cuda:1`, or None if on the GPU if there is one. Raises UsageError if it is not there."""
         try:
             device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         except RuntimeError:

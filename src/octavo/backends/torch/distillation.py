@@ -40,9 +40,11 @@ class TeacherTokens:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """steps: of AdamW, each over `batch` texts; fewer if `seconds` are over. rate: the highest; it rises over a
-    twentieth of the way and falls by a cosine. temperature: other than 1: of both, among the teacher's tokens alone.
-    in_bfloat16: the products, with float32 sums; weights, their updates and the loss stay float32."""
+    """steps: of AdamW, each over `batch` texts; fewer if `seconds` are over.
+    rate: the highest; it rises over a twentieth of the way and falls by a cosine.
+    temperature: other than 1: of both, among the teacher's tokens alone.
+    in_bfloat16: the products, with float32 sums; weights, their updates and the loss stay float32.
+    """
 
     steps: int
     batch: int = 4
@@ -137,7 +139,8 @@ def train(
 ) -> dict[str, NDArray[np.float32]]:
     """The weights of `graph` by name after training, float32.
 
-    The same seed gives the same batches. Raises FloatingPointError if the loss is not finite.
+    The same seed gives the same batches.
+    Raises FloatingPointError if the loss is not finite.
     """
     names = sorted({parameter.name for parameter in graph.parameters})
     trained = {name: torch.tensor(weights[name].dequantize(), requires_grad=True) for name in names}

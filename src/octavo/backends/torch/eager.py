@@ -37,7 +37,8 @@ Product = Callable[[Tensor, Parameter], Tensor]
 class Texts:
     """Whole texts, one after another. T = tokens of all of them.
 
-    rows: [R], the tokens whose output rows are wanted; None: all. token_types: [T]; None: all 0.
+    rows: [R], the tokens whose output rows are wanted; None means all.
+    token_types: [T]; None means all 0.
     """
 
     token_ids: Tensor  # [T], int64
@@ -118,8 +119,9 @@ def outputs_of(
 ) -> tuple[Tensor, ...]:
     """The outputs of a graph or of a segment, to which the outputs of the one before are `inputs`.
 
-    Gradients flow to the weights that have them, and to the inputs. product: computes the products with whole matrices,
-    stacks of experts excepted; None: plainly, with the numbers of `source`.
+    Gradients flow to the weights that have them, and to the inputs.
+    product: computes the products with whole matrices, stacks of experts excepted; None means plainly, with the numbers
+    of `source`.
     """
     if len(inputs) != len(graph.inputs):
         raise UsageError(f"the graph takes {len(graph.inputs)} inputs, {len(inputs)} are given")

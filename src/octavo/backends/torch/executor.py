@@ -56,7 +56,9 @@ class TorchPendingStep:
     """Implements `octavo.backends.PendingStep`: a step whose results are on their way to the host."""
 
     def __init__(self, started: Future[Results], group: TorchRankGroup | None = None) -> None:
-        """started: the results of a step that was or will be started. group: whose end is the step's."""
+        """started: the results of a step that was or will be started.
+        group: whose end is the step's.
+        """
         self._started, self._group = started, group
         self._output: StepOutput | None = None
 
@@ -83,7 +85,6 @@ class Results:
         computed: Tensor | None = None,
     ) -> None:
         """values: tensors for fields of `StepOutput` by its name, which the next step may overwrite.
-
         reports: False: nobody wants log-probabilities, ranks or the most likely tokens, and they are not copied.
         computed: `StepOutput.computed_ids`.
         """
@@ -131,10 +132,12 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 class StepMode(NamedTuple):
-    """The way of all steps. capture: of those with a token a sequence; None: none is. repeats: see `TorchStep`.
+    """The way of all steps.
 
-    group: of the ranks that compute the other parts of the graph; None: there are none. prompt_tokens: of the largest
-    step with parts of prompts whose pieces are captured; 0: of none.
+    capture: of those with a token a sequence, or None if none is.
+    repeats: see `TorchStep`.
+    group: of the ranks that compute the other parts of the graph, or None if there are none.
+    prompt_tokens: of the largest step with parts of prompts whose pieces are captured; 0 means of none.
     """
 
     device: torch.device
@@ -160,7 +163,10 @@ class TorchExecutor:
         numbers: CacheNumbers,
         mode: StepMode,
     ) -> None:
-        """sizes: of the cache, and bytes of a step beside it. plan: of `step_plan`. numbers: of the cache."""
+        """sizes: of the cache, and bytes of a step beside it.
+        plan: of `step_plan`.
+        numbers: of the cache.
+        """
         device = mode.device
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
@@ -260,7 +266,7 @@ class TorchExecutor:
         return True
 
     def _captured_pieces(self, capture: Capture, spare: SpareRows) -> PromptPieces | None:
-        """The pieces of steps with parts of prompts; None: their capture failed."""
+        """The pieces of steps with parts of prompts; None means their capture failed."""
         sizes, begin = token_sizes(self._prompt_tokens), partial(self._step, avoids_host=True)
 
         def host_of(size: int) -> HostArrays:
@@ -453,7 +459,7 @@ class TorchExecutor:
     ) -> tuple[Samples | None, Tensor | None]:
         """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them.
 
-        draws: of these rows; None: those of their options.
+        draws: of these rows; None means those of their options.
         """
         # Gathered logits are sampled from by the first rank.
         options = batch.sampling if self._group is None or self._group.rank == 0 else None
@@ -529,13 +535,13 @@ def _board_sizes(graph: Graph, limits: ExecutorLimits) -> tuple[int, int, int]:
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:
-    """Makes a GPU the current one: Triton launches, streams and events are of that, not of their tensors' device."""
+    """Make a GPU the current one: Triton launches, streams and events are of that, not of their tensors' device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def room_for(what: str, num_bytes: int) -> Iterator[None]:
-    """Raises InsufficientMemoryError where torch finds the GPU full, which the plan of memory did not foresee."""
+    """Raise InsufficientMemoryError where torch finds the GPU full, which the plan of memory did not foresee."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -546,7 +552,7 @@ def room_for(what: str, num_bytes: int) -> Iterator[None]:
 
 
 def triton_calls(device: torch.device) -> StepKernels | None:
-    """`octavo.backends.torch.triton_calls` where kernels run: on a GPU; None: plain torch takes their place."""
+    """`octavo.backends.torch.triton_calls` where kernels run: on a GPU, or None if plain torch takes their place."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return cast(StepKernels, importlib.import_module("octavo.backends.torch.triton_calls"))

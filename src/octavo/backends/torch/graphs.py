@@ -27,7 +27,7 @@ class Replay(Protocol):
     output: Tensor  # at the same address in every replay
 
     def __call__(self) -> None:
-        """Runs it with what its input tensors hold now."""
+        """Run it with what its input tensors hold now."""
 
 
 Capture = Callable[[Callable[[], Tensor]], Replay]
@@ -117,13 +117,13 @@ class SentNumbers:
         self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
-        """Waits until `numbers` may be written."""
+        """Wait until `numbers` may be written."""
         # Of two steps in flight the first has ended before a third is sent, so that nothing is waited for.
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             self._copied.synchronize()
 
     def send(self) -> None:
-        """Copies `numbers` to the device."""
+        """Copy `numbers` to the device."""
         self.tensor.copy_(self._memory, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -139,7 +139,10 @@ class DecodeInput:
         self.tensor = self._sent.tensor
 
     def write(self, batch: Batch, seen: Sequence[SeenBlocks], late: LateNumbers | None) -> None:
-        """Sends the numbers of a step to the device. late: moves some of them there."""
+        """Send the numbers of a step to the device.
+
+        late: moves some of them there.
+        """
         self._sent.settle()
         self._arrays.write(batch, seen)
         self._sent.send()
@@ -161,9 +164,9 @@ class DecodeGraphs:
         device: torch.device,
     ) -> None:
         """run: from the arrays of a step, and these on the device, to its logits, in their place in the workspace.
-
-        host_of: the arrays of a step, whose shapes follow its size. seen_of: its blocks by group of layers. sizes:
-        numbers of sequences, the largest first.
+        host_of: the arrays of a step, whose shapes follow its size.
+        seen_of: its blocks by group of layers.
+        sizes: numbers of sequences, the largest first.
         """
         self._seen_of, self._sizes = seen_of, sorted(sizes)
         self._every_row = np.arange(max(sizes) + 1, dtype=np.int32)
@@ -176,7 +179,7 @@ class DecodeGraphs:
             self._replays[size] = capture(lambda h=host, flat=flat: run(h, flat))  # type: ignore[misc]
 
     def bucket_of(self, batch: Batch) -> int | None:
-        """The size in which a step runs; None: it is not one of a token and its logits for each sequence."""
+        """The size in which a step runs, or None if it is not one of a token and its logits for each sequence."""
         count = len(batch.seq_lens)
         is_decode = count == len(batch.token_ids) == len(batch.logits_indices)
         if not is_decode or count > self._sizes[-1]:
@@ -191,7 +194,10 @@ class DecodeGraphs:
         return self._sizes[bisect_left(self._sizes, count)]
 
     def logits(self, batch: Batch, size: int, late: LateNumbers | None = None) -> Tensor:
-        """The logits of a step [sequences, vocab]; the next step overwrites them. late: moves some of its numbers."""
+        """The logits of a step [sequences, vocab]; the next step overwrites them.
+
+        late: moves some of its numbers.
+        """
         self._inputs[size].write(batch, self._seen_of(batch), late)
         self._replays[size]()
         return self._replays[size].output[: len(batch.seq_lens)]

@@ -46,7 +46,9 @@ class LayerFile:
         weights: Mapping[str, Weight],
         layers: Sequence[Sequence[Parameter]],
     ) -> None:
-        """place: types and device of the computation. layers: the weights of each."""
+        """place: types and device of the computation.
+        layers: the weights of each.
+        """
         digest = hashlib.blake2b(f"{place} {options.identity}\n".encode(), digest_size=32)
         for parameter in (parameter for layer in layers for parameter in layer):
             digest.update(f"{parameter.label} {parameter.shape}\n".encode() + fingerprint_of(weights, parameter))
@@ -56,7 +58,7 @@ class LayerFile:
         self._file = KeptFile(digest.digest(), options.limit_bytes)
 
     def check_limit(self, num_bytes: int) -> None:
-        """Raises InsufficientMemoryError if the file of layers of about so many bytes would be too large."""
+        """Raise InsufficientMemoryError if the file of layers of about so many bytes would be too large."""
         if not self._file.fits(size := padded(self._header_bytes) + num_bytes):
             raise InsufficientMemoryError(
                 f"the streamed layers have no room in main memory, and on disk they take {size / 2**30:.1f} GiB, more "
@@ -66,7 +68,9 @@ class LayerFile:
     def layers(self, make: Maker, num_bytes: int, report: LayersReport) -> list[tuple[DeviceWeights, FileLayer]]:
         """Each layer with its place in the file, which is written if it is missing or damaged.
 
-        make: lays a layer out on the host. num_bytes: of all layers, about. report: called with the layers checked.
+        make: lays a layer out on the host.
+        num_bytes: of all layers, about.
+        report: called with the layers checked.
         Raises InsufficientMemoryError if the file cannot be kept, ModelLoadError if the model's own cannot be read.
         """
 
@@ -89,7 +93,7 @@ class LayerFile:
         )
 
     def _write(self, file: int, make: Maker) -> int:
-        """Writes one layer after another, then the header. Returns the size of the file."""
+        """Write one layer after another, then the header. Return the size of the file."""
         entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(padded(self._header_bytes))
@@ -122,7 +126,7 @@ class LayerFile:
     def _checked(
         self, kept: IO[bytes], entries: Sequence[tuple[int, int, bytes]], make: Maker, report: LayersReport
     ) -> list[tuple[DeviceWeights, FileLayer]]:
-        """Raises WrongFileError if a layer is not what its entry and this code say."""
+        """Raise WrongFileError if a layer is not what its entry and this code say."""
         examples: dict[object, tuple[DeviceWeights, Sequence[Parameter], int]] = {}
         found, offset = [], padded(self._header_bytes)
         for number, (parameters, (nbytes, checksum, structure)) in enumerate(zip(self._layers, entries, strict=True)):

@@ -36,7 +36,7 @@ class FileLayer:
     num_bytes: int
 
     def read_into(self, buffer: Tensor) -> None:
-        """Raises OSError if the disk has an error or the file has become shorter."""
+        """Raise OSError if the disk has an error or the file has become shorter."""
         view, done = buffer[: self.num_bytes].numpy().data, 0
         while done < self.num_bytes:
             count = files.read_into(self.file.fileno(), view[done : done + _READ_BYTES], self.offset + done)
@@ -52,16 +52,16 @@ class CopyEngine(Protocol):
         """A point of the computation: after everything that was submitted so far."""
 
     def copy(self, place: Tensor, source: Any, after: Any) -> Any:
-        """Begins to copy a layer once the computation has come to the mark `after`; None: at once."""
+        """Begin to copy a layer once the computation has come to the mark `after`; None means at once."""
 
     def await_copy(self, copy: Any) -> None:
-        """Lets everything that is submitted from now on wait for a copy."""
+        """Let everything that is submitted from now on wait for a copy."""
 
     def finish(self, copy: Any) -> None:
-        """Returns when a copy is done."""
+        """Return when a copy is done."""
 
     def close(self) -> None:
-        """Ends threads, after the copies that have begun."""
+        """End threads, after the copies that have begun."""
 
 
 class HostCopies:
@@ -122,7 +122,9 @@ class FileCopies:
     """
 
     def __init__(self, copies: CopyEngine, num_bytes: int, *, pinned: bool) -> None:
-        """num_bytes: of the largest layer. pinned: the buffers are, as a GPU's copies need it."""
+        """num_bytes: of the largest layer.
+        pinned: the buffers are, as a GPU's copies need it.
+        """
         self._copies = copies
         self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(_STAGED)]
         self._from: list[Any] = [None] * _STAGED  # the latest copy from each buffer
@@ -165,13 +167,15 @@ class LayerRing:
     """The places of streamed layers. A layer is computed between `enter` and `leave`."""
 
     def __init__(self, sources: Sequence[Any], places: Sequence[Tensor], copies: CopyEngine) -> None:
-        """sources: of the layers in the order of a step, as `copies` takes them. places: of uint8, all large enough."""
+        """sources: of the layers in the order of a step, as `copies` takes them.
+        places: of uint8, all large enough.
+        """
         self._sources, self._places, self._copies = sources, places, copies
         self._holds: list[int | None] = [None] * len(places)  # the layer that is there or on its way
         self._arrivals: list[Any] = [None] * len(places)
 
     def enter(self, layer: int) -> None:
-        """Allows what is submitted from now on to use the layer."""
+        """Allow what is submitted from now on to use the layer."""
         count = len(self._places)
         if self._holds[layer % count] != layer:
             self._fill(layer, self._copies.mark())
@@ -181,7 +185,7 @@ class LayerRing:
         self._copies.await_copy(self._arrivals[layer % count])
 
     def leave(self, layer: int) -> None:
-        """Ends the use of the layer in this step, after what was submitted so far."""
+        """End the use of the layer in this step, after what was submitted so far."""
         following = layer + len(self._places)
         if following >= len(self._sources):
             following = layer % len(self._places)
@@ -189,11 +193,11 @@ class LayerRing:
             self._fill(following, self._copies.mark())
 
     def replace_places(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Goes on with the same bytes elsewhere, after `settle`."""
+        """Go on with the same bytes elsewhere, after `settle`."""
         self._places = [moved(place) for place in self._places]
 
     def settle(self) -> None:
-        """Returns when nothing is on its way."""
+        """Return when nothing is on its way."""
         for arrival in self._arrivals:
             if arrival is not None:
                 self._copies.finish(arrival)
@@ -205,7 +209,7 @@ class LayerRing:
         self._holds[number] = layer
 
     def close(self) -> None:
-        """Ends the copies."""
+        """End the copies."""
         self._copies.close()
 
 
@@ -233,5 +237,5 @@ class StreamedLayers:
             self.ring.leave(current)
 
     def close(self) -> None:
-        """Ends the copies."""
+        """End the copies."""
         self.ring.close()

@@ -33,8 +33,8 @@ _BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class LowRankOptions:
-    """scale: alpha / rank. product_type: of the products, with float32 sums; all else is float32.
-
+    """scale: alpha / rank.
+    product_type: of the products, with float32 sums; all else is float32.
     keeps_weights: frozen weights stay in memory in the product type; otherwise each is dequantized whenever it is
     needed, in both directions.
     """
@@ -103,7 +103,7 @@ class LowRankTrainer:
         return found
 
     def restore(self, state: Mapping[str, NDArray[np.float32]]) -> None:
-        """Goes on from `state`."""
+        """Go on from `state`."""
         for name, pair in self._factors.items():
             for letter, tensor in zip("AB", pair, strict=True):
                 tensor.data.copy_(torch.from_numpy(state[f"{name}.{letter}"]))

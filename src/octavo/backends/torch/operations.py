@@ -20,7 +20,7 @@ from octavo.graph.builder import Node
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
-    """Gives the step the output of one operation, in its place if it has one. Where no row is wanted, nothing runs.
+    """Give the step the output of one operation, in its place if it has one. Where no row is wanted, nothing runs.
 
     Raises GraphError naming an operation without a torch form.
     """
@@ -40,6 +40,6 @@ def evaluate(node: Node, step: TorchStep) -> None:
 
 
 def check_operation(node: Node) -> None:
-    """Raises GraphError naming the operation if it has no torch form."""
+    """Raise GraphError naming the operation if it has no torch form."""
     if type(node.op) not in FORMS:
         raise GraphError(f"{node.layer}: {node.op.name}: the torch backend has no form of this operation")

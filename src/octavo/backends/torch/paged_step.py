@@ -131,11 +131,14 @@ class StepKernels(Protocol):
 
 @dataclass(slots=True)
 class PagedStep(TorchStep):
-    """A step over the paged cache. calls: the Triton kernels; None: plain torch. small: `arrays` in int32, for kernels.
+    """A step over the paged cache.
 
-    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share. group: of the ranks of a
-    part of a graph; widths: the columns of each rank in a value that they gather. feeds: of
-    `octavo.graph.feeds.fed_products`. workspace: of the executor.
+    calls: the Triton kernels; None means plain torch.
+    small: `arrays` in int32, for kernels.
+    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share.
+    group: of the ranks of a part of a graph; widths: the columns of each rank in a value that they gather.
+    feeds: of `octavo.graph.feeds.fed_products`.
+    workspace: of the executor.
     """
 
     weights: DeviceWeights = field(kw_only=True)
@@ -152,7 +155,7 @@ class PagedStep(TorchStep):
     num_outputs: int = 0  # rows of values that are not of tokens: of those that are wanted, as many as are computed
     draws: Tensor | None = None  # of its rows of logits, where they follow from the step before
 
-    adapters: AdapterTable | None = None  # None: the graph takes none
+    adapters: AdapterTable | None = None  # None if the graph takes none
 
     # The rows of each adapter, by the value that has their slots and the number of rows: for kernels, and without.
     sorted_slots: dict[tuple[Value, int], Sorted] = field(default_factory=dict)
@@ -176,7 +179,10 @@ class PagedStep(TorchStep):
         return self.adapters.rare(op)
 
     def take_outputs(self, whole: Mapping[Value, Tensor], rows: slice) -> None:
-        """Goes on with these of the outputs alone. whole: the values of the step with all of them."""
+        """Go on with these of the outputs alone.
+
+        whole: the values of the step with all of them.
+        """
         for value, tensor in whole.items():
             self.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
         self.num_outputs = rows.stop - rows.start
@@ -411,7 +417,7 @@ class PagedStep(TorchStep):
         return mixed.reshape(-1, p.output_width)
 
     def _last_seen(self, p: AttentionParams, some: EqualSequences) -> Tensor | None:
-        """The last position that each token of these sequences sees [n, t]; None: its own."""
+        """The last position that each token of these sequences sees [n, t]; None means its own."""
         further = self.further.get(TOKENS)
         if not p.sees_spans or further is None or further.positions is None or len(further.positions) < 2:
             return None

@@ -41,7 +41,10 @@ def token_sizes(most: int) -> list[int]:
 
 
 class Stretch(NamedTuple):
-    """Consecutive nodes. is_captured: each row of theirs is computed by itself."""
+    """Consecutive nodes.
+
+    is_captured: each row of theirs is computed by itself.
+    """
 
     nodes: tuple[Node, ...]
     is_captured: bool
@@ -62,7 +65,10 @@ def stretches_of(nodes: Sequence[Node]) -> list[Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A captured stretch for some number of tokens. values, codes: of its outputs that other stretches read."""
+    """A captured stretch for some number of tokens.
+
+    values, codes: of its outputs that other stretches read.
+    """
 
     replay: Replay
     values: Mapping[Value, Tensor]
@@ -104,9 +110,10 @@ class PromptPieces:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """nodes: those before the output head. begin: a step of arrays that lie on the device, which may be captured.
-
-        host_of: the arrays of a step of so many tokens. sizes: numbers of tokens, the largest first.
+        """nodes: those before the output head.
+        begin: a step of arrays that lie on the device, which may be captured.
+        host_of: the arrays of a step of so many tokens.
+        sizes: numbers of tokens, the largest first.
         """
         self._stretches, self._begin, self._capture = stretches_of(nodes), begin, capture
         self._sizes = sorted(sizes)
@@ -151,14 +158,17 @@ class PromptPieces:
         return pieces
 
     def size_of(self, batch: Batch) -> int | None:
-        """The number of tokens in whose pieces a step runs; None: it has more than any, or kinds of tokens."""
+        """The number of tokens in whose pieces a step runs, or None if it has more than any, or kinds of tokens."""
         count = len(batch.token_ids)
         if not count or count > self._sizes[-1] or batch.token_types is not None:
             return None
         return self._sizes[bisect_left(self._sizes, count)]
 
     def evaluate(self, step: PagedStep, batch: Batch, size: int) -> None:
-        """Gives the step the outputs of all nodes. size: of `size_of`."""
+        """Give the step the outputs of all nodes.
+
+        size: of `size_of`.
+        """
         count = len(batch.token_ids)
         sent = self._inputs[size]
         sent.settle()

@@ -27,9 +27,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class ProductEnd(NamedTuple):
     """The terms that are added to the sums of a product [rows, out], and how these are stored.
 
-    bias: [out], in the type of the result. residual: [rows, out]. dtype: of the result, else that of the product's
-    rows; on a GPU the sums themselves have it. out: the memory of the result, which may be that of the residual: then
-    it is added without a pass of its own.
+    bias: [out], in the type of the result.
+    residual: [rows, out].
+    dtype: of the result, else that of the product's rows; on a GPU the sums themselves have it.
+    out: the memory of the result, which may be that of the residual: then it is added without a pass of its own.
     """
 
     bias: Tensor | None = None
@@ -94,7 +95,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor
 
 
 def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """x [tokens, heads * head_dim] -> the same shape. rotation: of `TorchStep.rotation`."""
+    """x [tokens, heads * head_dim] -> the same shape.
+
+    rotation: of `TorchStep.rotation`.
+    """
     cos, sin = rotation
     half = cos.shape[-1]
     heads = x.reshape(x.shape[0], -1, head_dim)

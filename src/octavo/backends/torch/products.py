@@ -43,8 +43,9 @@ def linear(
 ) -> Tensor:
     """x [rows, in] @ matrix [out, in].T and its end -> [rows, out].
 
-    x: codes only where the matrix asks for them. repeats: a row's result depends on no other row, nor on how many there
-    are. find: memory while the product runs.
+    x: codes only where the matrix asks for them.
+    repeats: a row's result depends on no other row, nor on how many there are.
+    find: memory while the product runs.
     """
     terms = (end.bias, end.residual)
     if isinstance(matrix, Planes) and matrix.inputs is not None:
@@ -64,7 +65,7 @@ def linear(
 
 
 def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out: Tensor | None) -> Tensor | None:
-    """kind(gate) * up, the two below each other in the matrix, in one launch; None: it takes more than one.
+    """kind(gate) * up, the two below each other in the matrix, in one launch, or None if it takes more than one.
 
     So it is for rows that are computed one by one, and inputs in 16 bits.
     """

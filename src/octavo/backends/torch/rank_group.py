@@ -34,7 +34,9 @@ class TorchRankGroup:
     compile: Callable[..., Executor]  # as `TorchBackend.compile`, for the graph of this rank; set by the backend
 
     def __init__(self, group: Any, place: tuple[int, int], device: torch.device) -> None:
-        """group: of torch.distributed. place: number of this rank, ranks."""
+        """group: of torch.distributed.
+        place: number of this rank, ranks.
+        """
         self._group, self.device = group, device
         self.rank, self.size = place
         self.error = ""
@@ -87,9 +89,11 @@ class TorchRankGroup:
 def join_group(
     name: str, place: tuple[int, int], device: torch.device, given_up: Callable[[], str] | None
 ) -> TorchRankGroup:
-    """The group of that name, a secret of its ranks, once all have come. place: number of this rank, ranks.
+    """The group of that name, a secret of its ranks, once all have come.
 
-    given_up: asked meanwhile for a reason to wait no longer. Raises EngineDeadError if a rank does not come.
+    place: number of this rank, ranks.
+    given_up: asked meanwhile for a reason to wait no longer.
+    Raises EngineDeadError if a rank does not come.
     """
     path = Path(tempfile.gettempdir(), f"octavo-{name}")
     try:
@@ -108,7 +112,7 @@ def join_group(
 
 
 def _await_all(store: Any, place: tuple[int, int], given_up: Callable[[], str] | None) -> None:
-    """Waits until every rank has found the store. Raises RuntimeError naming one that does not come."""
+    """Wait until every rank has found the store. Raises RuntimeError naming one that does not come."""
     rank, size = place
     store.set(f"here-{rank}", "")
     end = time.monotonic() + _WAIT.total_seconds()

@@ -35,7 +35,7 @@ class GatherColumns(Protocol):
 
 
 def offers_of(batch: SamplingBatch) -> int | None:
-    """The tokens that each rank has to offer for a row; None: the options need all logits.
+    """The tokens that each rank has to offer for a row; None means the options need all logits.
 
     Those are log-probabilities, given tokens, and rows that draw from any token or from more than `MOST_OFFERS`.
     """
@@ -50,9 +50,11 @@ def offers_of(batch: SamplingBatch) -> int | None:
 def sample_together(
     logits: Tensor, batch: SamplingBatch, widths: Sequence[int], rank: int, gather: GatherColumns, offers: int
 ) -> Samples:
-    """Chooses a token for each row, the same on all ranks. logits: the columns of this rank [R, part], float32.
+    """Choose a token for each row, the same on all ranks.
 
-    widths: the columns of each rank. offers: of `offers_of`.
+    logits: the columns of this rank [R, part], float32.
+    widths: the columns of each rank.
+    offers: of `offers_of`.
     """
     first, vocab = sum(widths[:rank]), sum(widths)
     changed = processed(logits, _own(batch, first, widths[rank], vocab))

@@ -56,8 +56,9 @@ def joined(parts: list[Samples]) -> Samples:
 
 
 def sample(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | None = None) -> Samples:
-    """Chooses a token for each row of `logits` [R, vocab], float32. num_top: most likely tokens to report, at most.
+    """Choose a token for each row of `logits` [R, vocab], float32.
 
+    num_top: most likely tokens to report, at most.
     draws: [R], float64, in place of those that the options give.
     """
     rows = _Rows(logits, batch)

@@ -35,8 +35,9 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, P
 class StepRows:
     """The tokens of a step. T = tokens, N = sequences, R = rows that are wanted. Tensors are int64 and on the device.
 
-    starts: where the tokens of each sequence start, [N + 1], on the host. saves: one or several times, the number of
-    tokens of each sequence in this step after which its states are also saved; 0: they are not. Empty: none are.
+    starts: where the tokens of each sequence start, [N + 1], on the host.
+    saves: one or several times, the number of tokens of each sequence in this step after which its states are also
+    saved, or 0 if they are not. Empty: none are.
     """
 
     token_ids: Tensor  # [T], grouped by sequence
@@ -87,13 +88,16 @@ NO_FURTHER_ROWS: Mapping[RowDomain, FurtherRows] = MappingProxyType({})
 
 @dataclass(slots=True)
 class TorchStep(ABC):
-    """One step. inputs: of a segment of a graph. values: computed, [rows, cols]. codes: in place of those of a product.
+    """One step.
 
+    inputs: of a segment of a graph.
+    values: computed, [rows, cols].
+    codes: in place of those of a product.
     further: the rows of domains of which `rows` has nothing, or not all: several components of the tokens' positions.
     avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured.
     repeats: no row may depend on another one, nor on how many there are; libraries are kept out of sums.
     out: where the output of the operation that is evaluated should lie, which may be the memory of an input that the
-    operation allows (`Op.in_place`); None: anywhere. What a form returns elsewhere is copied there.
+    operation allows (`Op.in_place`); None means anywhere. What a form returns elsewhere is copied there.
     """
 
     rows: StepRows
@@ -107,10 +111,10 @@ class TorchStep(ABC):
     out: Tensor | None = None
 
     def begin(self, node: Node) -> None:  # noqa: B027 - steps without a workspace have nothing to do
-        """Sets `out` for an operation."""
+        """Set `out` for an operation."""
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002
-        """Memory of this shape and type, as long as the operation runs; None: torch should find it."""
+        """Memory of this shape and type, as long as the operation runs; None means torch should find it."""
         return None
 
     def rows_of(self, value: Value) -> Tensor | CodedRows:
@@ -130,7 +134,7 @@ class TorchStep(ABC):
         return [slice(begin, end) for begin, end in pairwise(self.further[domain].starts)]
 
     def index_of(self, index: IndexArray) -> Tensor | None:
-        """An index array, [rows * width]; None: the step has none."""
+        """An index array, [rows * width], or None if the step has none."""
         if index == SELECTED:
             return self.rows.wanted
         found = self.further.get(index.rows)
@@ -182,7 +186,10 @@ class TorchStep(ABC):
 
     @abstractmethod
     def write_states(self, cache: StateCache, after: Tensor, saved: Sequence[Tensor]) -> None:
-        """Keeps the states after the step [N, *shape]. saved: those after each of `StepRows.saves`, likewise."""
+        """Keep the states after the step [N, *shape].
+
+        saved: those after each of `StepRows.saves`, likewise.
+        """
 
     def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
         """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack."""
@@ -201,8 +208,9 @@ class TorchStep(ABC):
     ) -> Tensor:
         """x [rows, in] times the transposes of matrices, side by side, each + its bias, + residual.
 
-        x: codes only of `normed_for` and `gated`. dtype: of the result, else that of x. out: see `TorchStep`; it may be
-        the residual's memory.
+        x: codes only of `normed_for` and `gated`.
+        dtype: of the result, else that of x.
+        out: see `TorchStep`; it may be the residual's memory.
         """
         assert isinstance(x, Tensor)
         parts = [self.product(x, weight) for weight in weights]
@@ -279,18 +287,18 @@ class TorchStep(ABC):
         return ACTIVATIONS[kind](x)
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
-        """The queries of `op` with norm and rotation, its keys and values already in the cache; None: not done."""
+        """The queries of `op` with norm and rotation, its keys and values already in the cache; None means not done."""
         return None
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None: not done.
+        """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None means not done.
 
         Numbers count from the first expert that is here; another rank has those that are out of range.
         """
         return None
 
     def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:  # noqa: ARG002
-        """The output of an operation with states, which are replaced by those after the step; None: not done."""
+        """The output of an operation with states, which are replaced by those after the step; None means not done."""
         return None
 
     def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:

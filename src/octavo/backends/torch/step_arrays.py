@@ -19,8 +19,9 @@ from octavo.graph.cache import CacheGroup, CacheLayout, first_visible
 
 @dataclass(frozen=True, slots=True)
 class VisibleBlocks:
-    """The blocks that n sequences see of one group of layers. first: position of the first token of the first block.
+    """The blocks that n sequences see of one group of layers.
 
+    first: position of the first token of the first block.
     end: tokens from there on that are in the cache after the step.
     """
 
@@ -31,7 +32,10 @@ class VisibleBlocks:
 
 @dataclass(frozen=True, slots=True)
 class EqualSequences:
-    """The n sequences with t tokens in a step. rows: of their tokens [n * t]; None: they are all tokens of the step."""
+    """The n sequences with t tokens in a step.
+
+    rows: of their tokens [n * t], or None if they are all tokens of the step.
+    """
 
     rows: Tensor | None
     positions: Tensor  # [n, t]
@@ -43,8 +47,7 @@ class EqualSequences:
 @dataclass(frozen=True, slots=True)
 class StepArrays:
     """slots: where each token's keys and values are written [groups of layers, T].
-
-    sources: [T], the row of the step before whose token this is; -1: `rows` has it.
+    sources: [T], the row of the step before whose token this is, or -1 if `rows` has it.
     state_slots: [N], is_fresh: 1 for sequences whose states begin [N], saved_slots: [S, N], one that nobody reads where
     nothing is saved; all None for a graph without states.
     """
@@ -125,10 +128,10 @@ def host_arrays(
     *,
     whole_tables: bool = False,
 ) -> HostArrays:
-    """spare_slot: a slot for states that nobody reads; None: the graph has no states.
-
-    max_tokens: block tables have room for sequences of so many, so that shapes do not depend on lengths; 0: no more
-    than is there. whole_tables: they begin with the first block of a sequence, not of its window.
+    """spare_slot: a slot for states that nobody reads, or None if the graph has no states.
+    max_tokens: block tables have room for sequences of so many, so that shapes do not depend on lengths, or 0 if no
+    more than is there.
+    whole_tables: they begin with the first block of a sequence, not of its window.
     """
     counts = np.diff(batch.query_start_loc)
     owners = np.repeat(np.arange(len(counts)), counts)
@@ -198,7 +201,9 @@ class DecodeArrays:
     """
 
     def __init__(self, host: HostArrays, memory: Int32) -> None:
-        """host: of a step of rows that pad, all alike. memory: [len(host.flat)]."""
+        """host: of a step of rows that pad, all alike.
+        memory: [len(host.flat)].
+        """
         memory[:] = host.flat
         ends = np.cumsum([math.prod(shape) for shape in host.shapes])
         found = [part.reshape(shape) for part, shape in zip(np.split(memory, ends[:-1]), host.shapes, strict=True)]
@@ -218,7 +223,10 @@ class DecodeArrays:
         self._count, self._widths = 0, [0] * len(windows)  # of the step before
 
     def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
-        """Writes a step that has no more sequences than there are rows. seen: of each group of layers."""
+        """Write a step that has no more sequences than there are rows.
+
+        seen: of each group of layers.
+        """
         count, before = len(batch.seq_lens), self._count
         sources = -1 if batch.token_sources is None else batch.token_sources
         values: list[Any] = [batch.token_ids, sources, batch.positions, batch.positions]

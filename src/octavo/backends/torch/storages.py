@@ -25,7 +25,7 @@ class Layout:
                 self.nbytes += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
 
     def write(self, buffer: Tensor) -> None:
-        """Copies all of them to a buffer of uint8."""
+        """Copy all of them to a buffer of uint8."""
         for storage in self._storages:
             offset = self._offsets[storage.data_ptr()]
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -43,8 +43,8 @@ def places_of(num_layers: int) -> int:
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """layers: indices of the streamed layers of a graph, ascending.
-
-    pack_cache: they are read from a file of it in each step, of about so many bytes; None: they lie in main memory.
+    pack_cache: they are read from a file of it in each step, of about so many bytes, or None if they lie in main
+    memory.
     """
 
     layers: tuple[int, ...]

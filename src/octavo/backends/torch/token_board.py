@@ -29,22 +29,24 @@ class TokenBoard:
     """
 
     def __init__(self, num_rows: int, num_tokens: int, vocab_size: int, device: torch.device) -> None:
-        """num_rows, num_tokens: of the largest step, rows of logits and tokens. vocab_size: columns of the logits."""
+        """num_rows, num_tokens: of the largest step, rows of logits and tokens.
+        vocab_size: columns of the logits.
+        """
         self._num_rows, self._vocab_size = max(num_rows, 1), vocab_size
         self.tokens = torch.zeros(self._num_rows + NUM_GUESSES, dtype=torch.int64, device=device)
         self._computed = torch.zeros(max(num_tokens, 1), dtype=torch.int64, device=device)
 
     def keep_drawn(self, token_ids: Tensor) -> None:
-        """Keeps the tokens of rows [R]; -1: the row has no outcome."""
+        """Keep the tokens of rows [R]. Return -1 if the row has no outcome."""
         self.tokens[: len(token_ids)].copy_(token_ids)
 
     def keep_guesses(self, token_ids: Tensor, first: int) -> None:
-        """Keeps guesses from place `first` on. One that is no token of the target becomes one, and is wrong."""
+        """Keep guesses from place `first` on. One that is no token of the target becomes one, and is wrong."""
         begin = self._num_rows + first
         self.tokens[begin : begin + len(token_ids)].copy_(token_ids.clamp(0, self._vocab_size - 1))
 
     def keep_computed(self, token_ids: Tensor) -> None:
-        """Keeps the tokens [T] of a step that may hold guesses."""
+        """Keep the tokens [T] of a step that may hold guesses."""
         self._computed[: len(token_ids)].copy_(token_ids)
 
     def placed(self, batch: Batch) -> Batch:
@@ -76,17 +78,19 @@ class HeadStates:
     """The hidden states that a step leaves for a head that drafts: those of a model, or of the head itself."""
 
     def __init__(self, device: torch.device, model: HeadStates | None = None, bias: Float32 | None = None) -> None:
-        """model: of the model that a head drafts for. bias: of `octavo.backends.GuessingExecutor`."""
+        """model: of the model that a head drafts for.
+        bias: of `octavo.backends.GuessingExecutor`.
+        """
         self._device, self._model = device, model
         self._bias = None if bias is None else sent(bias, device)
         self._rows = torch.zeros((0, 0), device=device)
 
     def keep(self, rows: Tensor, num_tokens: int) -> None:
-        """Keeps the rows until the next step overwrites them; only the last ones, if there are more than tokens."""
+        """Keep the rows until the next step overwrites them; only the last ones, if there are more than tokens."""
         self._rows = rows[max(len(rows) - num_tokens, 0) :]
 
     def forget(self) -> None:
-        """Gives up the rows, which hold memory of the workspace."""
+        """Give up the rows, which hold memory of the workspace."""
         self._rows = self._rows.new_zeros((0, 0))
 
     def inputs(self, batch: Batch, columns: Sequence[int]) -> list[Tensor]:
@@ -117,7 +121,7 @@ class LateNumbers:
         self._most = int(batch.late.num_drafts.max(initial=0))
 
     def move(self, host: HostArrays, flat: Tensor) -> None:
-        """Takes the wrong guesses off the numbers of the step, int32 [length], in their place.
+        """Take the wrong guesses off the numbers of the step, int32 [length], in their place.
 
         host: the shapes of the numbers; a captured step has more rows than the batch.
         """

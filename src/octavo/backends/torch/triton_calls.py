@@ -51,7 +51,10 @@ def experts(
     *,
     repeats: bool,
 ) -> Tensor:
-    """x [rows, in] -> [rows, in]. choice: of `TorchStep.experts`. Others: of gate, up, down."""
+    """x [rows, in] -> [rows, in].
+
+    choice: of `TorchStep.experts`. Others: of gate, up, down.
+    """
     chosen, weights = choice
     held = op.gate.shape[0]
     is_part = held < op.num_experts
@@ -97,7 +100,10 @@ def advanced(
     arrays: StepArrays,
     out: Tensor | None,
 ) -> Tensor:
-    """The output of an operation on states [slots, ...], which it advances. values, weights: in its kernel's order."""
+    """The output of an operation on states [slots, ...], which it advances.
+
+    values, weights: in its kernel's order.
+    """
     slots, saved, counts = arrays.state_slots, arrays.saved_slots, arrays.rows.save_counts
     assert slots is not None
     assert saved is not None
@@ -186,7 +192,7 @@ def rotated(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Te
 
 
 def write_cache(pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Writes keys [tokens, heads, dim] and values to their slots. values without columns: those of a latent."""
+    """Write keys [tokens, heads, dim] and values to their slots. values without columns: those of a latent."""
     write_heads(keys, values if values.shape[-1] else None, _view(pages), slots)
 
 

@@ -62,7 +62,7 @@ def held_type(
 
 
 def row_of_planes(type_name: str, shape: tuple[int, ...]) -> Planes | None:
-    """A row [1, in] of zeros of a stored type as planes; None: matrices of this shape are held as plain numbers.
+    """A row [1, in] of zeros of a stored type as planes, or None if matrices of this shape are held as plain numbers.
 
     So are stacks with an order of columns: only the weight itself tells whether its experts have one order.
     """
@@ -182,7 +182,9 @@ class DeviceWeights:
         only: Sequence[Parameter] | None = None,
         computes_on: torch.device | None = None,
     ) -> None:
-        """only: these weights of the graph; None: all. computes_on: the device of products, if it is another one."""
+        """only: these weights of the graph; None means all.
+        computes_on: the device of products, if it is another one.
+        """
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
         self.planes: dict[Parameter, Planes] = {}  # the matrices that are held as codes
@@ -219,7 +221,7 @@ class DeviceWeights:
         return self._tensors[parameter] if planes is None else whole(planes, self.dtype)
 
     def _join(self, group: tuple[Parameter, ...]) -> None:
-        """Puts the weights of one product below each other if their types allow it; each is then a view."""
+        """Put the weights of one product below each other if their types allow it; each is then a view."""
         rows = [p.shape[0] for p in group]
         if all(p in self._tensors for p in group):
             whole_tensor = torch.cat([self._tensors[p] for p in group])
@@ -232,13 +234,13 @@ class DeviceWeights:
                 self.planes.update(zip(group, rows_apart(joined, rows), strict=True))
 
     def matrix(self, parameters: Sequence[Parameter]) -> Planes | Tensor | None:
-        """Matrices below each other, [out of all, in]; None: their types differ."""
+        """Matrices below each other, [out of all, in]; None means their types differ."""
         if len(parameters) > 1:
             return self._joined.get(tuple(parameters))
         return self.planes.get(parameters[0], None) or self._tensors[parameters[0]]
 
     def vector(self, parameters: Sequence[Parameter | None]) -> Tensor | None:
-        """The biases of `matrix`, one after another; None: they have none."""
+        """The biases of `matrix`, one after another, or None if they have none."""
         given = tuple(p for p in parameters if p is not None)
         if len(given) > 1:
             found = self._joined[given]
@@ -254,7 +256,7 @@ class DeviceWeights:
         return found + [tensor for each in planes for tensor in each.tensors.values()]
 
     def move(self, device: torch.device) -> None:
-        """Has all of them on another device, to the last bit. Between steps."""
+        """Have all of them on another device, to the last bit. Between steps."""
         if self.streamed is not None:
             self.streamed.ring.settle()
         layout = Layout(self.tensors)
@@ -266,7 +268,7 @@ class DeviceWeights:
             self.streamed.ring.replace_places(partial(layout.view, buffer=buffer))
 
     def replace_tensors(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Puts the same numbers elsewhere: another tensor of its shape and type in place of each."""
+        """Put the same numbers elsewhere: another tensor of its shape and type in place of each."""
 
         def moved_planes(planes: Planes) -> Planes:
             tensors: dict[str, Any] = {name: moved(tensor) for name, tensor in planes.tensors.items()}
@@ -277,7 +279,10 @@ class DeviceWeights:
         self._joined = {g: moved_planes(x) if isinstance(x, Planes) else moved(x) for g, x in self._joined.items()}
 
     def structure(self, parameters: Sequence[Parameter]) -> str:
-        """Everything but the numbers, of tensors that lie in one buffer. parameters: all of them, in their order."""
+        """Everything but the numbers, of tensors that lie in one buffer.
+
+        parameters: all of them, in their order.
+        """
         place = {p: i for i, p in enumerate(parameters)}
 
         def of(held: Tensor | Planes) -> object:
@@ -291,7 +296,10 @@ class DeviceWeights:
         return repr((sorted(alone.items()), [([place[p] for p in g], of(x)) for g, x in self._joined.items()]))
 
     def as_those_of(self, names: Mapping[Parameter, Parameter]) -> DeviceWeights:
-        """The same tensors as other weights of the same structure. names: of each weight, the other one."""
+        """The same tensors as other weights of the same structure.
+
+        names: of each weight, the other one.
+        """
         other = copy(self)
         other._tensors = {names[p]: x for p, x in self._tensors.items()}
         other.planes = {names[p]: x for p, x in self.planes.items()}
@@ -299,7 +307,7 @@ class DeviceWeights:
         return other
 
     def take(self, others: DeviceWeights) -> None:
-        """Has those of others too, of the same graph; `nbytes` does not change."""
+        """Have those of others too, of the same graph; `nbytes` does not change."""
         self._tensors.update(others._tensors)
         self.planes.update(others.planes)
         self._joined.update(others._joined)
@@ -309,7 +317,7 @@ class DeviceWeights:
         return nodes if self.streamed is None else self.streamed.in_turn(nodes)
 
     def clear(self) -> None:
-        """Frees all of them."""
+        """Free all of them."""
         if self.streamed is not None:
             self.streamed.close()
             self.streamed = None

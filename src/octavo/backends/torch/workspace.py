@@ -41,7 +41,7 @@ class AttentionParts(Protocol):
     def __hash__(self) -> int: ...
 
     def parts_shape(self, p: AttentionParams, sequences: int, max_length: int) -> tuple[int, ...] | None:
-        """The numbers that a decode step keeps of parts of long contexts; None: none."""
+        """The numbers that a decode step keeps of parts of long contexts, or None if none."""
 
 
 @lru_cache(maxsize=2)  # a start asks for the same plan twice: for the sizes, and for the executor
@@ -52,8 +52,10 @@ def step_plan(
     calls: AttentionParts | None,
     coded: frozenset[Parameter] = frozenset(),
 ) -> MemoryPlan:
-    """The places of all values in the largest step. dtype: of values. calls: the kernels; None: plain torch.
+    """The places of all values in the largest step.
 
+    dtype: of values.
+    calls: the kernels; None means plain torch.
     coded: the weights that may be multiplied by rows as codes.
     """
 
@@ -114,19 +116,19 @@ class Workspace:
         self._next, self._end = 0, 0  # of the scratch memory of the operation that runs
 
     def begin(self, node: Node) -> None:
-        """Makes the scratch memory that of another operation."""
+        """Make the scratch memory that of another operation."""
         offset, size = self._plan.scratch.get(node.output.id, (0, 0))
         self._next, self._end = offset, offset + size
 
     def place(self, value: Value, rows: int) -> Tensor | None:
-        """The place of a value [rows, cols]; None: it is a view of another one."""
+        """The place of a value [rows, cols], or None if it is a view of another one."""
         offset = self._plan.offsets.get(value.id)
         if offset is None:
             return None
         return self._seen(offset, (rows, value.cols), self._types[value])
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Scratch memory of the operation that runs; None: the plan has no more of it."""
+        """Scratch memory of the operation that runs, or None if the plan has no more of it."""
         begin, size = self._next, prod(shape) * dtype.itemsize
         if begin + size > self._end:
             return None

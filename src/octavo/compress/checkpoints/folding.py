@@ -23,8 +23,10 @@ from octavo.quantization.ggml_blocks import Floats
 class ColumnFold:
     """Matrices with one input, and the vectors or matrices whose elements or rows make it.
 
-    consumers: all matrices that read it. producers: a norm's weight and bias, or a matrix and its bias. heads: of an
-    attention between the two, as (heads of the input, heads of the producer, columns of each); None: there is none.
+    consumers: all matrices that read it.
+    producers: a norm's weight and bias, or a matrix and its bias.
+    heads: of an attention between the two, as (heads of the input, heads of the producer, columns of each), or None if
+    there is none.
     """
 
     consumers: tuple[Parameter, ...]
@@ -100,7 +102,8 @@ def _present(*parameters: Parameter | None) -> tuple[Parameter, ...]:
 def smoothing_scale(largest: Floats, matrices: Sequence[Floats], strength: float) -> Floats:
     """SmoothQuant's: the largest input of each column to the power of `strength`, over that of the weights to the rest.
 
-    largest: of the inputs, [columns]. matrices: that read them, [rows, columns].
+    largest: of the inputs, [columns].
+    matrices: that read them, [rows, columns].
     """
     weights = np.max([np.abs(matrix).max(0) for matrix in matrices], axis=0)
     scale = np.power(np.maximum(largest, 1e-5), strength) / np.power(np.maximum(weights, 1e-5), 1 - strength)

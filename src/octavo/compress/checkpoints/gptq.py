@@ -25,8 +25,9 @@ _MAX_DAMPING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GPTQOptions:
-    """act_order: columns in the order of their importance, the largest first. damping: added to the diagonal of the
-    Gram matrix, as a share of its mean."""
+    """act_order: columns in the order of their importance, the largest first.
+    damping: added to the diagonal of the Gram matrix, as a share of its mean.
+    """
 
     act_order: bool = False
     damping: float = DAMPING
@@ -36,8 +37,10 @@ class GPTQOptions:
 class Factor:
     """The part of the work that matrices with the same inputs share, by columns in the order of the work.
 
-    upper: U with inverse(gram) = U^T U after damping. importance: of each column, above zero. dead: columns that no
-    input reaches. order: None if it is that of the matrix.
+    upper: U with inverse(gram) = U^T U after damping.
+    importance: of each column, above zero.
+    dead: columns that no input reaches.
+    order: None if it is that of the matrix.
     """
 
     upper: Floats

@@ -22,7 +22,10 @@ _ZERO_SHIFTS = (0, -1, 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class GridForm:
-    """bits: of a code. group: columns with one scale; None: the whole row. symmetric: zero is the middle code."""
+    """bits: of a code.
+    group: columns with one scale; None means the whole row.
+    symmetric: zero is the middle code.
+    """
 
     bits: int
     group: int | None
@@ -45,7 +48,10 @@ class Grid:
     zero: Floats
 
     def codes(self, values: Floats, largest: int) -> Floats:
-        """The nearest codes, as whole float32 numbers. values: of the grid's shape, or with a dimension more."""
+        """The nearest codes, as whole float32 numbers.
+
+        values: of the grid's shape, or with a dimension more.
+        """
         scale, zero = self._for(values)
         found: Floats = np.clip(np.rint(values / scale) + zero, 0, largest)
         return found

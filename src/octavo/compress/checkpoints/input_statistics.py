@@ -17,8 +17,9 @@ _TINY = np.float32(1e-30)  # so that rows of zeros stay
 
 @dataclass(slots=True)
 class InputStatistics:
-    """gram: sum of x^T x, [columns, columns]. largest: magnitude of each column. rows: that were seen.
-
+    """gram: sum of x^T x, [columns, columns].
+    largest: magnitude of each column.
+    rows: that were seen.
     factor: GPTQ's, once it was computed.
     """
 

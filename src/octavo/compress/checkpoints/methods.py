@@ -46,9 +46,10 @@ _STEPS: Mapping[MethodKind, tuple[int, int]] = {"awq": (8, 1), "mxfp4": (1, _MXF
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The options of a type; None: its default.
+    """The options of a type; None means its default.
 
-    group_size: 32, 64, 128 or -1, a whole row. strength: of smoothing, from 0 (none of it) to 1.
+    group_size: 32, 64, 128 or -1, a whole row.
+    strength: of smoothing, from 0 (none of it) to 1.
     """
 
     group_size: int | None = None
@@ -60,7 +61,10 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationMethod:
-    """A type with its options. model_dtype: of the model's other weights, such as `bfloat16`."""
+    """A type with its options.
+
+    model_dtype: of the model's other weights, such as `bfloat16`.
+    """
 
     kind: MethodKind
     form: GridForm
@@ -78,7 +82,7 @@ class QuantizationMethod:
         return _EVENNESS.get(self.kind, 0.0)
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raises UsageError for a matrix [rows, columns] that the type cannot hold."""
+        """Raise UsageError for a matrix [rows, columns] that the type cannot hold."""
         width = shape[1]
         remedy = f"or leave it as it is with --keep '{re.escape(tensor.removesuffix('.weight'))}'"
         if self.kind in _WITH_GROUPS and width % self.form.columns(width):
@@ -98,7 +102,7 @@ class QuantizationMethod:
                 )
 
     def scale(self, fold: ColumnFold, statistics: InputStatistics, matrices: Sequence[Floats]) -> Floats | None:
-        """The scale of the columns that these matrices have in common; None: they stay as they are."""
+        """The scale of the columns that these matrices have in common, or None if they stay as they are."""
         if self.kind == "awq":
             return awq.searched_scale(fold, statistics, matrices, self.form)
         if self.kind == "w8a8" and fold.is_norm and self.strength > 0:
@@ -106,7 +110,9 @@ class QuantizationMethod:
         return None
 
     def weight(self, matrix: Floats, statistics: InputStatistics | None) -> Weight:
-        """The canonical weight of a matrix. statistics: None for an expert that no token chose.
+        """The canonical weight of a matrix.
+
+        statistics: None for an expert that no token chose.
 
         Raises ValueError for numbers beyond the type.
         """
@@ -136,7 +142,10 @@ class QuantizationMethod:
         return compressed_tensors.tensors(weight)
 
     def config(self, skipped: Sequence[str]) -> dict[str, Any]:
-        """The `quantization_config`. skipped: the modules with a matrix that is not quantized."""
+        """The `quantization_config`.
+
+        skipped: the modules with a matrix that is not quantized.
+        """
         if self.kind in ("gptq", "rtn"):
             return _gptq_config(self.form, self.options, skipped)
         if self.kind == "awq":

@@ -32,8 +32,9 @@ _KEEPS_COLUMNS = (Permute, Split, Stack, Fold)
 class QuantizationPlan:
     """A model cut into layers, with the stored matrices that are quantized in each, by name.
 
-    layers: segments of the graph. matrices: of each layer, in the order of its operations. left: matrices of the layers
-    that keep their type.
+    layers: segments of the graph.
+    matrices: of each layer, in the order of its operations.
+    left: matrices of the layers that keep their type.
     """
 
     checkpoint: Checkpoint
@@ -71,7 +72,9 @@ class QuantizationPlan:
 
 
 def plan_quantization(checkpoint: Checkpoint, keep: Sequence[re.Pattern[str]]) -> QuantizationPlan:
-    """The plan for a float checkpoint of safetensors files. keep: patterns of tensors that stay as they are.
+    """The plan for a float checkpoint of safetensors files.
+
+    keep: patterns of tensors that stay as they are.
 
     Raises UsageError for another checkpoint, a pattern that is found in no matrix, and a model whose file holds its
     matrices in another form than the formats do.

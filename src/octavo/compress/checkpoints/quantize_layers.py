@@ -28,8 +28,9 @@ StepReport = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class LayerQuantizer:
-    """The work on one model. texts: for calibration; none for a method that needs no inputs.
+    """The work on one model.
 
+    texts: for calibration; none for a method that needs no inputs.
     unseen: matrices of experts that no token of the texts chose; they are rounded to the nearest.
     """
 
@@ -42,7 +43,7 @@ class LayerQuantizer:
     _done: int = 0
 
     def run(self) -> None:
-        """Works on the layers that are not finished. Raises ModelWriteError naming tensor or file."""
+        """Work on the layers that are not finished. Raises ModelWriteError naming tensor or file."""
         weights = WorkingWeights(self.plan.checkpoint)
         finished = self.place.num_finished()
         if finished:
@@ -111,7 +112,7 @@ class LayerQuantizer:
             self._step()
 
     def _fold(self, fold: ColumnFold, weights: WorkingWeights, inputs: dict[str, InputStatistics]) -> None:
-        """Scales the columns of the matrices with one input, and divides what makes it."""
+        """Scale the columns of the matrices with one input, and divide what makes it."""
         producers = [self._producer(parameter) for parameter in fold.producers]
         consumers = [self._consumer(parameter) for parameter in fold.consumers]
         if None in producers or None in consumers:
@@ -145,7 +146,7 @@ class LayerQuantizer:
         return self.plan.stored_name(parameter) if parameter.part is None else None
 
     def _divide(self, name: str, scale: Floats, weights: WorkingWeights) -> Floats:
-        """Divides the elements of a vector or the rows of a matrix, and returns by what after all.
+        """Divide the elements of a vector or the rows of a matrix, and return by what after all.
 
         A vector is rounded to its stored type; that of the matrices then makes up for the rounding.
         """
@@ -166,7 +167,7 @@ class LayerQuantizer:
     def _quantize(
         self, index: int, weights: WorkingWeights, inputs: dict[str, InputStatistics]
     ) -> dict[str, StoredTensor]:
-        """Takes the statistics out of `inputs`: matrices of one input share them, and the last one frees them."""
+        """Take the statistics out of `inputs`: matrices of one input share them, and the last one frees them."""
         found: dict[str, StoredTensor] = {}
         for name in self.plan.matrices[index]:
             statistics = inputs.pop(name, None)

@@ -31,7 +31,10 @@ _MAX_PLAN_BYTES = 1 << 22
 
 
 class Workplace:
-    """The folder of unfinished work. plan: all that the result depends on; work for another plan is thrown away."""
+    """The folder of unfinished work.
+
+    plan: all that the result depends on; work for another plan is thrown away.
+    """
 
     def __init__(self, folder: AtomicFolder, plan: Mapping[str, object]) -> None:
         self._folder = folder
@@ -55,7 +58,7 @@ class Workplace:
         return count
 
     def write_layer(self, index: int, tensors: Mapping[str, StoredTensor]) -> None:
-        """Keeps the tensors of a finished layer, and drops the values it began with."""
+        """Keep the tensors of a finished layer, and drops the values it began with."""
         write_safetensors(
             self._layer(index),
             [SafeTensor(n, t.type_name, t.data.shape, lambda t=t: [t.data.tobytes()]) for n, t in tensors.items()],  # type: ignore[misc]
@@ -67,7 +70,7 @@ class Workplace:
         return open_safetensors(self._layer(index))
 
     def write_values(self, index: int, layer: Graph, texts: Sequence[Tokens], values: Iterable[Values]) -> None:
-        """Keeps the values that the layer before `index` hands to it, text by text as they are computed."""
+        """Keep the values that the layer before `index` hands to it, text by text as they are computed."""
         shapes = [(len(text) if v.rows is TOKENS else 1, v.cols) for text in texts for v in layer.outputs]
         arrays = (np.ascontiguousarray(array, np.float32) for text in values for array in text)
         tensors = [
@@ -83,7 +86,7 @@ class Workplace:
         return StoredValues(self._values(index) if index else None, count)
 
     def remove(self) -> None:
-        """Removes all of it, once the model is complete."""
+        """Remove all of it, once the model is complete."""
         for path in sorted(self._work.iterdir()):
             path.unlink()
         self._work.rmdir()

@@ -38,7 +38,10 @@ _NOT_COPIED = ("config.json", *QUANTIZATION_FILES)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """nbytes: of all tensors. unseen: experts that no token chose. resumed: layers that were found finished."""
+    """nbytes: of all tensors.
+    unseen: experts that no token chose.
+    resumed: layers that were found finished.
+    """
 
     nbytes: int
     unseen: Sequence[str]
@@ -54,10 +57,11 @@ def quantize_checkpoint(
     max_shard_bytes: int | None,
     report: StepReport,
 ) -> Result:
-    """Writes the checkpoint. It appears under its name when it is complete, in place of what has that name.
+    """Write the checkpoint. It appears under its name when it is complete, in place of what has that name.
 
-    Work that a killed run for the same result left behind is taken up. Raises ModelWriteError naming file or tensor;
-    then unfinished work stays in `DESTINATION.partial` if a layer of it is finished.
+    Work that a killed run for the same result left behind is taken up.
+    Raises ModelWriteError naming file or tensor; then unfinished work stays in `DESTINATION.partial` if a layer of it
+    is finished.
     """
     with AtomicFolder(destination) as folder:
         place = Workplace(folder, _identity(plan, method, texts))
@@ -106,7 +110,7 @@ def _expected_bytes(plan: QuantizationPlan, method: QuantizationMethod) -> int:
 
 
 def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_bytes: int | None) -> int:
-    """Writes the tensors of all layers and those that stay, in the order of the layers."""
+    """Write the tensors of all layers and those that stay, in the order of the layers."""
     source, taken = plan.checkpoint.file, {*plan.names}
     with ExitStack() as opened:
         files = [opened.enter_context(closing(place.open_layer(i))) for i in range(len(plan.layers))]
@@ -138,7 +142,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """Copies the tokenizer, the template, the sampling and what else is beside the weights; never code."""
+    """Copy the tokenizer, the template, the sampling and what else is beside the weights; never code."""
     for path in [*sorted(source.iterdir()), *named_template_paths(source)]:
         is_index = path.name.endswith(".index.json")
         if path.suffix not in _COPIED or path.name in _NOT_COPIED or is_index or not path.is_file():

@@ -36,9 +36,10 @@ Sources = Mapping[str, Source]
 class Stored:
     """A model as its GGUF file has it.
 
-    config: that a reader of the file gets. weights: those that are tensors there, under the names of the graph. steps:
-    transforms of these tensors under the names of checkpoints, whose rows or numbers differ in the file. name: that of
-    its architecture, if it is not the form's.
+    config: that a reader of the file gets.
+    weights: those that are tensors there, under the names of the graph.
+    steps: transforms of these tensors under the names of checkpoints, whose rows or numbers differ in the file.
+    name: that of its architecture, if it is not the form's.
     """
 
     config: Any
@@ -51,12 +52,13 @@ class Stored:
 class GGUFForm:
     """The `GGUF` of an architecture that `octavo convert` can write.
 
-    name: `general.architecture`, from a configuration if it decides. keys: from a configuration and the part of its
-    config.json about text to the keys, without the prefix; the tensor of rotary factors is among them under its own
-    name, and so are keys that have no prefix. They are read back and compared. whole: from the whole config.json to
-    further keys. stems: from a configuration to stems of the graph and of its files, where the table of
-    weights has several. stored: what a file has in another place than a checkpoint, if it does; keys then come from
-    its configuration.
+    name: `general.architecture`, from a configuration if it decides.
+    keys: from a configuration and the part of its config.json about text to the keys, without the prefix; the tensor of
+    rotary factors is among them under its own name, and so are keys that have no prefix. They are read back and
+    compared.
+    whole: from the whole config.json to further keys.
+    stems: from a configuration to stems of the graph and of its files, where the table of weights has several.
+    stored: what a file has in another place than a checkpoint, if it does; keys then come from its configuration.
     """
 
     name: str | Callable[[Any], str]
@@ -87,7 +89,10 @@ def decoder_keys(
     theta: float = 10000.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
 ) -> Keys:
-    """The keys that decoders share. rope, theta: as in `hf_rope`; norm_eps: as in `DecoderConfig.read_gguf`."""
+    """The keys that decoders share.
+
+    rope, theta: as in `hf_rope`; norm_eps: as in `DecoderConfig.read_gguf`.
+    """
     keys: Keys = {
         "block_count": cfg.num_layers,
         "context_length": cfg.max_position_embeddings,
@@ -176,7 +181,10 @@ def routed_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 
 
 def scan_keys(scan: ScanHeads, taps: int) -> Keys:
-    """The keys of Mamba 2. taps: of the convolution."""
+    """The keys of Mamba 2.
+
+    taps: of the convolution.
+    """
     return {
         "ssm.conv_kernel": taps,
         "ssm.state_size": scan.state_dim,
@@ -187,7 +195,10 @@ def scan_keys(scan: ScanHeads, taps: int) -> Keys:
 
 
 def channel_keys(channels: Channels, taps: int) -> Keys:
-    """The keys of Mamba 1. taps: of the convolution."""
+    """The keys of Mamba 1.
+
+    taps: of the convolution.
+    """
     return {
         "ssm.conv_kernel": taps,
         "ssm.inner_size": channels.inner,
@@ -223,7 +234,8 @@ def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
 def rope_keys(params: RopeParams, positions: int, section: ConfigReader, theta: float) -> Keys:
     """The rotary embedding. A kind without keys of its own is found when the keys are read back.
 
-    positions: the context length in tokens. section, theta: as in `hf_rope`.
+    positions: the context length in tokens.
+    section, theta: as in `hf_rope`.
     """
     rotary_dim = 2 * len(params.frequencies)
     theta = section.number("rope_theta", theta, low=1.0)

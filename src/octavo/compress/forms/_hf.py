@@ -23,8 +23,9 @@ JSONObject = dict[str, Any]
 class HFForm:
     """The `HF` of an architecture that `octavo convert --to safetensors` can write from a GGUF file.
 
-    model_type, class_name: those of transformers. keys: from a configuration and the metadata to config.json, without
-    these two; they are read back and compared. prefix: of all tensors but the head.
+    model_type, class_name: those of transformers.
+    keys: from a configuration and the metadata to config.json, without these two; they are read back and compared.
+    prefix: of all tensors but the head.
     """
 
     model_type: str
@@ -34,7 +35,10 @@ class HFForm:
 
 
 def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "rms_norm_eps") -> JSONObject:
-    """The keys that decoders share. reader: metadata with the architecture's prefix."""
+    """The keys that decoders share.
+
+    reader: metadata with the architecture's prefix.
+    """
     keys: JSONObject = {
         "vocab_size": cfg.vocab_size,
         "hidden_size": cfg.hidden_size,

@@ -22,7 +22,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _step(reader: ConfigReader, num_layers: int) -> int:
-    """Raises ModelLoadError if experts are not in every n-th layer."""
+    """Raise ModelLoadError if experts are not in every n-th layer."""
     step = reader.integer("interleave_moe_layer_step", 1)
     layers = reader.value("moe_layers")
     if layers and layers != list(range(step - 1, num_layers, step)):

@@ -57,7 +57,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _interval(reader: ConfigReader, num_layers: int) -> int:
-    """Raises ModelLoadError if attention is not in every n-th layer."""
+    """Raise ModelLoadError if attention is not in every n-th layer."""
     interval = reader.integer("full_attention_interval", _INTERVAL)
     if not reader.has("layer_types"):
         return interval

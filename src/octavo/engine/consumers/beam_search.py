@@ -30,7 +30,8 @@ class _Candidate(NamedTuple):
 class BeamSearch(RowConsumer):
     """One search. The beams are the members of its group: the best candidates replace them at each step.
 
-    max_output_tokens: max_tokens, or fewer if the context ends before. eos_token_ids: empty if ignore_eos.
+    max_output_tokens: max_tokens, or fewer if the context ends before.
+    eos_token_ids: empty if ignore_eos.
     """
 
     kind = RowKind.SAMPLE

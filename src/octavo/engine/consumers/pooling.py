@@ -55,7 +55,7 @@ def normalized(vector: Float32) -> Float32:
 
 
 def end_with_vector(request: Request, vector: Float32, finish: Finish | None) -> Outcome:
-    """Gives a request its vector, or the error that it is not finite; the outcome ends its group."""
+    """Give a request its vector, or the error that it is not finite; the outcome ends its group."""
     if finish is not None and np.isfinite(vector).all():
         vector = finish(vector)
     request.vector = vector

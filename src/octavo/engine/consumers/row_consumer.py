@@ -38,8 +38,10 @@ class Outcome:
     """The consequences of a consumer's rows for its group, which the engine carries out.
 
     tokens: new tokens of the sequence of each use, in the order of the uses; drafts beyond them are dropped. Empty: no
-    sequence goes on by itself. finish: the group ends. members: the next members, as (parent, child): children share
-    their parents' blocks. num_tokens: generated tokens, which the times and counts of the request take in.
+    sequence goes on by itself.
+    finish: the group ends.
+    members: the next members, as (parent, child): children share their parents' blocks.
+    num_tokens: generated tokens, which the times and counts of the request take in.
     """
 
     tokens: list[list[int]]
@@ -73,5 +75,5 @@ class RowConsumer:
         return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
-        """Takes the rows of a step, each use with the index of its first row."""
+        """Take the rows of a step, each use with the index of its first row."""
         raise NotImplementedError

@@ -31,7 +31,7 @@ class TokenSampler(RowConsumer):
         return len(sequence.token_ids) + 1 < request.max_total_tokens and request.params.sampling.is_plain
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
-        """Accepts tokens up to the first that differs from its draft or ends the sequence."""
+        """Accept tokens up to the first that differs from its draft or ends the sequence."""
         ((use, row),) = uses  # each sequence has a sampler of its own
         sequence, drafts = use.sequence, use.sequence.draft_token_ids
         tokens: list[int] = []

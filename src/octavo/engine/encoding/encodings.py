@@ -38,11 +38,11 @@ class Encodings:
         return bool(self._wanted)
 
     def begin_round(self) -> None:
-        """Forgets what was wanted: the scheduler says it again."""
+        """Forget what was wanted: the scheduler says it again."""
         self._wanted.clear()
 
     def rows_of(self, span: Span) -> Float32 | None:
-        """The rows of a span; None: they have to be made."""
+        """The rows of a span, or None if they have to be made."""
         if span.item is None:
             return span.values
         rows = self._rows.get(span.item.key)
@@ -52,7 +52,7 @@ class Encodings:
         return rows[span.offset : span.offset + span.length]
 
     def rows_of_source(self, source: SourceText) -> Float32 | None:
-        """The rows of a source; None: they have to be made."""
+        """The rows of a source, or None if they have to be made."""
         rows = self._rows.get(source.key)
         if rows is not None:
             self._rows.move_to_end(source.key)
@@ -74,7 +74,7 @@ class Encodings:
         return count
 
     def work(self, seconds: float | None, needed: Callable[[], Iterable[bytes]]) -> None:
-        """Runs the encoder for about so long, or until the items of its step are done.
+        """Run the encoder for about so long, or until the items of its step are done.
 
         needed: the keys of the items that running sequences have to compute.
         """

@@ -16,7 +16,11 @@ from octavo.prompt import MediaItem
 
 
 class ImageEncoder(RowEncoder):
-    """Makes rows of images. tables: weights that are read on the host. max_patches: of a step."""
+    """Makes rows of images.
+
+    tables: weights that are read on the host.
+    max_patches: of a step.
+    """
 
     processor: ImageProcessor
 

@@ -15,7 +15,9 @@ _COMPONENTS = 3  # time, row, column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryPositions:
-    """prompt: int32 [components, tokens of the prompt]. shift: of later positions from their place in the sequence."""
+    """prompt: int32 [components, tokens of the prompt].
+    shift: of later positions from their place in the sequence.
+    """
 
     prompt: Int32
     shift: int
@@ -74,7 +76,7 @@ def _text(position: int, count: int) -> Int32:
 
 
 def _tile(span: Span) -> ImageTile | None:
-    """The tile that a span is; None: it is no whole tile."""
+    """The tile that a span is, or None if it is no whole tile."""
     if span.item is None:
         return None
     begin = 0

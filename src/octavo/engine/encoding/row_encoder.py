@@ -20,7 +20,10 @@ Item = MediaItem | SourceText
 
 @dataclass(slots=True)
 class _Step:
-    """A step that has begun. done: its first operations, which are computed."""
+    """A step that has begun.
+
+    done: its first operations, which are computed.
+    """
 
     items: Sequence[Item]
     batch: Batch
@@ -30,7 +33,8 @@ class _Step:
 class RowEncoder(ABC):
     """Makes rows of items. One step at a time; nothing else may run on the executor's threads meanwhile.
 
-    max_inputs: of the items of a step (`Item.num_inputs`). processor: of images; None: it reads none.
+    max_inputs: of the items of a step (`Item.num_inputs`).
+    processor: of images, or None if it reads none.
     """
 
     processor: ImageProcessor | None = None
@@ -46,11 +50,11 @@ class RowEncoder(ABC):
         return () if self._step is None else self._step.items
 
     def begin(self, items: Sequence[Item]) -> None:
-        """Begins a step of items with at most max_inputs inputs, in place of one that is not done."""
+        """Begin a step of items with at most max_inputs inputs, in place of one that is not done."""
         self._step = _Step(items, self._batch_of(items))
 
     def run(self, seconds: float | None) -> list[tuple[Item, Float32]]:
-        """Computes for about so long, or to the end. The items with their rows [num_rows, width] once all are done."""
+        """Compute for about so long, or to the end. The items with their rows [num_rows, width] once all are done."""
         step = self._step
         assert step is not None, "no step has begun"
         if seconds is None or not isinstance(self.executor, PartExecutor):
@@ -65,11 +69,11 @@ class RowEncoder(ABC):
                 return []
 
     def drop(self) -> None:
-        """Forgets the step that has begun."""
+        """Forget the step that has begun."""
         self._step = None
 
     def close(self) -> None:
-        """Frees weights and memory."""
+        """Free weights and memory."""
         self.executor.close()
 
     @abstractmethod

@@ -7,7 +7,7 @@ from octavo.engine.request import Request, Sequence
 
 
 def extend_hashes(identity: CacheIdentity, sequence: Sequence, num_blocks: int, block_size: int) -> None:
-    """Computes the hashes of the first num_blocks blocks of block_size tokens, as far as the sequence lacks them."""
+    """Compute the hashes of the first num_blocks blocks of block_size tokens, as far as the sequence lacks them."""
     hashes, request = sequence.block_hashes, sequence.request
     for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
         parent = hashes[-1] if hashes else _root(identity, request)

@@ -37,7 +37,7 @@ class BlockPool:
         return self.num_blocks - self.num_free_blocks
 
     def allocate(self) -> int:
-        """Allocates a block with reference count 1. The caller ensures that one is free."""
+        """Allocate a block with reference count 1. The caller ensures that one is free."""
         if self._free:
             block_id = self._free.pop()
         else:
@@ -48,13 +48,13 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """Adds a reference; revives an evictable block."""
+        """Add a reference; revive an evictable block."""
         if self._ref_counts[block_id] == 0:
             del self._evictables_of(block_id)[block_id]
         self._ref_counts[block_id] += 1
 
     def free(self, block_id: int) -> None:
-        """Removes a reference. With the last one, the block becomes evictable if it is registered, else free."""
+        """Remove a reference. With the last one, the block becomes evictable if it is registered, else free."""
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] == 0:
             if self._hashes[block_id] is None:
@@ -66,7 +66,7 @@ class BlockPool:
         return self._pinned_evictable if self._hashes[block_id] in self.pinned else self._evictable
 
     def pin(self, block_hash: bytes) -> None:
-        """Has the block of this hash, now or later, evicted after all others."""
+        """Have the block of this hash, now or later, evicted after all others."""
         self._set_pin(block_hash, is_pinned=True)
 
     def unpin(self, block_hash: bytes) -> None:
@@ -86,7 +86,7 @@ class BlockPool:
         return self._ref_counts[block_id] > 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Makes a full block findable. The first block with a content keeps the hash; copies stay private."""
+        """Make a full block findable. The first block with a content keeps the hash; copies stay private."""
         if block_hash not in self._block_of_hash and self._hashes[block_id] is None:
             self._hashes[block_id] = block_hash
             self._block_of_hash[block_hash] = block_id
@@ -98,13 +98,13 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def forget(self, block_id: int) -> None:
-        """Makes the block unfindable, because its content is about to change: every valid content goes through here."""
+        """Make the block unfindable, because its content is about to change: every valid content goes through here."""
         block_hash = self._unregister(block_id)
         if block_hash is not None and self.on_loss is not None:
             self.on_loss(block_id, block_hash)
 
     def discard(self, block_id: int) -> None:
-        """Makes the block unfindable, because its content is invalid, and free if it has no references."""
+        """Make the block unfindable, because its content is invalid, and free if it has no references."""
         evictables = self._evictables_of(block_id)
         self._unregister(block_id)
         if block_id in evictables:
@@ -112,7 +112,7 @@ class BlockPool:
             self._free.append(block_id)
 
     def discard_all(self) -> None:
-        """Makes every block unfindable, because no content is valid any more."""
+        """Make every block unfindable, because no content is valid any more."""
         for block_id in self._block_of_hash.copy().values():
             self.discard(block_id)
 

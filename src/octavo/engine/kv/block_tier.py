@@ -61,26 +61,29 @@ class BlockStore(Protocol):
         """True if there is a record. Blocks of a window have none before them, so keys are asked for one by one."""
 
     def load(self, keys: Sequence[bytes]) -> Arrival:
-        """Begins to load records."""
+        """Begin to load records."""
 
     def save(self, key: bytes, data: BlockRow) -> bool:
-        """Keeps the record of these bytes, which nobody changes: see `sealed`. False: there is no room."""
+        """Keep the record of these bytes, which nobody changes: see `sealed`. Return False if there is no room."""
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Notes that these are in use, so that others are given up before them."""
+        """Note that these are in use, so that others are given up before them."""
 
     def pin(self, keys: Iterable[bytes], seconds: float) -> None:
-        """Has these written before others, and given up after them, for so long."""
+        """Have these written before others, and given up after them, for so long."""
 
     def discard(self, key: bytes) -> None:
-        """Forgets a record whose content is wrong."""
+        """Forget a record whose content is wrong."""
 
     def close(self) -> None:
-        """Ends the use of the store. This may wait until all is kept."""
+        """End the use of the store. This may wait until all is kept."""
 
 
 class LoadedBlock(NamedTuple):
-    """A block whose bytes a step is to load; or states, for which it is a slot. position: in the block table."""
+    """A block whose bytes a step is to load; or states, for which it is a slot.
+
+    position: in the block table.
+    """
 
     block_id: int
     position: int
@@ -146,7 +149,9 @@ class BlockTier:
     """
 
     def __init__(self, store: BlockStore, rates: LoadRates, block_bytes: int, state_bytes: int = 0) -> None:
-        """block_bytes: `CacheSizes.moved_bytes`. state_bytes: `CacheSizes.moved_state_bytes`."""
+        """block_bytes: `CacheSizes.moved_bytes`.
+        state_bytes: `CacheSizes.moved_state_bytes`.
+        """
         self.num_bytes_written = self.num_bytes_read = self.num_dropped = 0  # dropped: records that were damaged
         self._rates = rates
         self._private: set[bytes] = set()  # keys of the cache that are not saved
@@ -159,7 +164,7 @@ class BlockTier:
         self._thread = ThreadPoolExecutor(1, "octavo-blocks")
 
     def watch(self, blocks: BlockPool, states: BlockPool | None) -> None:
-        """Takes what these pools are about to lose."""
+        """Take what these pools are about to lose."""
         blocks.on_loss = lambda block_id, key: self._note_loss(self._lost_blocks, block_id, key)
         if states is not None:
             states.on_loss = lambda slot, key: self._note_loss(self._lost_states, slot, key)
@@ -168,7 +173,7 @@ class BlockTier:
         return key not in self._refused and self.ask(lambda: self._store.has(key), False)
 
     def load(self, prefix: StoredPrefix) -> BlockLoad | None:
-        """Begins to load a prefix. None: nothing will come, or computing it is probably quicker."""
+        """Begin to load a prefix. Return None if nothing will come, or computing it is probably quicker."""
         keys, start, count = prefix.keys, prefix.start, prefix.end - prefix.start
         if not keys or not self._rates.is_worth(self._num_bytes(keys), start, count):
             return None
@@ -180,27 +185,27 @@ class BlockTier:
         self.ask(lambda: self._store.pin(keys, seconds), None)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Notes that a request uses these blocks, wherever they are."""
+        """Note that a request uses these blocks, wherever they are."""
         self.ask(lambda: self._store.touch(keys), None)
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Refuses blocks from now on, because their content is invalid."""
+        """Refuse blocks from now on, because their content is invalid."""
         for key in keys:
             self._refused.add(key)
             self._forget(key)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Has the store forget these, which may come again."""
+        """Have the store forget these, which may come again."""
         for key in keys:
             self._forget(key)
 
     def forget_losses(self) -> None:
-        """Saves nothing that was lost so far: the whole cache has lost its content."""
+        """Save nothing that was lost so far: the whole cache has lost its content."""
         self._lost_blocks.clear()
         self._lost_states.clear()
 
     def note_computed(self, block_id: int, key: bytes, *, of_states: bool = False) -> None:
-        """Takes a block of a prompt, or a slot with states, that can be found now."""
+        """Take a block of a prompt, or a slot with states, that can be found now."""
         if self._store.keeps_prompts:
             self._note_loss(self._lost_states if of_states else self._lost_blocks, block_id, key)
 
@@ -209,7 +214,7 @@ class BlockTier:
         return bool(salt) and not self._store.keeps_private
 
     def hide(self, key: bytes) -> None:
-        """Notes that a content which can be found now is not to be saved."""
+        """Note that a content which can be found now is not to be saved."""
         self._private.add(key)
 
     @property
@@ -218,12 +223,12 @@ class BlockTier:
         return bool(self._lost_blocks or self._lost_states) and not self._has_failed
 
     def close(self) -> None:
-        """Ends the use of the store, once it has kept what was saved."""
+        """End the use of the store, once it has kept what was saved."""
         self._thread.shutdown()
         self.ask(self._store.close, None)
 
     def begin_step(self, batch: Batch, blocks: Sequence[LoadedBlock], states: Sequence[LoadedBlock]) -> SavedKeys:
-        """Adds what is to be saved and loaded to a batch that runs next. Returns the keys of what it saves."""
+        """Add what is to be saved and loaded to a batch that runs next. Return the keys of what it saves."""
         lost_blocks, self._lost_blocks = self._lost_blocks, {}
         lost_states, self._lost_states = self._lost_states, {}
         if lost_blocks:
@@ -237,7 +242,7 @@ class BlockTier:
         return SavedKeys(list(lost_blocks.values()), list(lost_states.values()))
 
     def end_step(self, batch: Batch, saved: SavedKeys) -> None:
-        """Gives the store what a step has saved."""
+        """Give the store what a step has saved."""
         for keys, saves in ((saved.blocks, batch.block_saves), (saved.states, batch.snapshot_saves)):
             if saves is None or self._has_failed:
                 continue
@@ -257,7 +262,7 @@ class BlockTier:
             return otherwise
 
     def open_records(self, keys: Sequence[bytes], records: Sequence[StoredRecord]) -> Future[_OpenedRecords]:
-        """Begins to check records against their digests."""
+        """Begin to check records against their digests."""
         return self._thread.submit(self._open, keys, records)
 
     def take_opened(self, opening: Future[_OpenedRecords], arrival: Arrival) -> dict[bytes, BlockRow]:
@@ -273,7 +278,7 @@ class BlockTier:
         return records.found
 
     def give_up(self, keys: Sequence[bytes], seconds: float) -> None:
-        """Notes that a load has not come in time: so slow is the store."""
+        """Note that a load has not come in time: so slow is the store."""
         self._rates.observe(self._num_bytes(keys), seconds)
 
     def _num_bytes(self, keys: Sequence[bytes]) -> int:
@@ -305,7 +310,10 @@ class BlockTier:
 
 
 def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> Batch:
-    """A step of one token that nobody needs, which may carry saves. slot: for states; -1: the model has none."""
+    """A step of one token that nobody needs, which may carry saves.
+
+    slot: for states, or -1 if the model has none.
+    """
     zero, one, none = np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(0, np.int32)
     table = np.full((num_groups, 1, 1), block_id, np.int32)
     batch = Batch(zero, zero, np.array([0, 1], np.int32), one, table, table[:, 0] * block_size, none)

@@ -16,9 +16,9 @@ _OF_STATES = b"states"
 class CacheIdentity:
     """All that the bytes of a block depend on beside its tokens and those before it.
 
-    model: names the content of the weights and the operations on them. layout: names the way in which the numbers are
-    computed and lie in a block: its tokens, groups of layers, number types, the kernels.
-    Two engines with the same identity may exchange the bytes of their blocks.
+    model: names the content of the weights and the operations on them.
+    layout: names the way in which the numbers are computed and lie in a block: its tokens, groups of layers, number
+    types, the kernels. Two engines with the same identity may exchange the bytes of their blocks.
     """
 
     model: bytes

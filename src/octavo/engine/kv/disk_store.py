@@ -81,7 +81,10 @@ class DiskStore:
     keeps_private = False
 
     def __init__(self, folder: Path, identity: bytes, limit_bytes: int, label: str = "") -> None:
-        """identity: 32 bytes. limit_bytes: of all segments. Raises OSError or WrongFileError."""
+        """identity: 32 bytes.
+        limit_bytes: of all segments.
+        Raises OSError or WrongFileError.
+        """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(folder.stat())
         self._folder, self._limit = folder, limit_bytes
@@ -162,12 +165,12 @@ class DiskStore:
             self._writing.submit(self._write, key, None)
 
     def flush(self) -> None:
-        """Waits until all is written."""
+        """Wait until all is written."""
         self._is_hurried.set()
         self._writing.submit(self._is_hurried.clear).result()
 
     def close(self) -> None:
-        """Writes what is queued, and lets another process write."""
+        """Write what is queued, and let another process write."""
         self._is_hurried.set()
         self._writing.shutdown()
         self._reading.shutdown()
@@ -179,7 +182,7 @@ class DiskStore:
     # --- the other threads ---
 
     def refresh(self) -> None:
-        """Finds records that other processes have written since the last time. Never raises OSError."""
+        """Find records that other processes have written since the last time. Never raises OSError."""
         with self._scanning:
             try:
                 names = sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
@@ -237,7 +240,7 @@ class DiskStore:
         return records
 
     def _write_next(self) -> None:
-        """Writes some of those that are queued, and pauses."""
+        """Write some of those that are queued, and pause."""
         begun_at, num_bytes = time.thread_time(), 0
         while num_bytes < _WRITTEN_AT_ONCE and (first := self._first_queued()) is not None:
             self._write(*first)
@@ -254,7 +257,7 @@ class DiskStore:
             return None if key is None else (key, self._queued[key])
 
     def _unqueue(self, key: bytes, data: BlockRow | None) -> bool:
-        """Takes a record out of the queue if it has these bytes. The caller holds the lock."""
+        """Take a record out of the queue if it has these bytes. The caller holds the lock."""
         if data is None or self._queued.get(key) is not data:
             return False
         del self._queued[key]
@@ -262,7 +265,7 @@ class DiskStore:
         return True
 
     def _write(self, key: bytes, data: BlockRow | None) -> None:
-        """Appends a record; data None: the note that those before it do not count."""
+        """Append a record; data None: the note that those before it do not count."""
         try:
             if self._can_write and self._may_write():
                 pieces: list[_Piece] = [] if data is None else [digest_of(key, data.data), data.data]
@@ -342,7 +345,7 @@ class DiskStore:
                     self._index[key] = place._replace(segment=new)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes the oldest segments until there is room for so many bytes more."""
+        """Remove the oldest segments until there is room for so many bytes more."""
         sizes = {name: os.fstat(each.file.fileno()).st_size for name, each in self._segments.items()}
         total = sum(sizes.values()) + num_bytes
         for name in sorted(sizes):
@@ -384,7 +387,7 @@ def _writable(segment: Segment) -> Segment:
 
 
 def _write_at(segment: Segment, *content: _Piece) -> None:
-    """Appends to a segment, or raises OSError and leaves it as it was."""
+    """Append to a segment, or raises OSError and leave it as it was."""
     file, left, end = segment.file.fileno(), deque(memoryview(each) for each in content), segment.end
     try:
         while left:
@@ -400,7 +403,10 @@ def _write_at(segment: Segment, *content: _Piece) -> None:
 
 
 class KeptFolder(NamedTuple):
-    """The segments of one identity. label: of the model, empty if no segment is readable."""
+    """The segments of one identity.
+
+    label: of the model, empty if no segment is readable.
+    """
 
     path: Path
     label: str
@@ -426,7 +432,7 @@ class KeptFolder(NamedTuple):
         return cls(path, label, sum(each.st_size for each in status), written_at)
 
     def clear(self) -> bool:
-        """Deletes the segments. False: a process writes there, and nothing is deleted. Raises OSError."""
+        """Delete the segments. Return False if a process writes there, and nothing is deleted. Raises OSError."""
         file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW | files.O_CLOEXEC, 0o600)
         try:
             locks.lock_now(file)

@@ -26,11 +26,13 @@ class KVCacheManager:
     """Allocates blocks of `block_size` tokens to sequences, in a table for each group of the layout.
 
     Only full blocks are shared through the prefix cache, and a sequence's last token is never taken from it, so a
-    registered block is never written again. A fork also shares the partly filled last block; the first to write into
-    it gets a copy. Blocks that have left the window of their group are freed.
-    layout: None: one group without a window. max_step_tokens: maximum tokens that a step computes for a sequence; it
-    matters only for windows. num_states: slots for the states of sequences, at least one for each that may run; 0: the
-    model keeps none. See `StateSlots`. identity: the root of the names of blocks; None: one that no other cache has.
+    registered block is never written again. A fork also shares the partly filled last block; the first to write into it
+    gets a copy. Blocks that have left the window of their group are freed.
+    layout: None: one group without a window.
+    max_step_tokens: maximum tokens that a step computes for a sequence; it matters only for windows.
+    num_states: slots for the states of sequences, at least one for each that may run; 0 means the model keeps none. See
+    `StateSlots`.
+    identity: the root of the names of blocks; None means one that no other cache has.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class KVCacheManager:
         return needed + sum(min(count, self.pool.ref_count(block_id) - 1) for block_id, count in writers)
 
     def append(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
-        """Allocates space for num_tokens more; the caller ensures that blocks are free.
+        """Allocate space for num_tokens more; the caller ensures that blocks are free.
 
         Returns the (source, destination) of blocks that the executor must copy before it writes.
         """
@@ -153,7 +155,7 @@ class KVCacheManager:
         return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Puts the longest cached prefix of at most max_tokens tokens into empty block tables.
+        """Put the longest cached prefix of at most max_tokens tokens into empty block tables.
 
         Blocks that have arrived from a store get a place, and are in `Sequence.loads`. Nothing is taken if there are
         too few free blocks for them: then there are too few for the sequence.
@@ -184,7 +186,10 @@ class KVCacheManager:
         return table
 
     def _place_arrived(self, sequence: Sequence, hashes: list[bytes]) -> bool:
-        """Allocates the blocks of a prefix that come from a store. False: too few are free, and it has none of them."""
+        """Allocate the blocks of a prefix that come from a store.
+
+        Return False if too few are free, and it has none of them.
+        """
         wanted = [
             (index, table, position)
             for index, table in enumerate(sequence.block_tables)
@@ -227,7 +232,7 @@ class KVCacheManager:
         return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
 
     def pin_prompt(self, sequence: Sequence) -> None:
-        """Pins the beginnings of a prompt that its request names, here and in the store. Older pins may end."""
+        """Pin the beginnings of a prompt that its request names, here and in the store. Older pins may end."""
         self.pins.expire()
         request, size = sequence.request, self.block_size
         salt = request.options.cache_salt
@@ -246,12 +251,12 @@ class KVCacheManager:
         return keys + ([] if self.states is None else [states_key(hashes[position])])
 
     def touch_prefix(self, sequence: Sequence) -> None:
-        """Tells the store which records a sequence uses."""
+        """Tell the store which records a sequence uses."""
         if self.tier is not None and (hashes := sequence.block_hashes):
             self.tier.touch(key for position in range(len(hashes)) for key in self.keys_at(hashes, position))
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
-        """Makes blocks findable that a step has loaded, the last that need what has arrived for the sequence."""
+        """Make blocks findable that a step has loaded, the last that need what has arrived for the sequence."""
         for each in loads:
             self.pool.register(each.block_id, each.key)
         sequence.arrived = {}
@@ -265,7 +270,9 @@ class KVCacheManager:
         return self._find_prefix(sequence, max_tokens, self._arrived(sequence)) * self.block_size
 
     def _find_prefix(self, sequence: Sequence, max_tokens: int, also: Container[bytes] = ()) -> int:
-        """Blocks of the longest cached prefix of at most max_tokens tokens. also: keys of blocks that count as cached.
+        """Blocks of the longest cached prefix of at most max_tokens tokens.
+
+        also: keys of blocks that count as cached.
 
         A group with a window needs only those blocks of it that the next token sees. Where there are states, the prefix
         ends where a snapshot of them does.
@@ -309,7 +316,7 @@ class KVCacheManager:
         return block_hash + index.to_bytes(2, "little") if index else block_hash
 
     def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """Notes that the first num_tokens tokens are in the cache.
+        """Note that the first num_tokens tokens are in the cache.
 
         Blocks that have become full can be found from now on. Those that have left the window of their group, so that
         no later token sees them, are freed.
@@ -334,7 +341,7 @@ class KVCacheManager:
             table.num_passed = max(table.num_passed, passed)
 
     def _keep(self, tier: BlockTier, sequence: Sequence, first: int, end: int) -> None:
-        """Gives the tier the full blocks of the prompt before `end`, with those that answers before it have filled.
+        """Give the tier the full blocks of the prompt before `end`, with those that answers before it have filled.
 
         Of what is private, it only learns the keys of the new ones, from `first` on.
         """
@@ -355,7 +362,7 @@ class KVCacheManager:
         extend_hashes(self.identity, sequence, num_blocks, self.block_size)
 
     def prepare_states(self, item: ScheduledSequence) -> None:
-        """Gives a scheduled sequence a slot for its states that nobody else reads."""
+        """Give a scheduled sequence a slot for its states that nobody else reads."""
         if self.states is not None:
             item.state_copy = self.states.own(item.sequence)
             item.state_load, item.sequence.state_load = item.sequence.state_load, None
@@ -363,7 +370,7 @@ class KVCacheManager:
                 self.states.keep_before_drafts(item.sequence, item.num_drafts)
 
     def plan_snapshots(self, items: Iterable[ScheduledSequence]) -> None:
-        """Has the step keep the states at the last full block of each chunk, as far as there are free slots.
+        """Have the step keep the states at the last full block of each chunk, as far as there are free slots.
 
         All sequences of the step have their slots. A chunk ends before the last of its tokens, which is never taken
         from the cache. Of a sequence whose states come from a store, those are kept: others may start from them.
@@ -382,7 +389,7 @@ class KVCacheManager:
                 item.snapshot = None if slot is None else StateSnapshot(num_blocks * self.block_size, slot)
 
     def end_snapshot(self, item: ScheduledSequence, *, is_valid: bool) -> None:
-        """Makes the states that a step has kept findable, or frees their slot."""
+        """Make the states that a step has kept findable, or frees their slot."""
         if self.states is not None and item.snapshot is not None:
             position = item.snapshot.num_tokens // self.block_size - 1
             block_hash = item.sequence.block_hashes[position]
@@ -395,12 +402,12 @@ class KVCacheManager:
                     self.tier.note_computed(item.snapshot.slot, key, of_states=True)
 
     def use(self, tier: BlockTier) -> None:
-        """Gives the tier what is evicted from now on, and takes from it."""
+        """Give the tier what is evicted from now on, and take from it."""
         self.tier = tier
         tier.watch(self.pool, None if self.states is None else self.states.pool)
 
     def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
-        """Adds what a step moves to and from the store, if there is one, to its batch, and the prefixes that move."""
+        """Add what a step moves to and from the store, if there is one, to its batch, and the prefixes that move."""
         moves, self.moves = self.moves, []
         if self.tier is None and not moves:
             return None
@@ -431,14 +438,14 @@ class KVCacheManager:
         return saving_step(len(self.layout.groups), block_id, self.block_size, slot)
 
     def end_step(self, batch: Batch, saved: SavedKeys | None) -> None:
-        """Gives the store what a step has saved, also if its results do not count."""
+        """Give the store what a step has saved, also if its results do not count."""
         if self.tier is not None and saved is not None:
             self.tier.end_step(batch, saved)
         for move in () if saved is None else saved.moves:
             end_move(self, move, batch)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        """Gives `child`, which has no blocks, the parent's first num_tokens computed tokens."""
+        """Give `child`, which has no blocks, the parent's first num_tokens computed tokens."""
         if self.states is not None:
             assert num_tokens == parent.num_computed_tokens, "the parent's states have moved on"
             self.states.share(parent, child)
@@ -469,7 +476,7 @@ class KVCacheManager:
         return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
-        """Notes that so many drafts of the last step are tokens, and drops what the others have left.
+        """Note that so many drafts of the last step are tokens, and drops what the others have left.
 
         num_claimed: tokens that a step in flight has blocks for.
         """
@@ -479,7 +486,7 @@ class KVCacheManager:
         self.truncate(sequence, num_claimed)
 
     def truncate(self, sequence: Sequence, num_claimed: int = 0) -> None:
-        """Frees the blocks after the computed tokens and those claimed, when a step's tokens were not all accepted."""
+        """Free the blocks after the computed tokens and those claimed, when a step's tokens were not all accepted."""
         num_blocks = self.num_blocks_for(max(sequence.num_computed_tokens, num_claimed))
         for index in self.token_groups if sequence.block_tables else ():
             table = sequence.block_tables[index]
@@ -489,7 +496,7 @@ class KVCacheManager:
         sequence.num_synced_blocks = min(sequence.num_synced_blocks, num_blocks)
 
     def quarantine(self, sequences: list[Sequence]) -> None:
-        """Makes the blocks unfindable that these sequences have filled or taken from the cache.
+        """Make the blocks unfindable that these sequences have filled or taken from the cache.
 
         This includes their cached prefix: if the damage is in it, every request with the same prefix would fail.
         """
@@ -507,7 +514,7 @@ class KVCacheManager:
                     self.states.discard(block_hash)
 
     def discard_all(self) -> None:
-        """Forgets all cached prefixes, because the content of blocks and states is lost. No sequence has any."""
+        """Forget all cached prefixes, because the content of blocks and states is lost. No sequence has any."""
         self.pool.discard_all()
         if self.tier is not None:
             self.tier.forget_losses()
@@ -515,7 +522,7 @@ class KVCacheManager:
             self.states.pool.discard_all()
 
     def free(self, sequence: Sequence) -> None:
-        """Frees all blocks, the last first, so that the start of a prefix is evicted last."""
+        """Free all blocks, the last first, so that the start of a prefix is evicted last."""
         for table in sequence.block_tables:
             for block_id in reversed(table.held):
                 self.pool.free(block_id)

@@ -25,7 +25,7 @@ class LoadRates:
         self._refused_at = 0.0  # the first time after the last load; 0.0: not
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Takes a load into account, or one that had not come after so many seconds."""
+        """Take a load into account, or one that had not come after so many seconds."""
         self._loads.append((num_bytes, seconds))
         self._refused_at = 0.0
 
@@ -44,7 +44,7 @@ class LoadRates:
         return _PATIENCE_S if compute_s is None else min(max(compute_s / 2, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
 
     def load_s(self, num_bytes: int) -> float | None:
-        """Seconds of a load of so many bytes; None: none was measured."""
+        """Seconds of a load of so many bytes, or None if none was measured."""
         if not self._loads:
             return None
         count = len(self._loads)

@@ -25,7 +25,7 @@ class Pins:
         self._next_end = math.inf  # no pin ends before
 
     def pin(self, owner: str, keys: Iterable[bytes], seconds: float) -> None:
-        """Pins these keys, whether there are blocks of them yet or not."""
+        """Pin these keys, whether there are blocks of them yet or not."""
         self.expire()
         now = time.monotonic()
         self._next_end = min(self._next_end, now + seconds)
@@ -40,7 +40,7 @@ class Pins:
             self._end(own, next(iter(own)))
 
     def expire(self) -> None:
-        """Ends the pins whose time is over."""
+        """End the pins whose time is over."""
         now = time.monotonic()
         if now < self._next_end:
             return

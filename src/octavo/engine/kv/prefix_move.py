@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class PrefixMove:
     """The blocks of a prefix of num_tokens tokens, and the snapshot of states at its end.
 
-    blocks, slots: numbers of blocks, and of slots for states, by their keys. data: the bytes by key: those to load, or
-    those that were saved, once the step has ended. done: the move itself then.
+    blocks, slots: numbers of blocks, and of slots for states, by their keys.
+    data: the bytes by key: those to load, or those that were saved, once the step has ended.
+    done: the move itself then.
     """
 
     num_tokens: int
@@ -33,7 +34,7 @@ class PrefixMove:
     done: Future[PrefixMove] = field(default_factory=Future)
 
     def add_to(self, batch: Batch, block_bytes: int, state_bytes: int) -> None:
-        """Has the step of a batch make the move."""
+        """Have the step of a batch make the move."""
         kind = "loads" if self.is_load else "saves"
         for name, places, num_bytes in (("block", self.blocks, block_bytes), ("snapshot", self.slots, state_bytes)):
             if not places:
@@ -46,7 +47,7 @@ class PrefixMove:
             setattr(batch, f"{name}_{kind}", moved if others is None else _both(others, moved))
 
     def take_saved(self, batch: Batch) -> None:
-        """Finds what was saved among that of the whole step."""
+        """Find what was saved among that of the whole step."""
         for saves, places in ((batch.block_saves, self.blocks), (batch.snapshot_saves, self.slots)):
             if saves is not None and not self.is_load:
                 row_of = {int(place): row for place, row in zip(saves.block_ids, saves.data, strict=True)}
@@ -59,7 +60,7 @@ def _both(first: BlockBytes, second: BlockBytes) -> BlockBytes:
 
 
 def begin_save(cache: KVCacheManager, hashes: list[bytes]) -> PrefixMove:
-    """Has the next step copy the longest prefix of these blocks that is in the cache.
+    """Have the next step copy the longest prefix of these blocks that is in the cache.
 
     Blocks that have left a window, and snapshots before the end, go with it: a shorter prefix may need them.
     """
@@ -74,7 +75,7 @@ def begin_save(cache: KVCacheManager, hashes: list[bytes]) -> PrefixMove:
 
 
 def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, BlockRow]) -> PrefixMove:
-    """Has the next step load as much of a prefix as there are bytes and free blocks for; it can be evicted then.
+    """Have the next step load as much of a prefix as there are bytes and free blocks for; it can be evicted then.
 
     A block and a slot stay free: a step of its own needs them (`KVCacheManager.saving_batch`).
     """
@@ -105,7 +106,7 @@ def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, Blo
 
 
 def forget_prefix(cache: KVCacheManager, hashes: list[bytes]) -> int:
-    """Forgets blocks and snapshots that nobody uses now, in the store as well. Returns the tokens of the prefix."""
+    """Forget blocks and snapshots that nobody uses now, in the store as well. Return the tokens of the prefix."""
     num_blocks = cache.longest_prefix(hashes, len(hashes))
     keys = _all_keys(cache, hashes)
     for key in keys:
@@ -119,7 +120,7 @@ def forget_prefix(cache: KVCacheManager, hashes: list[bytes]) -> int:
 
 
 def end_move(cache: KVCacheManager, move: PrefixMove, batch: Batch) -> None:
-    """Makes what was loaded findable, or takes what was saved."""
+    """Make what was loaded findable, or takes what was saved."""
     for key, place in (*move.blocks.items(), *move.slots.items()) if move.is_load else ():
         _pool_of(cache, key).register(place, key)
         _pool_of(cache, key).free(place)

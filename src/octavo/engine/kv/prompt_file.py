@@ -33,7 +33,7 @@ class KeptPrompt(NamedTuple):
 
 
 def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
-    """Writes the file anew, whole or not at all. Returns its bytes. Raises UsageError if that cannot be done."""
+    """Write the file anew, whole or not at all. Return its bytes. Raises UsageError if that cannot be done."""
     head = _PROMPT.pack(prompt.is_private, len(prompt.token_ids), len(prompt.hashes))
     tokens = np.array(prompt.token_ids, "<i4").tobytes()
     first = np.frombuffer(head + tokens + b"".join(prompt.hashes), np.uint8)
@@ -58,7 +58,8 @@ def read_prompt_file(
 ) -> tuple[KeptPrompt, int]:
     """The prompt of a file and the bytes read; damaged blocks are missing.
 
-    size_of: the bytes of a block or of states by the key. is_wanted: the keys to read, of a prompt with these hashes.
+    size_of: the bytes of a block or of states by the key.
+    is_wanted: the keys to read, of a prompt with these hashes.
     Raises UsageError for a file that is none, or of another model or setting.
     """
     try:

@@ -27,7 +27,10 @@ RECORD_HEAD_BYTES = _RECORD_HEAD.size + _DIGEST_BYTES
 
 
 class SegmentHead(NamedTuple):
-    """The start of a segment. label: for people."""
+    """The start of a segment.
+
+    label: for people.
+    """
 
     identity: bytes
     label: str
@@ -48,7 +51,11 @@ class SegmentHead(NamedTuple):
 
 
 class RecordHead(NamedTuple):
-    """The start of a record. num_bytes: of its content. is_gone: records of this key before it do not count."""
+    """The start of a record.
+
+    num_bytes: of its content.
+    is_gone: records of this key before it do not count.
+    """
 
     key: bytes
     num_bytes: int
@@ -70,7 +77,10 @@ class RecordHead(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """An open segment. end: of the records that are known. is_whole: it can be read, and nothing follows them.
+    """An open segment.
+
+    end: of the records that are known.
+    is_whole: it can be read, and nothing follows them.
 
     The file is closed with the last place in it, so that nobody reads from a closed one.
     """

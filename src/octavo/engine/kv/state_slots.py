@@ -28,7 +28,7 @@ class StateSlots:
         return slot >= 0 and self.pool.ref_count(slot) == 1 and not self.pool.is_findable(slot)
 
     def own(self, sequence: Sequence) -> tuple[int, int] | None:
-        """Makes `is_own` true. Returns the (source, destination) to copy before the sequence writes."""
+        """Make `is_own` true. Return the (source, destination) to copy before the sequence writes."""
         if self.is_own(sequence):
             return None
         source = sequence.state_slot
@@ -42,17 +42,17 @@ class StateSlots:
         return source, sequence.state_slot
 
     def share(self, parent: Sequence, child: Sequence) -> None:
-        """Gives `child`, which has no slot, that of its parent."""
+        """Give `child`, which has no slot, that of its parent."""
         self.pool.share(parent.state_slot)
         child.state_slot = parent.state_slot
 
     def keep_before_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """Gives a sequence a slot for its states before each draft of its step, of those that are left."""
+        """Give a sequence a slot for its states before each draft of its step, of those that are left."""
         self.num_draft_slots_left -= num_drafts
         sequence.draft_slots = [self.pool.allocate() for _ in range(num_drafts)]
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
-        """Goes on from the states before the first wrong draft, if there is one, and gives up all others."""
+        """Go on from the states before the first wrong draft, if there is one, and give up all others."""
         if num_accepted < len(sequence.draft_slots):
             slots = sequence.draft_slots
             sequence.state_slot, slots[num_accepted] = slots[num_accepted], sequence.state_slot
@@ -71,8 +71,9 @@ class StateSlots:
         sequence.state_slot = -1
 
     def longest_snapshot(self, hashes: list[bytes], also: Container[bytes] = ()) -> int:
-        """Blocks of the longest prefix whose states are kept. hashes: of the blocks from the first one on.
+        """Blocks of the longest prefix whose states are kept.
 
+        hashes: of the blocks from the first one on.
         also: `states_key` of snapshots that count as kept.
         """
         positions = range(len(hashes), 0, -1)
@@ -80,7 +81,7 @@ class StateSlots:
         return next((count for count, key in keys if self.pool.find(key) is not None or key in also), 0)
 
     def take_snapshot(self, sequence: Sequence, block_hash: bytes) -> bool:
-        """Gives a sequence without a slot the states that are kept under this hash.
+        """Give a sequence without a slot the states that are kept under this hash.
 
         False: there are none, and it has a slot of its own for them.
         """
@@ -93,19 +94,19 @@ class StateSlots:
         return True
 
     def reserve(self, block_hash: bytes) -> int | None:
-        """A slot for a snapshot; None: there is one already, or no slot is free."""
+        """A slot for a snapshot, or None if there is one already, or no slot is free."""
         if self.pool.find(states_key(block_hash)) is not None or not self.pool.num_free_blocks:
             return None
         return self.pool.allocate()
 
     def release(self, slot: int, block_hash: bytes | None) -> None:
-        """Gives up a reserved slot; with a hash it is found from now on, until the slot is needed."""
+        """Give up a reserved slot; with a hash it is found from now on, until the slot is needed."""
         if block_hash is not None:
             self.pool.register(slot, states_key(block_hash))
         self.pool.free(slot)
 
     def discard(self, block_hash: bytes) -> None:
-        """Makes a snapshot unfindable, because its content is invalid."""
+        """Make a snapshot unfindable, because its content is invalid."""
         slot = self.pool.find(states_key(block_hash))
         if slot is not None:
             self.pool.discard(slot)

@@ -21,9 +21,10 @@ _SHARE = 0.1  # of the memory that is free beside a loaded model
 def adapter_registry(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor, limits: ExecutorLimits
 ) -> AdapterRegistry | None:
-    """The adapters of an engine, those of `lora_modules` read; None: its options ask for none.
+    """The adapters of an engine, those of `lora_modules` read; None means its options ask for none.
 
-    graph: the whole model's. Raises ModelLoadError naming what does not fit, and UsageError if the executor holds none.
+    graph: the whole model's.
+    Raises ModelLoadError naming what does not fit, and UsageError if the executor holds none.
     """
     if limits.adapters is None:
         return None

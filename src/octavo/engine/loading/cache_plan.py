@@ -33,9 +33,10 @@ class CachePlan:
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
     """The number of blocks of the cache, and the context that fits.
 
-    model_len: the requested context. available_bytes: memory that the process may still take. With kv_cache_memory the
-    cache takes exactly that. Otherwise it takes half of the free memory, or more if one request of full length needs it
-    and leaves the headroom, but no more than max_num_seqs full requests could use.
+    model_len: the requested context.
+    available_bytes: memory that the process may still take. With kv_cache_memory the cache takes exactly that.
+    Otherwise it takes half of the free memory, or more if one request of full length needs it and leaves the headroom,
+    but no more than max_num_seqs full requests could use.
     Raises InsufficientMemoryError with the arithmetic.
     """
     block, step = config.block_size, step_tokens(config)
@@ -98,7 +99,7 @@ def wants_drafts(config: EngineConfig) -> bool:
 
 
 def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> int:
-    """The slots that drafts can use, of so many sequences that run at once; 0: the model has no states."""
+    """The slots that drafts can use, of so many sequences that run at once, or 0 if the model has no states."""
     if not sizes.state_bytes or not wants_drafts(config):
         return 0
     return MAX_STATE_DRAFTS * min(num_seqs, _DRAFTING_SEQS)

@@ -20,7 +20,7 @@ class CellBars:
         self._handle: Any = display(self._content(), raw=True, display_id=True)
 
     def show(self, what: str, done: int, total: int, text: str) -> None:
-        """Shows `done` of `total` of a work (total 0: unknown), with a text behind the bar."""
+        """Show `done` of `total` of a work (total 0: unknown), with a text behind the bar."""
         self._rows[what] = done, total, text
         now = time.monotonic()
         if now - self._shown_at >= _RENEWED_S or done == total:
@@ -28,7 +28,7 @@ class CellBars:
             self._handle.update(self._content(), raw=True)
 
     def end(self, *, vanish: bool) -> None:
-        """Shows the last figures, or nothing any more."""
+        """Show the last figures, or nothing any more."""
         if vanish:
             self._rows.clear()
         self._handle.update(self._content(), raw=True)

@@ -44,10 +44,12 @@ def compile_graph(
     beside: Executor | None = None,
     later: list[KeepJob] | None = None,
 ) -> Executor:
-    """The executor of a model, or of a rank's part of it. group: that of the rank's tensors.
+    """The executor of a model, or of a rank's part of it.
 
+    group: that of the rank's tensors.
     beside: of another graph of the checkpoint, whose matrices are in memory once where its backend can share them.
-    later: gets the job of keeping the packed weights on disk, which is the default; None: they are not kept unasked.
+    later: gets the job of keeping the packed weights on disk, which is the default, or None if they are not kept
+    unasked.
     Raises InsufficientMemoryError or GraphError.
     """
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
@@ -97,7 +99,10 @@ def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgre
 
 
 def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, resident: int) -> Paging:
-    """The paging of a model that is not loaded. resident: see `PackCacheOptions`. Reads the disk for half a second."""
+    """The paging of a model that is not loaded.
+
+    resident: see `PackCacheOptions`. Reads the disk for half a second.
+    """
     options = _pack_cache(config, checkpoint, resident)
     assert options is not None  # a part of the weights may stay in memory
     weights, sample = held(checkpoint, config, sizes.graph), max(_files(checkpoint), key=_file_bytes)

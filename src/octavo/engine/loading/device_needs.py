@@ -17,9 +17,11 @@ from octavo.graph.segments import layer_borders
 class DeviceNeeds:
     """A model on a GPU and, where that is too small, on the CPU. Sizes in bytes.
 
-    cpu_experts: layers of the GPU whose experts are on the CPU. streamed_layers: those that are copied to the GPU in
-    each step, whose weights are `cpu_weight_bytes`. reason: for the choice between the two. limit_bytes: of the GPU's
-    memory that may be used. tokens_per_s: at most, of all users together, from measured rates.
+    cpu_experts: layers of the GPU whose experts are on the CPU.
+    streamed_layers: those that are copied to the GPU in each step, whose weights are `cpu_weight_bytes`.
+    reason: for the choice between the two.
+    limit_bytes: of the GPU's memory that may be used.
+    tokens_per_s: at most, of all users together, from measured rates.
     """
 
     num_layers: int
@@ -37,7 +39,10 @@ class DeviceNeeds:
 
 
 def device_needs(config: EngineConfig, sizes: Sizes, users: int, context: int) -> DeviceNeeds | None:
-    """None on a backend without a device of its own. context: tokens of each user. Measures for about a second."""
+    """None on a backend without a device of its own.
+
+    context: tokens of each user. Measures for about a second.
+    """
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return None

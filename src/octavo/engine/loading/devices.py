@@ -48,7 +48,8 @@ def has_own_memory(config: EngineConfig) -> bool:
 def own_memory(config: EngineConfig, held_bytes: int = 0) -> MemoryBudget:
     """The memory of a rank's GPU that it may still take: what is free there or, of `gpu_memory`, what is left.
 
-    held_bytes: of weights that are loaded. Raises UsageError if `gpu_memory` is more than there is.
+    held_bytes: of weights that are loaded.
+    Raises UsageError if `gpu_memory` is more than there is.
     """
     device = cast(Device, get_backend(backend_name(config)))
     if config.gpu_memory is None:
@@ -85,7 +86,8 @@ def free_memory(config: EngineConfig) -> MemoryBudget:
 def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int = 0) -> MemoryBudget:
     """The share of the free memory that one of the ranks on this machine may take.
 
-    replica_bytes: that each further replica will take before its cache. held_bytes: of the rank's weights, once loaded.
+    replica_bytes: that each further replica will take before its cache.
+    held_bytes: of the rank's weights, once loaded.
     """
     if has_own_memory(config):
         return own_memory(config, held_bytes)
@@ -94,7 +96,10 @@ def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int
 
 
 def threads_of_rank(config: EngineConfig) -> int:
-    """Compute threads of each rank of this machine: as asked, or a fair share of its cores. 0: the backend decides."""
+    """Compute threads of each rank of this machine: as asked, or a fair share of its cores.
+
+    0 means the backend decides.
+    """
     if config.num_threads or config.num_ranks * config.data_parallel_size == 1:
         return config.num_threads
     num_processes = len(config.ranks_here) * config.data_parallel_size

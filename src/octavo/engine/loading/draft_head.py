@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class DraftHead:
     """taps: the layers of the target whose inputs it reads; none: it reads the input of the output head.
-
-    columns: of each of its inputs. target_ids: the token of each row of its logits; None: the row's number. bias: added
-    to the product of its first input; None: there is none. borrows_cache: it reads the target's keys and values and has
-    none of its own.
+    columns: of each of its inputs.
+    target_ids: the token of each row of its logits; None means the row's number.
+    bias: added to the product of its first input, or None if there is none.
+    borrows_cache: it reads the target's keys and values and has none of its own.
     """
 
     taps: tuple[int, ...] = ()

@@ -38,8 +38,9 @@ _MAX_PADDING = 1024  # rows of logits by which two sizes of a model may differ
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model that fits its target, opened. config: its own options.
+    """A draft model that fits its target, opened.
 
+    config: its own options.
     head: of one that reads hidden states of the target, a part of it or trained for it.
     """
 
@@ -50,11 +51,11 @@ class DraftModel:
     head: DraftHead | None = None
 
     def close(self) -> None:
-        """Closes its files."""
+        """Close its files."""
         self.checkpoint.close()
 
     def load(self, target: Executor) -> Executor:
-        """Compiles it. Raises ModelLoadError or InsufficientMemoryError."""
+        """Compile it. Raises ModelLoadError or InsufficientMemoryError."""
         limits = executor_limits(self.config, self.model_len, self.graph)
         beside = None if self.head is None else target
         return compile_graph(self.config, self.checkpoint, self.graph, limits, None, beside=beside)
@@ -66,7 +67,9 @@ def found_draft_model(
 ) -> Iterator[DraftModel | None]:
     """The draft model or head that the options name, checked before its target is loaded, or the target's own head.
 
-    None: there is neither. checkpoint, target: the target and its graph. tokenizer: gives the target's.
+    None: there is neither.
+    checkpoint, target: the target and its graph.
+    tokenizer: gives the target's.
     Raises UsageError for a model that cannot draft for the target, and ModelLoadError.
     """
     options = SpeculativeConfig.of(config)
@@ -214,7 +217,7 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
 
 
 def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, name: str) -> None:
-    """Raises UsageError for a model that cannot draft, or not for a target with so many rows of logits."""
+    """Raise UsageError for a model that cannot draft, or not for a target with so many rows of logits."""
     difference = abs(checkpoint.config.vocab_size - target_vocab_size)
     if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
         raise UsageError(
@@ -224,7 +227,7 @@ def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, na
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
-    """Raises UsageError with the first token that differs."""
+    """Raise UsageError with the first token that differs."""
     count = min(target.vocab_size, draft.vocab_size)
     for token_id in range(count):
         wanted, found = target.token_bytes(token_id), draft.token_bytes(token_id)
@@ -246,7 +249,7 @@ class _ThreadSharer(Protocol):
 
 
 def share_threads(draft: Executor, target: Executor) -> None:
-    """Lets both compute on the same threads where they can: one never runs beside the other."""
+    """Let both compute on the same threads where they can: one never runs beside the other."""
     if isinstance(draft, _ThreadSharer) and isinstance(target, _ThreadSharer):
         draft.share_threads(target)
 

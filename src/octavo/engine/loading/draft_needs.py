@@ -30,9 +30,11 @@ _ROW_COST = 0.04  # of a further row of a step
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """Sizes in bytes. cost: of a guess, in steps of the target, as the bytes that both read.
+    """Sizes in bytes.
 
-    is_head: it is a part of the model. workspace_bytes: of a head, with what the model's own workspace grows by.
+    cost: of a guess, in steps of the target, as the bytes that both read.
+    is_head: it is a part of the model.
+    workspace_bytes: of a head, with what the model's own workspace grows by.
     gain: of the tokens per second of one user if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
@@ -57,7 +59,7 @@ def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, nam
 
 
 def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """The needs of the model's own head; None: there is none, or it is not used. Raises as `own_head`."""
+    """The needs of the model's own head, or None if there is none, or it is not used. Raises as `own_head`."""
     head = own_head(config, checkpoint, context)
     if head is None:
         return None
@@ -67,7 +69,7 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
 def separate_head_needs(
     config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int
 ) -> DraftNeeds | None:
-    """The needs of an EAGLE-3 head or an assistant; None: there is neither. Raises as `separate_head`."""
+    """The needs of an EAGLE-3 head or an assistant, or None if there is neither. Raises as `separate_head`."""
     if not is_separate_head(path):
         return None
     with closing(separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:

@@ -30,7 +30,7 @@ CPU_IMAGE_TOKENS = 1024  # an image with more takes many seconds there
 
 
 def image_tokens(config: EngineConfig) -> int | None:
-    """The most tokens of an image; None: those of the model's own processor."""
+    """The most tokens of an image; None means those of the model's own processor."""
     if config.image_max_tokens is not None:
         return config.image_max_tokens
     name = backend_name(config)
@@ -39,7 +39,7 @@ def image_tokens(config: EngineConfig) -> int | None:
 
 
 def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None:
-    """The part of a model that sees, unless the options leave it out; None: it has none. Raises ModelLoadError."""
+    """The part of a model that sees, unless the options leave it out, or None if it has none. Raises ModelLoadError."""
     can_see = hasattr(checkpoint.config, "tie_word_embeddings") or checkpoint.config.own_pooling is not None
     if config.mmproj == "none" or not can_see:
         return None
@@ -51,7 +51,7 @@ def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None
 
 
 def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPart | None) -> str:
-    """The reason why a model that could see does not; empty: it sees, or nothing says that it could."""
+    """The reason why a model that could see does not, empty if it sees, or nothing says that it could."""
     if vision is not None or checkpoint.format != "gguf":
         return ""
     if config.mmproj is None and mmproj_files(checkpoint.path):
@@ -65,7 +65,8 @@ def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPa
 class ImageNeeds:
     """The memory of the part that sees, in bytes, and the tokens of images.
 
-    square_tokens: of 1024 x 1024 pixels. max_patches: of an image.
+    square_tokens: of 1024 x 1024 pixels.
+    max_patches: of an image.
     """
 
     weight_bytes: int
@@ -80,7 +81,7 @@ class ImageNeeds:
 
 
 def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | None:
-    """Of a model that is not loaded; None: it reads only text. Raises ModelLoadError."""
+    """Of a model that is not loaded, or None if it reads only text. Raises ModelLoadError."""
     vision = vision_of(config, checkpoint)
     if vision is None:
         return None

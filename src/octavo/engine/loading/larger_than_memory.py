@@ -22,9 +22,11 @@ MIN_MODEL_LEN = 256
 
 
 def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: MemoryBudget, model_len: int) -> int | None:
-    """The bytes of the weights that may stay in memory if the model is larger than it; None: all of them.
+    """The bytes of the weights that may stay in memory if the model is larger than it; None means all of them.
 
-    path: of the model, for errors. memory: free before the model is loaded. model_len: tokens of the longest request.
+    path: of the model, for errors.
+    memory: free before the model is loaded.
+    model_len: tokens of the longest request.
     Raises InsufficientMemoryError if the model is larger and cannot run from mapped weights.
     """
     least = least_cache(config, sizes.cache, model_len)

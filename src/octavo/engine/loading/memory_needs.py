@@ -71,12 +71,12 @@ class MemoryNeeds:
     fits: bool  # everything is in memory
     from_disk: FromDisk | None  # if it does not fit, but runs
     problem: str | None  # if it does not run from disk either
-    largest_context: int  # of each of the users; 0: not even the weights fit
+    largest_context: int  # of each of the users; 0 means not even the weights fit
     largest_users: int  # with that context
     bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
     flops_per_token: int
     warnings: tuple[str, ...]  # types of weights that take more memory than in the file
-    ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
+    ranks: tuple[RankNeeds, ...]  # of several processes; empty if one computes everything
     gpu: DeviceNeeds | None  # with a GPU
     draft: DraftNeeds | None = None  # beside the model, and part of the sums
     adapter_bytes: int = 0  # of max_loras adapters of max_lora_rank, and part of the sums
@@ -92,9 +92,9 @@ def memory_needs(
     config: EngineConfig = _DEFAULTS,
     draft: DraftNeeds | None = None,
 ) -> MemoryNeeds:
-    """The memory calculation, from the graph and the headers. context: None is the model's own.
+    """Calculate the memory from the graph and the headers.
 
-    config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
+    context: tokens of each user, by default the model's own. config: `max_num_seqs` is raised to `users`.
     """
     model_context: int = checkpoint.config.max_position_embeddings
     wanted, (config, users, memory) = context or model_context, _of_replica(config, users, memory)
@@ -190,7 +190,10 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 
 
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
-    """The sizes of the model. users: whose caches a GPU leaves room for; 0: as at a start without options."""
+    """The sizes of the model.
+
+    users: whose caches a GPU leaves room for; 0 means as at a start without options.
+    """
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
         return sizes
@@ -225,9 +228,11 @@ def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The KV cache that the weights leave room for. fits, from_disk, problem: as in `MemoryNeeds`.
+    """The KV cache that the weights leave room for.
 
-    cache_bytes: for blocks and states. num_blocks: beside the states of the users.
+    fits, from_disk, problem: as in `MemoryNeeds`.
+    cache_bytes: for blocks and states.
+    num_blocks: beside the states of the users.
     """
 
     cache_bytes: int
@@ -276,7 +281,9 @@ def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matr
 def _from_disk(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
 ) -> tuple[FromDisk | None, str | None]:
-    """The speed and the memory of the model run from disk, or the reason why it cannot. config: of its start.
+    """The speed and the memory of the model run from disk, or the reason why it cannot.
+
+    config: of its start.
 
     Of a split model that is the part on the CPU: the part on the GPU stays there.
     """

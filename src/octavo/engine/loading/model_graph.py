@@ -46,7 +46,10 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
 
 
 def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
-    """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
+    """The limits of the engine's steps.
+
+    model_len: tokens of the longest request; an encoder takes it in one step.
+    """
     step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
     tokens = max(step, model_len) if graph.takes_whole_texts else step
     # One that pools by itself gives one row a text, others may be asked for that of every token.
@@ -89,9 +92,11 @@ def model_sizes(
     backend: Backend | None = None,
     limits: ExecutorLimits | None = None,
 ) -> Sizes:
-    """The sizes on a backend; None: that of `config`. context: tokens of the longest request.
+    """The sizes on a backend; None means that of `config`.
 
-    graph: the model's, if known. limits: of steps; None: those of the options.
+    context: tokens of the longest request.
+    graph: the model's, if known.
+    limits: of steps; None means those of the options.
     Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:

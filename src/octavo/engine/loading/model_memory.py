@@ -50,8 +50,9 @@ class ModelPlan:
 class MemoryShares:
     """The division of the memory among the models of a server.
 
-    limit: of all loaded models. machine: that they may use if nobody limits them; None: they may not use all of it, and
-    then none may run from disk.
+    limit: of all loaded models.
+    machine: that they may use if nobody limits them, or None if they may not use all of it, and then none may run from
+    disk.
     """
 
     limit: ModelMemory
@@ -68,7 +69,7 @@ class MemoryShares:
         return cls(ModelMemory(given), machine if given >= machine.main else None, num_models)
 
     def plan(self, path: Path, config: EngineConfig, held: ModelMemory) -> ModelPlan:
-        """Plans a model beside others that hold so much.
+        """Plan a model beside others that hold so much.
 
         Each model gets an equal share of the memory, so that none has to be unloaded if all fit. The cache gets the
         rest of the share beside the weights: at least one request of full length, even if other models must then be

@@ -21,8 +21,9 @@ class ProgressBar:
     """Bars for work that takes longer than a second: on standard error at a terminal, in the cell of a notebook.
 
     A bar appears after that second even if nothing is reported meanwhile: a slow disk may keep the first report away.
-    in_bytes: the numbers are bytes, otherwise items. announced: without a terminal, a line for each work, and every
-    half minute one with what is done and the time left. transient: the bars vanish at the end.
+    in_bytes: the numbers are bytes, otherwise items.
+    announced: without a terminal, a line for each work, and every half minute one with what is done and the time left.
+    transient: the bars vanish at the end.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ProgressBar:
         self._endless = ""  # the last work of unknown length; its bar goes when other work begins
 
     def update(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Reports `done` of `total` of the work named `what`; total 0: unknown. The first call starts its time.
+        """Report `done` of `total` of the work named `what`; total 0: unknown. The first call starts its time.
 
         note: what is shown behind the numbers.
         """
@@ -81,7 +82,7 @@ class ProgressBar:
                 self._cell.end(vanish=self._transient)
 
     def _wake_later(self, what: str, done: int, total: int) -> None:
-        """Shows the new work after a second unless it, or other work, is shown by then."""
+        """Show the new work after a second unless it, or other work, is shown by then."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = threading.Timer(_PATIENCE_S, self._show, (what, done, total))

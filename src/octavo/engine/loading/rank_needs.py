@@ -18,11 +18,14 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RankNeeds:
-    """One rank of a model. Sizes in bytes. exchanges: with the other ranks of its stage, in a step.
+    """One rank of a model. Sizes in bytes.
 
-    exchanged_bytes_per_token: that the rank gives to them. logits_bytes_per_row: that it gives of a row of logits which
-    is gathered whole, because it cannot be sampled from the best candidates of each rank. handed_on_bytes_per_token: to
-    the next stage. experts: the first and how many of each mixture, if it has not all of them.
+    exchanges: with the other ranks of its stage, in a step.
+    exchanged_bytes_per_token: that the rank gives to them.
+    logits_bytes_per_row: that it gives of a row of logits which is gathered whole, because it cannot be sampled from
+    the best candidates of each rank.
+    handed_on_bytes_per_token: to the next stage.
+    experts: the first and how many of each mixture, if it has not all of them.
     """
 
     rank: int
@@ -40,7 +43,10 @@ class RankNeeds:
 
 
 def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> list[RankNeeds]:
-    """The sizes of all ranks, from the headers. context: tokens of the longest request."""
+    """The sizes of all ranks, from the headers.
+
+    context: tokens of the longest request.
+    """
     whole, ranks, found = model_graph(checkpoint, context), Ranks.of(config), []
     steps = steps_of(checkpoint, config, whole)
     for rank in range(ranks.count):
@@ -73,7 +79,8 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
 class RankExchange:
     """An exchange of a rank with those of its stage, in columns of each row.
 
-    given: by the rank. moved: through its link, if the ranks form a ring.
+    given: by the rank.
+    moved: through its link, if the ranks form a ring.
     """
 
     rows: RowDomain

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_options(config: EngineConfig, graph: Graph) -> None:
-    """Raises UsageError for an option that a model with such an encoder does not have."""
+    """Raise UsageError for an option that a model with such an encoder does not have."""
     if not source_width(graph):
         return
     given = {
@@ -62,7 +62,7 @@ def encoder_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
 
 
 def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, model_len: int) -> int:
-    """The memory of the encoder beside its decoder, which has the matrices of both; 0: there is none."""
+    """The memory of the encoder beside its decoder, which has the matrices of both, or 0 if there is none."""
     if not source_width(decoder.graph):
         return 0
     graph, limits = encoder_graph(checkpoint), encoder_limits(config, model_len)
@@ -76,7 +76,10 @@ def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, 
 def load_sources(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, decoder: Executor, model_len: int
 ) -> Encodings:
-    """The encoder with this graph, compiled, with an empty cache of rows. decoder: has the matrices of both."""
+    """The encoder with this graph, compiled, with an empty cache of rows.
+
+    decoder: has the matrices of both.
+    """
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.source_encoder import SourceEncoder
 

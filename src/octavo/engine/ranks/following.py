@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 def follow(config: EngineConfig) -> None:
-    """Runs the ranks of a machine other than the first until the leader ends. Raises EngineDeadError if one fails."""
+    """Run the ranks of a machine other than the first until the leader ends. Raises EngineDeadError if one fails."""
     assert config.master is not None  # checked with nnodes
     host, port = address_of(config.master)
     env.cluster_token()  # there is one
@@ -74,7 +74,10 @@ def follow(config: EngineConfig) -> None:
 
 
 def follow_one(host: str, port: int, rank: int, model: str) -> None:
-    """One rank of a machine other than the first, in its own process. model: the name that this machine has for it."""
+    """One rank of a machine other than the first, in its own process.
+
+    model: the name that this machine has for it.
+    """
     Follower(connect((host, port), env.cluster_token(), rank, OTHERS_S), model).run()
 
 
@@ -94,7 +97,7 @@ class Follower:
         self._waits: WaitMeter | None = None  # from when the executor is there: what loading waits is not a step's
 
     def run(self) -> None:
-        """Returns never normally: the process ends with the connection."""
+        """Return never normally: the process ends with the connection."""
         self._connection.stay_alive(self._state)
         threading.Thread(target=self._read, name="octavo-leader", daemon=True).start()
         try:

@@ -48,7 +48,10 @@ def join(
     name: str,
     given_up: Callable[[], str] | None = None,
 ) -> RankGroup | None:
-    """The group of the ranks of this one's stage; None: it is alone. given_up: a reason to wait no longer, or empty."""
+    """The group of the ranks of this one's stage, or None if it is alone.
+
+    given_up: a reason to wait no longer, or empty.
+    """
     if ranks.tensor_parallel == 1:
         return None
     row_bytes = 4 * max(node.output.cols for node in graph.nodes)

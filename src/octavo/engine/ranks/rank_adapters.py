@@ -42,7 +42,7 @@ class RankAdapters:
             self._prepared.pop(number, None)
 
     def load(self, message: LoadAdapter) -> None:
-        """Puts an adapter into a slot."""
+        """Put an adapter into a slot."""
         prepared = self._prepared[message.adapter].result()
         cast(AdaptingExecutor, self.executor).load_adapter(message.slot, prepared)
 

@@ -9,8 +9,10 @@ from octavo.platform import processes
 
 
 def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], parent_pid: int) -> None:
-    """Follows the leader until it ends. descriptor: of the connected socket. parent_pid: the leader's.
+    """Follow the leader until it ends.
 
+    descriptor: of the connected socket.
+    parent_pid: the leader's.
     outgoing, incoming: the descriptors of two rings (`octavo.distributed.ring`); empty: the socket carries all.
     """
     processes.end_with(parent_pid)
@@ -25,7 +27,11 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
 
 
 def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:
-    """Follows a leader on another machine. model: its name on this one. parent_pid: of `octavo serve` here."""
+    """Follow a leader on another machine.
+
+    model: its name on this one.
+    parent_pid: of `octavo serve` here.
+    """
     processes.end_with(parent_pid)
     faulthandler.enable()
     # As in `main`.

@@ -25,9 +25,10 @@ _LOOK_S = 1.0
 
 
 def lead_on_ray(config: EngineConfig, leader: Leader) -> EngineConfig:
-    """Starts all ranks but this process's own as actors, which join the leader.
+    """Start all ranks but this process's own as actors, which join the leader.
 
-    Returns the options with the threads of each rank. Raises UsageError if there is no cluster, or it is too small.
+    Returns the options with the threads of each rank.
+    Raises UsageError if there is no cluster, or it is too small.
     """
     ray = _ray()
     is_ours = not ray.is_initialized()
@@ -93,7 +94,7 @@ class _RayRanks:
         self._runs: dict[Any, int] = {}  # by the reference of what an actor does: its rank
 
     def start(self) -> None:
-        """Returns when all ranks have joined the leader."""
+        """Return when all ranks have joined the leader."""
         ray, config = self._ray, self.config
         # The first bundle is on this machine, whose rank 0 is this process.
         bundles = [{**self._bundle, f"node:{self._host}": 0.001}, *[self._bundle] * (config.nnodes - 1)]
@@ -132,13 +133,13 @@ class _RayRanks:
             self._runs[actor.options(**options).remote().follow.remote(self._host, port, token, rank)] = rank
 
     def _check_actors(self) -> None:
-        """Raises EngineDeadError if an actor has ended before its rank came."""
+        """Raise EngineDeadError if an actor has ended before its rank came."""
         ended, _ = self._ray.wait(list(self._runs), timeout=0)
         for reference, reason in self._reasons(ended):
             raise EngineDeadError(f"rank {self._runs[reference]} is gone: Ray says: {reason}")
 
     def _watch(self) -> None:
-        """Tells the leader of each rank that Ray says has ended."""
+        """Tell the leader of each rank that Ray says has ended."""
         waiting = list(self._runs)
         while waiting:
             ended, waiting = self._ray.wait(waiting, timeout=_LOOK_S)

@@ -12,7 +12,7 @@ _FORGETTING = 0.97  # of a count with each further try: about the last thirty de
 class Acceptance:
     """Counts of tried and of right guesses, older ones with less weight.
 
-    everybody: the counts of all sequences, which is what a new sequence expects; None: these are they.
+    everybody: the counts of all sequences, which is what a new sequence expects, or None if these are they.
     """
 
     def __init__(self, everybody: Acceptance | None = None) -> None:
@@ -45,7 +45,7 @@ class Acceptance:
         return share
 
     def observe(self, draft: Draft, token_ids: list[int]) -> None:
-        """Compares a draft with the tokens that came. Behind the first wrong guess nothing is learned."""
+        """Compare a draft with the tokens that came. Behind the first wrong guess nothing is learned."""
         for guess, level, token_id in zip(draft.token_ids, draft.levels, token_ids, strict=False):
             is_right = guess == token_id
             self._count(draft.source.name, level, is_right)

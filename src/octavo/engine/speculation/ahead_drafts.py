@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class AheadChain:
     """A sequence in a step that is submitted ahead, with room for `length` guesses.
 
-    drawn: the rows of the step in flight. start: position of its last token that is known there.
+    drawn: the rows of the step in flight.
+    start: position of its last token that is known there.
     """
 
     sequence: Sequence
@@ -56,7 +57,7 @@ class AheadDrafts:
         return -2 - number * MAX_DRAFTING - place
 
     def submit(self) -> None:
-        """Hands all steps of the draft model to its executor. Raises what that raises."""
+        """Hand all steps of the draft model to its executor. Raises what that raises."""
         executor = self.drafter.executor
         for number in range(self._chains[0].length):
             chains = [chain for chain in self._chains if chain.length > number]
@@ -65,7 +66,7 @@ class AheadDrafts:
             self._pending.append(executor.submit(batch))
 
     def _first(self, chains: list[AheadChain]) -> Batch:
-        """Reads the last known token and all that were drawn. Nobody will see those behind a wrong guess.
+        """Read the last known token and all that were drawn. Nobody will see those behind a wrong guess.
 
         A head reads each token at the position before, with the hidden state there, and knows the first one already.
         """
@@ -85,7 +86,7 @@ class AheadDrafts:
         return batch
 
     def _further(self, chains: list[AheadChain], number: int) -> Batch:
-        """Reads the guess before, at the position behind the last token that was right."""
+        """Read the guess before, at the position behind the last token that was right."""
         runs, skipped = [], int(self.drafter.reads_hidden)
         for chain in chains:
             start = chain.start + 1 + chain.drawn.num_drafts + number - skipped
@@ -108,7 +109,11 @@ class AheadDrafts:
         return found
 
     def drafts(self, computed: dict[Sequence, list[int]]) -> dict[Sequence, Draft]:
-        """The guesses, once their step has ended. computed: what it computed as such. Raises what a step raises."""
+        """The guesses, once their step has ended.
+
+        computed: what it computed as such.
+        Raises what a step raises.
+        """
         probabilities = [np.exp(step.wait().logprobs).tolist() for step in self._pending]
         found = {}
         for place, chain in enumerate(self._chains):

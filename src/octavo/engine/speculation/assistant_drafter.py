@@ -30,7 +30,7 @@ class AssistantDrafter(ModelDrafter):
     reads_hidden = True
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Takes the last hidden states of each sequence: more than one, as its last drafts may be rejected."""
+        """Take the last hidden states of each sequence: more than one, as its last drafts may be rejected."""
         hidden = output.hidden_states if len(schedule.scheduled) <= MAX_DRAFTING else None
         first, count = 0, len(batch.token_ids)
         for item in schedule.scheduled.values():
@@ -69,7 +69,7 @@ class AssistantDrafter(ModelDrafter):
 
 
 def _last_row(sequence: Sequence) -> Float32 | None:
-    """The hidden state that has made the last token; None: it is not known."""
+    """The hidden state that has made the last token, or None if it is not known."""
     known, position = sequence.hidden_rows, len(sequence.token_ids) - 2
     if known is None or not known.start <= position < known.start + len(known.rows):
         return None

@@ -34,11 +34,14 @@ class Guesser(Protocol):
     """The knowledge of a source about one sequence."""
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
-        """At most `limit` tokens after those of the sequence and `tail`, which will be its next; None: no idea."""
+        """At most `limit` tokens after those of the sequence and `tail`, which will be its next; None means no idea."""
 
 
 class DraftOrigin(Protocol):
-    """The part of a source that is needed to learn how good it is. name: as metrics show it."""
+    """The part of a source that is needed to learn how good it is.
+
+    name: as metrics show it.
+    """
 
     name: str
 
@@ -47,9 +50,12 @@ class DraftOrigin(Protocol):
 
 
 class DraftSource(DraftOrigin, Protocol):
-    """Guesses from one kind of knowledge. max_drafts: of a sequence in one step."""
+    """Guesses from one kind of knowledge.
+
+    max_drafts: of a sequence in one step.
+    """
 
     max_drafts: int
 
     def open(self, sequence: Sequence) -> Guesser | None:
-        """The guesser of a sequence that begins its answer; None: there is nothing to know about it."""
+        """The guesser of a sequence that begins its answer, or None if there is nothing to know about it."""

@@ -28,7 +28,10 @@ _INLINE = 16  # unread tokens of a sequence that its next draft reads on its way
 
 @dataclass(slots=True)
 class HiddenRows:
-    """Hidden states of consecutive tokens that the head has not read yet. start: position of the first."""
+    """Hidden states of consecutive tokens that the head has not read yet.
+
+    start: position of the first.
+    """
 
     start: int
     rows: Float32  # [tokens, hidden]
@@ -57,7 +60,7 @@ class HeadDrafter(ModelDrafter):
         self._copies: list[np.ndarray[tuple[int, int], np.dtype[np.int32]]] = []  # of blocks, which its cache lacks
 
     def note_submitted(self, batch: Batch) -> None:
-        """Notes what a step of the target does to blocks. Steps are noted in their order."""
+        """Note what a step of the target does to blocks. Steps are noted in their order."""
         if len(batch.block_copies):
             self._copies.append(batch.block_copies)
             for source, target in batch.block_copies.tolist():
@@ -67,7 +70,7 @@ class HeadDrafter(ModelDrafter):
         self._is_read.reshape(-1)[batch.slot_mapping[self._group]] = False
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Takes the hidden states of all tokens of a step, which are the last ones; a large step has none."""
+        """Take the hidden states of all tokens of a step, which are the last ones; a large step has none."""
         first, count = 0, len(batch.token_ids)
         hidden_states = self._hidden_of(output) if len(schedule.scheduled) <= MAX_DRAFTING else None
         hidden_states = None if hidden_states is None else hidden_states[-count:]
@@ -85,7 +88,7 @@ class HeadDrafter(ModelDrafter):
                     use.sequence.hidden_rows = HiddenRows(sequence.hidden_rows.start, sequence.hidden_rows.rows)
 
     def catch_up(self, sequences: Iterable[Sequence]) -> None:
-        """Reads what is unread of prompts, but for the last token, which its draft reads. Raises as `draft`."""
+        """Read what is unread of prompts, but for the last token, which its draft reads. Raises as `draft`."""
         for sequence in sequences:
             unread = sequence.hidden_rows
             while unread is not None and (count := self._num_readable(sequence)) > _INLINE:
@@ -135,7 +138,7 @@ class HeadDrafter(ModelDrafter):
         return unread is not None and unread.start == position and self._has_read(sequence, position)
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:  # noqa: ARG002
-        """Notes that the hidden states before the last token were read on the device."""
+        """Note that the hidden states before the last token were read on the device."""
         if sequence.hidden_rows is not None:
             self._note_read(sequence, self._num_readable(sequence))
 
@@ -145,7 +148,7 @@ class HeadDrafter(ModelDrafter):
         return 0 if unread is None else min(len(unread.rows), len(sequence.token_ids) - 1 - unread.start)
 
     def _guess_first(self, chains: list[Chain]) -> dict[Sequence, Float32]:
-        """Reads what is unread, and adds a guess to each chain. Returns the hidden states that it goes on from."""
+        """Read what is unread, and add a guess to each chain. Return the hidden states that it goes on from."""
         runs, rows = [], []
         for chain in chains:
             sequence, unread = chain.sequence, chain.sequence.hidden_rows
@@ -158,7 +161,10 @@ class HeadDrafter(ModelDrafter):
         return found
 
     def _guess_more(self, chains: list[Chain], hidden: dict[Sequence, Float32]) -> dict[Sequence, Float32]:
-        """Adds a further guess to each chain. hidden: of `_guess_first`."""
+        """Add a further guess to each chain.
+
+        hidden: of `_guess_first`.
+        """
         runs = [
             self._run_of(each.sequence, each.token_ids[-1:], len(each.sequence.token_ids) + len(each.token_ids) - 2)
             for each in chains
@@ -176,11 +182,14 @@ class HeadDrafter(ModelDrafter):
         return {each.sequence: hidden[i : i + 1] for i, each in enumerate(chains)}
 
     def _hidden_of(self, output: StepOutput) -> Float32 | None:
-        """The hidden states in the results of a step, of the model or of the head; None: it gave none."""
+        """The hidden states in the results of a step, of the model or of the head, or None if it gave none."""
         return output.hidden_states
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:  # noqa: ARG002
-        """The inputs of a step of the head. are_own: the rows are hidden states of the head itself."""
+        """The inputs of a step of the head.
+
+        are_own: the rows are hidden states of the head itself.
+        """
         return (rows,)
 
     def _run_of(self, sequence: Sequence, token_ids: list[int], start: int) -> TokenRun:

@@ -37,7 +37,11 @@ _GAIN = 0.2  # of the time of an answer that drafts are assumed to save, when th
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in the making. value: probability that all of it is right. reading: None: of a head."""
+    """A draft in the making.
+
+    value: probability that all of it is right.
+    reading: None: of a head.
+    """
 
     sequence: Sequence
     guesses: Guesses
@@ -67,8 +71,8 @@ class ModelDrafter:
         max_drafts: int = MAX_DRAFTS,
         group: int = 0,
     ) -> None:
-        """times, limits: of the target. max_drafts: of a sequence in one step.
-
+        """times, limits: of the target.
+        max_drafts: of a sequence in one step.
         group: of the target's layers, one that keeps all blocks of a sequence.
         """
         self.executor = executor
@@ -91,18 +95,19 @@ class ModelDrafter:
         return self._idle >= _RETRY
 
     def note_submitted(self, batch: Batch) -> None:
-        """Takes note of a step of the target: this model has no use for it."""
+        """Take note of a step of the target: this model has no use for it."""
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Takes note of the result of a step of the target: this model has no use for it."""
+        """Take note of the result of a step of the target: this model has no use for it."""
 
     def catch_up(self, sequences: Iterable[Sequence]) -> None:
-        """Reads prompts that are under way: this model reads them late."""
+        """Read prompts that are under way: this model reads them late."""
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
         """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
 
-        num_rows: of the target's step without drafts. Raises OctavoError or RuntimeError if the model fails.
+        num_rows: of the target's step without drafts.
+        Raises OctavoError or RuntimeError if the model fails.
         """
         self._idle = 0
         chains: list[Chain] = []
@@ -194,7 +199,7 @@ class ModelDrafter:
         return self._complete(self._twins.batch(runs))
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
-        """Notes that guesses for the step in flight came after all tokens of a sequence had been read."""
+        """Note that guesses for the step in flight came after all tokens of a sequence had been read."""
         if guesses.reading is not None:
             tokens = sequence.token_ids
             self._twins.note(guesses.reading, tokens, self._blocks(sequence), len(tokens))
@@ -209,7 +214,7 @@ class ModelDrafter:
         return left * _GAIN * step_s > (len(tokens) - _reading(chain).num_read) * per_token
 
     def _read(self, chain: Chain) -> None:
-        """Reads as many tokens as take about a step of the target, with a step without logits' use."""
+        """Read as many tokens as take about a step of the target, with a step without logits' use."""
         reading, tokens = _reading(chain), chain.sequence.token_ids
         step_s, per_token = self._target_times.step_s(1), self._times.chunk_token_s(reading.num_read)
         count = 64 if step_s is None or per_token is None else int(step_s / per_token)
@@ -218,7 +223,7 @@ class ModelDrafter:
         self._twins.note(reading, tokens, self._blocks(chain.sequence), end)
 
     def _extend(self, chains: list[Chain], *, is_first: bool) -> None:
-        """Adds a guess to each chain."""
+        """Add a guess to each chain."""
         parts = []
         for chain in chains:
             tokens, reading = chain.sequence.token_ids, _reading(chain)
@@ -236,7 +241,7 @@ class ModelDrafter:
         self._take_guesses(chains, output)
 
     def _take_guesses(self, chains: list[Chain], output: StepOutput) -> None:
-        """Adds the token of each row to its chain."""
+        """Add the token of each row to its chain."""
         rows = zip(chains, output.token_ids.tolist(), output.logprobs.tolist(), strict=True)
         for chain, row, logprob in rows:
             token_id = self._token_of(row)
@@ -263,7 +268,7 @@ class ModelDrafter:
         return [each for each in room if each.value * _FIRST_ODDS > cost]
 
     def _cost(self, num_rows: int, num_chains: int) -> float | None:
-        """The tokens of the target in the time of a guess and of its row, for each chain; None: unknown."""
+        """The tokens of the target in the time of a guess and of its row, for each chain; None means unknown."""
         draft_s, step_s = self._times.step_s(num_chains), self._target_times.step_s(num_rows)
         if draft_s is None or not step_s:
             return None

@@ -18,7 +18,9 @@ class NgramSource:
     name = "ngram"
 
     def __init__(self, min_match: int = 2, max_match: int = MAX_MATCH, max_drafts: int = MAX_DRAFTS) -> None:
-        """min_match: tokens that must match. max_match: the most that are compared; more do not count."""
+        """min_match: tokens that must match.
+        max_match: the most that are compared; more do not count.
+        """
         self.min_match, self.max_match, self.max_drafts = min_match, max_match, max_drafts
 
     def open(self, sequence: Sequence) -> NgramGuesser:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> str:
-    """The reason why an engine has no draft sources, for its users; empty: it has some.
+    """The reason why an engine has no draft sources, for its users, empty if it has some.
 
     num_draft_states: the slots that its cache has for the states before drafts.
     """

@@ -13,7 +13,9 @@ _ROW_COST = 0.15  # of a row beyond the largest measured step at least: a share 
 
 
 class DraftPolicy:
-    """Maximizes the expected tokens of a step over its time. times: the measured times of steps, by rows.
+    """Maximizes the expected tokens of a step over its time.
+
+    times: the measured times of steps, by rows.
 
     Where rows are dear, as beside many sequences, no draft pays, and there are none; where the times or the odds
     change, the choice does.
@@ -28,8 +30,9 @@ class DraftPolicy:
         """The number of drafts of each sequence.
 
         chains: of each sequence, the probability that each of its guesses is right if those before it are.
-        num_rows: of the step without drafts. max_drafts: of all sequences together. may_explore: larger steps than any
-        so far are tried.
+        num_rows: of the step without drafts.
+        max_drafts: of all sequences together.
+        may_explore: larger steps than any so far are tried.
         """
         lengths, best = [0] * len(chains), 0
         most = min(max_drafts, self._most_rows(may_explore) - num_rows)

@@ -37,10 +37,11 @@ _LIKELY = 0.5  # odds of the next token from which the step after it waits for i
 class Guesses:
     """The knowledge of the sources about a sequence, and their last draft.
 
-    guessers: each with the most drafts of a step. position: tokens that the draft follows. odds: of each of its tokens,
-    up to the first that the request finds too unlikely.
-    options: the request's limits. barred_at: tokens after which there is no draft, because the step with one had to be
-    repeated.
+    guessers: each with the most drafts of a step.
+    position: tokens that the draft follows.
+    odds: of each of its tokens, up to the first that the request finds too unlikely.
+    options: the request's limits.
+    barred_at: tokens after which there is no draft, because the step with one had to be repeated.
     """
 
     guessers: list[tuple[Guesser, int]]
@@ -90,20 +91,21 @@ class Speculation:
         return self.drafter is not None and self.drafter.reads_hidden
 
     def note_submitted(self, batch: Batch) -> None:
-        """Takes note of a step before it is submitted, in the order of steps."""
+        """Take note of a step before it is submitted, in the order of steps."""
         if self.drafter is not None:
             self.drafter.note_submitted(batch)
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Takes note of the result of a step, before sequences get its tokens."""
+        """Take note of the result of a step, before sequences get its tokens."""
         if self.drafter is not None:
             self.drafter.note_result(schedule, batch, output)
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
-        """Gives sequences their drafts for the next step, and takes back those of the last.
+        """Give sequences their drafts for the next step, and take back those of the last.
 
-        running: sequences in no step. max_rows: of a step. may_explore: see `DraftPolicy.lengths`; never beside prompts
-        that are under way.
+        running: sequences in no step.
+        max_rows: of a step.
+        may_explore: see `DraftPolicy.lengths`; never beside prompts that are under way.
         """
         sequences, num_rows, everybody = [], 0, list(running)
         for sequence in everybody:
@@ -143,7 +145,7 @@ class Speculation:
         self._metrics.num_lost_draft_models = 1
 
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
-        """Replaces the guesses of sequences by those of the draft model where these are better."""
+        """Replace the guesses of sequences by those of the draft model where these are better."""
         wanted = []
         for sequence in sequences:
             guesses = sequence.guesses
@@ -162,7 +164,10 @@ class Speculation:
                     guesses.draft, guesses.odds = draft, _likely(odds, guesses.options)
 
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
-        """True if the step after this one gets drafts. token_ids: one for each sequence, which it has not taken yet."""
+        """True if the step after this one gets drafts.
+
+        token_ids: one for each sequence, which it has not taken yet.
+        """
         chains = []
         if len(token_ids) > MAX_DRAFTING:
             return False
@@ -199,7 +204,9 @@ class Speculation:
         return any(self._policy.lengths(chains, len(sequences), MAX_DRAFTS))
 
     def lengths_ahead(self, step: Schedule, max_rows: int) -> dict[Sequence, int] | None:
-        """The guesses of the draft model for the step after `step`, which runs. max_rows: of a step.
+        """The guesses of the draft model for the step after `step`, which runs.
+
+        max_rows: of a step.
 
         None: they need the tokens of `step`: n-grams are likely to know more, or the model has not read all before. Now
         and then, too, because the times of steps and of guesses are measured only then.
@@ -229,7 +236,7 @@ class Speculation:
         return {each: length for each, length in pairs if length >= max(each.request.options.min_speculative_tokens, 1)}
 
     def draft_ahead(self, schedule: Schedule, drawn: Mapping[Sequence, DrawnRows]) -> AheadDrafts | None:
-        """Has the draft model make the guesses of a step while the one before runs; None: it has none."""
+        """Have the draft model make the guesses of a step while the one before runs. Return None if it has none."""
         items = [item for item in schedule.scheduled.values() if item.num_drafts and item.sequence in drawn]
         if self.drafter is None or not items:
             return None
@@ -241,7 +248,7 @@ class Speculation:
         return ahead
 
     def take_ahead(self, ahead: AheadDrafts, schedule: Schedule, output: StepOutput) -> None:
-        """Gives sequences the guesses that a step has computed for them, before its tokens are compared with these."""
+        """Give sequences the guesses that a step has computed for them, before its tokens are compared with these."""
         computed = ahead.computed(schedule, output)
         try:
             drafts = ahead.drafts(computed)
@@ -259,19 +266,22 @@ class Speculation:
             guesses.position = len(sequence.token_ids)
 
     def note_ahead(self, ahead: AheadDrafts | None) -> None:
-        """Notes the tokens that the guesses of the step in flight follow, which are known now."""
+        """Note the tokens that the guesses of the step in flight follow, which are known now."""
         for sequence, length in () if ahead is None else ahead.sequences.items():
             if sequence.status is RequestStatus.RUNNING and sequence.guesses is not None and ahead is not None:
                 sequence.draft_token_ids = guess_tokens(length)
                 ahead.drafter.note_ahead(sequence, sequence.guesses)
 
     def bar(self, sequence: Sequence) -> None:
-        """Lets a sequence repeat its last step without drafts."""
+        """Let a sequence repeat its last step without drafts."""
         if sequence.guesses is not None:
             sequence.guesses.barred_at = len(sequence.token_ids)
 
     def count(self, sequence: Sequence, num_drafts: int, tokens: list[int]) -> None:
-        """Counts the drafts of a step that has ended. tokens: the new ones, not yet taken by the sequence."""
+        """Count the drafts of a step that has ended.
+
+        tokens: the new ones, not yet taken by the sequence.
+        """
         guesses, request, metrics = sequence.guesses, sequence.request, self._metrics
         if guesses is None or guesses.draft is None:
             return

@@ -11,7 +11,11 @@ _MAX_PLACES = 8  # that are compared, the latest first
 
 
 class Match(NamedTuple):
-    """A place with the same tokens before it. end: position of the token that follows. length: equal tokens."""
+    """A place with the same tokens before it.
+
+    end: position of the token that follows.
+    length: equal tokens.
+    """
 
     end: int
     length: int
@@ -26,11 +30,11 @@ class TokenIndex:
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
         self._latest: dict[int, int] = {}  # by pair: the position after its latest place
-        self._earlier: list[int] = [-1] * _MIN_MATCH  # by position: that after the place before; -1: none
+        self._earlier: list[int] = [-1] * _MIN_MATCH  # by position: that after the place before; -1 if none
         # Only places with a token after them.
 
     def extend(self) -> None:
-        """Takes in tokens that have been added to the list."""
+        """Take in tokens that have been added to the list."""
         token_ids, latest, earlier = self._token_ids, self._latest, self._earlier
         for end in range(len(earlier), len(token_ids)):
             pair = token_ids[end - 2] << 32 | token_ids[end - 1]
@@ -38,7 +42,7 @@ class TokenIndex:
             latest[pair] = end
 
     def find(self, text: list[int]) -> Match | None:
-        """The place that has the longest match with the end of `text`, the latest of several; None: no place."""
+        """The place that has the longest match with the end of `text`, the latest of several; None means no place."""
         if len(text) < _MIN_MATCH:
             return None
         token_ids, best = self._token_ids, Match(-1, 0)
@@ -60,6 +64,9 @@ class TokenIndex:
 
 
 def levels_from(length: int, count: int, longest: int = MAX_MATCH) -> list[int]:
-    """Of each of `count` guesses: the tokens that match before it, at most `longest`. length: before the first."""
+    """Of each of `count` guesses: the tokens that match before it, at most `longest`.
+
+    length: before the first.
+    """
     rising = range(length, min(length + count, longest))
     return [*rising, *[longest] * (count - len(rising))]

@@ -13,8 +13,9 @@ from octavo.batch import Batch, SamplingBatch, greedy_rows
 class DraftReading:
     """The tokens of a sequence that the draft model has in its cache.
 
-    keys: of the full blocks of the sequence, each a hash of all tokens up to its end. num_read: tokens whose keys and
-    values are valid. guesses: tokens that were computed behind them, as guesses, in blocks of the sequence.
+    keys: of the full blocks of the sequence, each a hash of all tokens up to its end.
+    num_read: tokens whose keys and values are valid.
+    guesses: tokens that were computed behind them, as guesses, in blocks of the sequence.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -26,8 +27,9 @@ class DraftReading:
 
 @dataclass(slots=True)
 class TokenRun:
-    """The tokens of one sequence in a step of the draft model. start: position of the first.
+    """The tokens of one sequence in a step of the draft model.
 
+    start: position of the first.
     spare: the block for positions behind its block table, where guesses go.
     """
 
@@ -48,7 +50,7 @@ class TwinBlocks:
         self._filled: dict[int, int] = {}  # block id -> key
 
     def find(self, reading: DraftReading, token_ids: list[int], block_ids: list[int], num_preemptions: int) -> None:
-        """Brings num_read up to date: guesses may have been right, and blocks may be those of another sequence now."""
+        """Bring num_read up to date: guesses may have been right, and blocks may be those of another sequence now."""
         size, read = self._block_size, reading.num_read
         num_blocks = -(-read // size)
         if (
@@ -70,7 +72,7 @@ class TwinBlocks:
         reading.num_read = min(reading.num_read, len(token_ids) - 1)  # the last is computed for its logits
 
     def note(self, reading: DraftReading, token_ids: list[int], block_ids: list[int], end: int) -> None:
-        """Notes that the tokens up to `end` are computed, from num_read on, as far as the sequence has blocks."""
+        """Note that the tokens up to `end` are computed, from num_read on, as far as the sequence has blocks."""
         size = self._block_size
         end = min(end, len(block_ids) * size)
         self._extend_keys(reading, token_ids)

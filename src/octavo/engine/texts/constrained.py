@@ -155,7 +155,7 @@ class GrammarState:
         return self.error is None and self.matcher.is_stopped() and self.matcher.is_accepting()
 
     def accept(self, token_id: int) -> None:
-        """Advances by the next token, which the mask has allowed."""
+        """Advance by the next token, which the mask has allowed."""
         if self.error is None:
             self.matcher.consume_token(token_id)
             self.check()
@@ -174,7 +174,7 @@ class GrammarState:
         return self.matcher.deep_copy().validate_tokens(drafts[:before_end])
 
     def check(self) -> None:
-        """Sets `error` if the grammar is stuck."""
+        """Set `error` if the grammar is stuck."""
         if self.matcher.is_stopped() and not self.matcher.is_accepting():
             self.error = _reason(self.matcher) or "no token can follow what has been generated"
 
@@ -182,8 +182,9 @@ class GrammarState:
 class MaskRows(NamedTuple):
     """The rows of masks for one answer: what may follow its tokens, and then each of its drafts.
 
-    first: the first of 1 + len(drafts) rows. may_end: whether the end of text may be chosen. drafts: allowed ones, see
-    `GrammarState.num_allowed`.
+    first: the first of 1 + len(drafts) rows.
+    may_end: whether the end of text may be chosen.
+    drafts: allowed ones, see `GrammarState.num_allowed`.
     """
 
     first: int
@@ -201,7 +202,7 @@ class MaskFiller:
         self._eos_mask = token_mask([token_id for token_id in eos_token_ids if token_id < vocab_size], vocab_size)
 
     def fill(self, answers: Sequence[MaskRows], masks: NDArray[np.uint32]) -> None:
-        """Restricts masks [R, ceil(vocab / 32)] to the tokens that the grammars allow; none if a grammar is stuck.
+        """Restrict masks [R, ceil(vocab / 32)] to the tokens that the grammars allow; none if a grammar is stuck.
 
         The states stay where they are, also if there are drafts.
         """
@@ -295,7 +296,7 @@ class _VocabularyView:
         return self._spell(text)
 
     def _spell(self, text: bytes) -> list[int]:
-        """Spells by the longest matching tokens, for vocabularies that put a space before every text."""
+        """Spell by the longest matching tokens, for vocabularies that put a space before every text."""
         token_ids: list[int] = []
         while text:
             size = next((n for n in range(min(len(text), self._longest), 0, -1) if text[:n] in self._ids), None)
@@ -316,7 +317,10 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 class GrammarSource(NamedTuple):
-    """A grammar in llguidance's form. field: its field in `StructuredOutputsParams`."""
+    """A grammar in llguidance's form.
+
+    field: its field in `StructuredOutputsParams`.
+    """
 
     field: str
     text: str
@@ -379,7 +383,7 @@ def _parse_schema(text: str) -> dict[str, Any]:
 
 
 def _check_sizes(schema: dict[str, Any]) -> None:
-    """Refuses grammars that would compile but never be satisfied, or that take too long to compile."""
+    """Refuse grammars that would compile but never be satisfied, or that take too long to compile."""
     level: list[Any] = [schema]
     for _ in range(_MAX_DEPTH):
         if not level:

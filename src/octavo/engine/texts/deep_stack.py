@@ -60,7 +60,7 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
 
 
 def _wait(done: threading.Event, clocks: list[Callable[[], float]], timeout_s: float) -> None:
-    """Waits until the thread is done, has computed for `timeout_s`, or the wait is too long."""
+    """Wait until the thread is done, has computed for `timeout_s`, or the wait is too long."""
     end, left = time.monotonic() + _MAX_WAIT * timeout_s, timeout_s
     while not done.wait(left):
         try:

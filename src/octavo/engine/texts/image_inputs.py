@@ -30,7 +30,10 @@ _FILES = (str, os.PathLike, bytes, bytearray, memoryview)
 
 
 class ImageInputs:
-    """Makes items of images, and prompts of token ids with them. Thread-safe. processor: None: the model reads text."""
+    """Makes items of images, and prompts of token ids with them. Thread-safe.
+
+    processor: None: the model reads text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, processor: ImageProcessor | None, model: str) -> None:
         """model: its name, for errors."""
@@ -45,13 +48,19 @@ class ImageInputs:
         return self.require().gives_vectors
 
     def alone(self, plain: object, given: Mapping[str, Any]) -> Prompt:
-        """The prompt that is one image. plain, given: as `split_images` returns them. Raises UsageError for more."""
+        """The prompt that is one image.
+
+        plain, given: as `split_images` returns them.
+        Raises UsageError for more.
+        """
         images = [self.item(image, name) for image, name in _checked(given, "image")]
         others = isinstance(plain, Mapping) and not any(plain.values()) and not _checked(given, "video")
         return prompt_of(images if others else [])
 
     def prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt:
-        """The prompt in which each mark of an image is one of those given. given: as `split_images` returns it.
+        """The prompt in which each mark of an image is one of those given.
+
+        given: as `split_images` returns it.
 
         Raises UsageError for images that cannot be read, or more or fewer than there are marks.
         """
@@ -88,7 +97,7 @@ class ImageInputs:
         return self._processor is not None
 
     def document_text(self, file: Any) -> str | None:
-        """The text layer of a PDF document, a path or its bytes; None: it is anything else. Raises UsageError."""
+        """The text layer of a PDF document, a path or its bytes, or None if it is anything else. Raises UsageError."""
         from octavo.media.reels import kind_of
 
         if not isinstance(file, _FILES) or kind_of(data := _read(file)[0]) != "document":
@@ -120,7 +129,8 @@ class ImageInputs:
     def item(self, image: Any, name: str | None = None) -> MediaItem | ItemSeries:
         """An image as the engine takes it; the file of a document or a video as a series of such.
 
-        name: the caller's for its content; None: a digest. Raises UsageError.
+        name: the caller's for its content; None means a digest.
+        Raises UsageError.
         """
         from octavo.media.digest import content_digest
 
@@ -136,7 +146,8 @@ class ImageInputs:
         """The file of a video, or its frames in an array or a list, as the engine takes it.
 
         Frames may come with their number a second: `(frames, {"fps": 30})`; otherwise they are two a second.
-        name: as for `item`. Raises UsageError.
+        name: as for `item`.
+        Raises UsageError.
         """
         from octavo.engine.texts.reel_items import series_of_reel
         from octavo.media.digest import content_digest
@@ -170,7 +181,7 @@ class ImageInputs:
             raise UsageError(f"{_ARTICLES[kind]} {error}", param="multi_modal_data", code=error.code) from None
 
     def close(self) -> None:
-        """Ends the processes that decode files. May be called twice."""
+        """End the processes that decode files. May be called twice."""
         if self._decoder is not None:
             self._decoder.close()
 

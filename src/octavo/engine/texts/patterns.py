@@ -47,7 +47,10 @@ class UnenforceablePatternError(PatternError):
 
 
 class Chars(NamedTuple):
-    """One character. text: a class in Rust's syntax."""
+    """One character.
+
+    text: a class in Rust's syntax.
+    """
 
     text: str
 
@@ -59,7 +62,10 @@ class Edge(NamedTuple):
 
 
 class Unenforceable(NamedTuple):
-    """A construct that no automaton can match. what: its name in messages."""
+    """A construct that no automaton can match.
+
+    what: its name in messages.
+    """
 
     what: str
 
@@ -74,7 +80,10 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """Alternatives, each a row of nodes. flags: `i` in Rust's syntax, such as `i` or `-i`; empty for those outside."""
+    """Alternatives, each a row of nodes.
+
+    flags: `i` in Rust's syntax, such as `i` or `-i`; empty for those outside.
+    """
 
     alternatives: tuple[tuple[PatternNode, ...], ...]
     flags: str = ""
@@ -95,7 +104,7 @@ def translate_pattern(pattern: str) -> str:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises PatternError for a pattern that is wrong even in the loosest reading of ECMA-262 (annex B)."""
+    """Raise PatternError for a pattern that is wrong even in the loosest reading of ECMA-262 (annex B)."""
     _Parser(pattern, is_loose=True).parse()
 
 
@@ -103,7 +112,10 @@ def check_pattern(pattern: str) -> None:
 
 
 def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
-    """A choice in Rust's syntax. at_start, at_end: the string begins or ends here, or any text comes first."""
+    """A choice in Rust's syntax.
+
+    at_start, at_end: the string begins or ends here, or any text comes first.
+    """
     written = []
     for row in tree.alternatives:
         nodes = list(row)
@@ -172,7 +184,7 @@ class _Parser(TextCursor):
         return tree
 
     def _doubt(self, problem: str) -> None:
-        """Raises PatternError for what is read in different ways, unless the reading is loose."""
+        """Raise PatternError for what is read in different ways, unless the reading is loose."""
         if not self._is_loose:
             raise PatternError(problem)
 

@@ -43,7 +43,9 @@ Placed: TypeAlias = MediaItem | ImageLayout | ItemSeries
 def place_items(
     token_ids: Sequence[int], items: Sequence[Placed], placeholder_id: int, encode: Callable[[str], Sequence[int]]
 ) -> Prompt:
-    """The prompt in which the i-th placeholder is the i-th item. encode: token ids of a mark that is a text.
+    """The prompt in which the i-th placeholder is the i-th item.
+
+    encode: token ids of a mark that is a text.
 
     A layout stands for an item that is not decoded: its positions are counted, but they are no spans.
     Raises UsageError if there are not as many placeholders as items.

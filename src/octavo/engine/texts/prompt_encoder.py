@@ -53,8 +53,10 @@ def template_eos_id(tokenizer: Tokenizer) -> int | None:
 class PromptEncoder:
     """A tokenizer with the model's chat template, which starts on first use. Thread-safe.
 
-    eos_token_id: the one that the template writes. process: the template's process, if it was started ahead of time.
-    template: in place of the tokenizer's own. system: the message of conversations that have none.
+    eos_token_id: the one that the template writes.
+    process: the template's process, if it was started ahead of time.
+    template: in place of the tokenizer's own.
+    system: the message of conversations that have none.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class PromptEncoder:
         return self._own_template().render_prompt(messages, **template_arguments)
 
     def close(self) -> None:
-        """Ends the template's process. May be called twice."""
+        """End the template's process. May be called twice."""
         with self._lock:
             ending = (self._own, self._process)
             self._own = self._process = None

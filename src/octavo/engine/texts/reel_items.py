@@ -23,9 +23,12 @@ _NUMBER = struct.Struct("<q")
 def item_of_file(
     decoder: PictureDecoder, data: bytes, kind: FileKind, processor: ImageProcessor, key: bytes | None = None
 ) -> MediaItem | ItemSeries:
-    """The item or the items of a file. key: the name of its content; None: a digest.
+    """The item or the items of a file.
 
-    It takes a while. Raises UsageError, the rest of a sentence about the file.
+    key: the name of its content; None means a digest.
+
+    It takes a while.
+    Raises UsageError, the rest of a sentence about the file.
     """
     key = content_digest(kind, data, processor) if key is None else key
     if kind == "image":
@@ -36,7 +39,11 @@ def item_of_file(
 
 
 def series_of_reel(reel: Reel, shots: Sequence[tuple[UInt8, ...]], processor: ImageProcessor, key: bytes) -> ItemSeries:
-    """The items of a reel. shots: the tiles of each. key: the name of the content."""
+    """The items of a reel.
+
+    shots: the tiles of each.
+    key: the name of the content.
+    """
     pairs = zip(reel.layouts, shots, strict=True)
     items = [MediaItem(key + _NUMBER.pack(i), layout, tiles) for i, (layout, tiles) in enumerate(pairs)]
     return ItemSeries(tuple(items), reel.texts, processor.wrapping[0])

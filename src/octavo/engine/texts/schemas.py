@@ -47,7 +47,10 @@ _LARK_TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|<
 
 
 class UnenforceableError(ValueError):
-    """Something in a schema that cannot be enforced. pointer: its JSON pointer."""
+    """Something in a schema that cannot be enforced.
+
+    pointer: its JSON pointer.
+    """
 
     def __init__(self, pointer: str, problem: str) -> None:
         super().__init__(f"{pointer} {problem}")
@@ -256,7 +259,7 @@ def _mend_patterns(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> N
 
 
 def _mend_least_properties(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> None:
-    """Refuses a number of properties that a repeated key would only seem to reach."""
+    """Refuse a number of properties that a repeated key would only seem to reach."""
     least, required = node.get("minProperties"), node.get("required", ())
     if not isinstance(least, int) or not isinstance(required, (list, tuple)):
         return

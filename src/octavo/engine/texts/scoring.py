@@ -29,8 +29,7 @@ _YES_NO_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """truncate_to: the most tokens of a prompt, whose second text is cut; None: a longer one is an error.
-
+    """truncate_to: the most tokens of a prompt, whose second text is cut, or None if a longer one is an error.
     instruction: what a causal reranker judges by.
     """
 
@@ -39,7 +38,10 @@ class ScoreOptions:
 
 
 def score_options(truncate_to: int | None, instruction: str | None) -> ScoreOptions:
-    """truncate_to: -1: as many tokens as fit. Raises UsageError for another number below 1."""
+    """truncate_to: -1: as many tokens as fit.
+
+    Raises UsageError for another number below 1.
+    """
     if truncate_to is not None and truncate_to < 1 and truncate_to != -1:
         message = f"truncate_prompt_tokens is {truncate_to}; it must be at least 1, or -1 for as many as fit"
         raise UsageError(message, param="truncate_prompt_tokens", code="integer_below_min_value")
@@ -65,7 +67,9 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """The vectors that pairs need, as (prompt, parameters). pairs: the vectors of each pair, by their number.
+    """The vectors that pairs need, as (prompt, parameters).
+
+    pairs: the vectors of each pair, by their number.
 
     The score of late interaction is the sum, over the tokens of the first text, of the largest product with a token of
     the second. Khattab and Zaharia, arXiv 2004.12832.
@@ -106,7 +110,8 @@ def plan_scores(
     max_tokens: int,
     options: ScoreOptions = ScoreOptions(),
 ) -> ScorePlan:
-    """pairs: query and document. max_tokens: of a prompt of this model.
+    """pairs: query and document.
+    max_tokens: of a prompt of this model.
 
     Raises UsageError if the model scores no pairs, or for a pair that is too long.
     """

@@ -30,7 +30,7 @@ class DenseLayer:
 
     @classmethod
     def load(cls, module: DenseModule) -> DenseLayer:
-        """Raises ModelLoadError naming the file."""
+        """Raise ModelLoadError naming the file."""
         return cls(*module.load(), module.activation)
 
     def __call__(self, vector: Float32) -> Float32:
@@ -43,8 +43,8 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextHeads:
-    """yes_no: the head of a causal reranker. dense: layers that vectors of texts go through, in this order.
-
+    """yes_no: the head of a causal reranker.
+    dense: layers that vectors of texts go through, in this order.
     num_logs: how often they go through log(1 + x) before these, behind relu.
     """
 

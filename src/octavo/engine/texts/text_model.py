@@ -31,10 +31,15 @@ Scoring = Literal["none", "label", "yes_no", "cosine", "dot", "late"]
 class TextModel:
     """The abilities of a model.
 
-    generates: it answers prompts. takes_whole_texts: it sees all tokens of a text at once. pooling, normalize: of its
-    vectors. scoring: label: a head gives one label for a pair; yes_no: the next token of a prompt does; cosine: the
-    vectors of the two texts do; dot: their product; late: those of their tokens. num_labels: of the head. activation:
-    of its label. num_token_types: 0: it has none. width: of its vectors.
+    generates: it answers prompts.
+    takes_whole_texts: it sees all tokens of a text at once.
+    pooling, normalize: of its vectors.
+    scoring: label: a head gives one label for a pair; yes_no: the next token of a prompt does; cosine: the vectors of
+    the two texts do; dot: their product; late: those of their tokens.
+    num_labels: of the head.
+    activation: of its label.
+    num_token_types: 0: it has none.
+    width: of its vectors.
     """
 
     generates: bool = True
@@ -48,7 +53,10 @@ class TextModel:
     width: int = 0
 
     def check(self, params: object, num_tokens: int) -> None:
-        """Raises UsageError if the model cannot do what a request asks for. num_tokens: of its prompt."""
+        """Raise UsageError if the model cannot do what a request asks for.
+
+        num_tokens: of its prompt.
+        """
         if not isinstance(params, PoolingParams):
             if not self.generates:
                 kind = "a cross-encoder" if self.num_labels else "an encoder"
@@ -67,7 +75,7 @@ class TextModel:
             raise UsageError(message, param="second_start", code="invalid_value")
 
     def _check_tokens(self, task: str) -> None:
-        """Raises UsageError for one vector of a text where each token has one, and the other way round."""
+        """Raise UsageError for one vector of a text where each token has one, and the other way round."""
         message = None
         if task == "embed" and self.pooling == "all":
             message = "this model has a vector for each token, not one for a text; take LLM.token_embed or /pooling"
@@ -114,7 +122,10 @@ def sigmoid(x: Array) -> Float32:
 
 
 def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width: int) -> TextModel:
-    """The abilities of a graph with what its checkpoint says. width: of its vectors."""
+    """The abilities of a graph with what its checkpoint says.
+
+    width: of its vectors.
+    """
     types = [node.op.weight.shape[0] for node in graph.nodes if isinstance(node.op, TokenTypeEmbedding)]
     num_labels = graph.output.cols if pooling.is_classifier else 0
     scoring: Scoring = "none"
@@ -158,7 +169,7 @@ def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] 
 
 
 def yes_no_head(graph: Graph, checkpoint: Checkpoint, tokenizer: Tokenizer) -> YesNoHead | None:
-    """The head of a causal reranker, read from the checkpoint; None: the model is none."""
+    """The head of a causal reranker, read from the checkpoint, or None if the model is none."""
     ids = yes_no_ids(checkpoint.pooling, tokenizer)
     head = next((node.op for node in graph.nodes if isinstance(node.op, Logits)), None)
     if ids is None or head is None:

@@ -25,8 +25,8 @@ class RopeParams:
 
     frequencies: radians per position for each rotated pair [rotary_dim / 2].
     attention_factor: multiplies cos and sin (yarn, long-rope), else 1.
-    axes: of each frequency, the component of the position that it multiplies; None: positions have one.
-    Column i rotates with column i + rotary_dim / 2.
+    axes: of each frequency, the component of the position that it multiplies, or None if positions have one. Column i
+    rotates with column i + rotary_dim / 2.
     """
 
     frequencies: tuple[float, ...]
@@ -41,9 +41,11 @@ class RopeParams:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """The attention of one layer. window, chunked: the tokens that a token sees, as `first_visible` has them.
+    """The attention of one layer.
 
-    head_dim: columns of a query or key head. value_dim: columns of a value head; None: as many.
+    window, chunked: the tokens that a token sees, as `first_visible` has them.
+    head_dim: columns of a query or key head.
+    value_dim: columns of a value head; None means as many.
     query_scales: a further factor of the queries, that at (position + scale_offset) // scale_length; the last holds on.
     """
 
@@ -256,7 +258,7 @@ def positions_of(step: Evaluation, rows: RowDomain, rope: RopeParams) -> NDArray
 
 
 def require_rope(rope: RopeParams, head_dim: int) -> None:
-    """Raises GraphError unless the rotated columns fit into a head."""
+    """Raise GraphError unless the rotated columns fit into a head."""
     require(
         0 < 2 * len(rope.frequencies) <= head_dim,
         f"{len(rope.frequencies)} rotary frequencies do not fit head_dim {head_dim}",
@@ -270,7 +272,7 @@ def require_rope(rope: RopeParams, head_dim: int) -> None:
 
 
 def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
-    """Raises GraphError unless the attributes are consistent."""
+    """Raise GraphError unless the attributes are consistent."""
     p = params
     dims = (p.num_heads, p.num_kv_heads, p.head_dim, p.cache.value_dim)
     require(min(dims) > 0, f"heads, head_dim and value_dim must be positive: {p}")

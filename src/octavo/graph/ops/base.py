@@ -58,8 +58,9 @@ class StepSizes:
 class RowNeed:
     """The arrays that an operation reads of the rows of a domain (`octavo.batch.DomainRows`).
 
-    components: of each position; 0: it reads none. starts: it reads where sequences start. cached: it reads and writes
-    a cache of the domain, with its lengths and slots.
+    components: of each position, or 0 if it reads none.
+    starts: it reads where sequences start.
+    cached: it reads and writes a cache of the domain, with its lengths and slots.
     """
 
     domain: RowDomain
@@ -85,8 +86,8 @@ class IndexNeed:
 class LayerCache:
     """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size.
 
-    kv_dtype: the type to round to; None: no rounding, as exact as the computation. key_mean: subtracted from int8 keys
-    before rounding, [num_kv_heads, key_dim].
+    kv_dtype: the type to round to; None means no rounding, as exact as the computation.
+    key_mean: subtracted from int8 keys before rounding, [num_kv_heads, key_dim].
     """
 
     keys: Array  # [num_slots, num_kv_heads, key_dim]
@@ -104,7 +105,7 @@ class LayerCache:
         return cls(keys, values, block_size, group)
 
     def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
-        """Writes keys [tokens, num_kv_heads, key_dim] and likewise values of the tokens in these slots."""
+        """Write keys [tokens, num_kv_heads, key_dim] and likewise values of the tokens in these slots."""
         self.keys[slots] = round_keys(keys, self.kv_dtype, self.key_mean)
         self.values[slots] = round_values(values, self.kv_dtype)
 
@@ -118,9 +119,12 @@ class LayerCache:
 class Evaluation:
     """One step of the reference backend, for the numpy definitions of operations.
 
-    dtype: float32 or float64; all arithmetic is done in it. weights: dequantized, in `dtype`. states: the arrays of
-    operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols].
-    observer: told of every product. adapters: by slot the parts of those that are held, by the names of their weights.
+    dtype: float32 or float64; all arithmetic is done in it.
+    weights: dequantized, in `dtype`.
+    states: the arrays of operations with a `StateCache` by its index, [slots, *shape] each.
+    values: computed, [rows, cols].
+    observer: told of every product.
+    adapters: by slot the parts of those that are held, by the names of their weights.
     """
 
     batch: Batch
@@ -145,10 +149,12 @@ class Evaluation:
 class Op(ABC):
     """Base of all operations.
 
-    Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
-    else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
-    row_wise: each output row depends only on the same row of the inputs. needs_whole_texts: a step must have all tokens
-    of a sequence. element_flops: FLOPs of an output element. cut: the part of a rank (`octavo.graph.cuts`).
+    Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything else is a
+    static attribute. A backend may walk the fields in order instead of knowing each operation.
+    row_wise: each output row depends only on the same row of the inputs.
+    needs_whole_texts: a step must have all tokens of a sequence.
+    element_flops: FLOPs of an output element.
+    cut: the part of a rank (`octavo.graph.cuts`).
     """
 
     row_wise: ClassVar[bool] = False
@@ -258,13 +264,13 @@ def _field_names(op: type[Op]) -> tuple[str, ...]:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises GraphError(message) unless `condition`; the builder adds operation and layer."""
+    """Raise GraphError(message) unless `condition`; the builder adds operation and layer."""
     if not condition:
         raise GraphError(message)
 
 
 def require_parameter(parameter: Parameter | None, *shape: int) -> None:
-    """Raises GraphError unless the parameter has this shape, or is None."""
+    """Raise GraphError unless the parameter has this shape, or is None."""
     if parameter is not None:
         require(parameter.shape == shape, f"{parameter.name} is {list(parameter.shape)}, not {list(shape)}")
 

@@ -13,10 +13,11 @@ from octavo.graph.values import Parameter
 
 
 def with_distance_bias(scores: Array, distance: NDArray[np.int_], bias: Array | None) -> Array:
-    """score(head, i, j) + bias[head, clip(j - i, -reach, reach) + reach]. None: the scores as they are.
+    """score(head, i, j) + bias[head, clip(j - i, -reach, reach) + reach], or None if the scores as they are.
 
-    scores: [..., queries, keys] of all heads in their order. distance: of each key from each query, j - i. bias:
-    [num_heads, 2 * reach + 1].
+    scores: [..., queries, keys] of all heads in their order.
+    distance: of each key from each query, j - i.
+    bias: [num_heads, 2 * reach + 1].
     """
     if bias is None:
         return scores
@@ -27,7 +28,7 @@ def with_distance_bias(scores: Array, distance: NDArray[np.int_], bias: Array | 
 
 
 def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
-    """Raises GraphError unless there is a value for each distance and head, as plain numbers."""
+    """Raise GraphError unless there is a value for each distance and head, as plain numbers."""
     if bias is None:
         return
     fits = len(bias.shape) == 2 and bias.shape[0] == num_heads and bias.shape[1] % 2 == 1
@@ -38,8 +39,10 @@ def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
 def distance_terms(queries: Array, keys: Array, distance: NDArray[np.int_], vectors: Sequence[Array | None]) -> Array:
     """q_i . K(j - i) + k_j . Q(j - i), [heads, rows, rows], as in He et al., arXiv 2006.03654; zeros without both.
 
-    queries, keys: [heads, rows, head_dim] of the same tokens. distance: of each key from each query, j - i. vectors: K
-    and Q by distance, [heads, head_dim, 2 * reach + 1], those beyond the reach as at its end; None: the term is 0.
+    queries, keys: [heads, rows, head_dim] of the same tokens.
+    distance: of each key from each query, j - i.
+    vectors: K and Q by distance, [heads, head_dim, 2 * reach + 1], those beyond the reach as at its end, or None if the
+    term is 0.
     """
     terms = np.zeros((1, *distance.shape), queries.dtype)
     for each, rows, is_of_keys in zip(vectors, (queries, keys), (False, True), strict=True):
@@ -54,7 +57,7 @@ def distance_terms(queries: Array, keys: Array, distance: NDArray[np.int_], vect
 
 
 def require_distance_vectors(keys: Parameter | None, queries: Parameter | None, num_heads: int, head_dim: int) -> None:
-    """Raises GraphError unless both have a vector for each distance and head, as plain numbers."""
+    """Raise GraphError unless both have a vector for each distance and head, as plain numbers."""
     sizes = {each.shape[-1] for each in (keys, queries) if each is not None}
     for each in (keys, queries):
         if each is None:

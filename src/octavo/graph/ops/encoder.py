@@ -30,10 +30,12 @@ from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, V
 
 @dataclass(frozen=True, slots=True)
 class EncoderAttentionParams:
-    """The attention of one layer. window: a token sees the tokens at most so far from it, before and after.
+    """The attention of one layer.
 
+    window: a token sees the tokens at most so far from it, before and after.
     alibi_slopes: a score is less by the slope of its head times the distance, [num_heads]. Press et al., arXiv
-    2108.12409; both ways as in Günther et al., arXiv 2310.19923. softcap: as in `AttentionParams`; not beside slopes.
+    2108.12409; both ways as in Günther et al., arXiv 2310.19923.
+    softcap: as in `AttentionParams`; not beside slopes.
     """
 
     num_heads: int

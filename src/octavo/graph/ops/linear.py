@@ -41,9 +41,9 @@ class Embedding(Op):
     cut: ClassVar[Cut[Any]] = TableRows()
 
     weight: Parameter  # [vocab, cols]; -> [TOKENS, cols]
-    has_all: bool = True  # False: ids beyond the table take its row 0
+    has_all: bool = True  # False means ids beyond the table take its row 0
     first: int = 0
-    total: int = 0  # rows of the whole table; 0: the weight is the whole
+    total: int = 0  # rows of the whole table; 0 if the weight is the whole
 
     @property
     def num_rows(self) -> int:

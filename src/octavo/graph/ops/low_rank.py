@@ -28,7 +28,9 @@ HEAD_PLACE = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """slots: adapters that an executor holds at once. rank: the highest of a part."""
+    """slots: adapters that an executor holds at once.
+    rank: the highest of a part.
+    """
 
     slots: int
     rank: int
@@ -38,8 +40,8 @@ class AdapterLimits:
 class LowRank:
     """y = gain * (W x) + scale * B (A x), beside a weight [out, in], or beside each of a stack of them.
 
-    gain: of output features, such as the magnitudes of DoRA make; None: all are 1. a: None: it is the identity, so B is
-    as large as W, which a gain of zeros replaces.
+    gain: of output features, such as the magnitudes of DoRA make; None means all are 1.
+    a: None: it is the identity, so B is as large as W, which a gain of zeros replaces.
     """
 
     a: Float32 | None  # [rank, in], or [stack, rank, in]
@@ -49,7 +51,7 @@ class LowRank:
 
     @classmethod
     def checked(cls, a: Float32, b: Float32, scale: float, tensor: str) -> LowRank:
-        """Raises ModelLoadError naming the tensor if the factors do not fit each other or are not finite."""
+        """Raise ModelLoadError naming the tensor if the factors do not fit each other or are not finite."""
         fit = a.ndim in (2, 3) and b.ndim == a.ndim and a.shape[-2] == b.shape[-1] and a.shape[:-2] == b.shape[:-2]
         if not fit or not a.shape[-2]:
             raise ModelLoadError(f"tensor {tensor!r:.120}: the factors {list(a.shape)} and {list(b.shape)} do not fit")
@@ -194,7 +196,7 @@ class BesideWeights:
         return found
 
     def add_parts(self, step: Evaluation, number: int, x: Array, slots: Array, y: Array) -> None:
-        """Adds to y, which contains W x of a weight, what the adapters of the rows change."""
+        """Add to y, which contains W x of a weight, what the adapters of the rows change."""
         for slot in np.unique(slots[slots >= 0]).astype(int):
             part = dict(self.parts_of(step.adapters.get(slot, {}))).get(number)
             if part is None:

@@ -22,16 +22,16 @@ class Routing:
     """The choice of `top_k` experts for each row, and their weights. Shazeer et al., arXiv 1701.06538.
 
     scoring: softmax or sigmoid over the router's outputs, taken before the choice. A softmax over the chosen outputs
-    alone (Mixtral, gpt-oss) is `softmax` with `normalize`. normalize: the chosen weights are divided by their sum.
+    alone (Mixtral, gpt-oss) is `softmax` with `normalize`.
+    normalize: the chosen weights are divided by their sum.
     scale: multiplies the weights after that.
     on_input: the weights multiply the rows that experts read instead of their outputs (Llama 4).
     num_groups: neighbouring experts form so many groups, and only experts of the `top_groups` best are chosen. The
     score of a group is the sum of its `group_best` highest: one in DeepSeek V2 (arXiv 2405.04434), two in V3
-    (2412.19437).
-    A third scoring, sparsemixer, is that of Phi 3.5 MoE (arXiv 2409.12136): the weight of each chosen expert is its
-    share in a softmax of the outputs without the experts chosen before, and without those that are less by more than
-    twice `jitter` times the larger of their size and the best one.
-    Of equal scores the lower expert or group comes first.
+    (2412.19437). A third scoring, sparsemixer, is that of Phi 3.5 MoE (arXiv 2409.12136): the weight of each chosen
+    expert is its share in a softmax of the outputs without the experts chosen before, and without those that are less
+    by more than twice `jitter` times the larger of their size and the best one. Of equal scores the lower expert or
+    group comes first.
     """
 
     top_k: int
@@ -45,7 +45,7 @@ class Routing:
     jitter: float = 0.0
 
     def check(self, experts: int) -> None:
-        """Raises GraphError unless the fields fit each other and the number of experts."""
+        """Raise GraphError unless the fields fit each other and the number of experts."""
         known = ("softmax", "sigmoid", "sparsemixer")
         require(self.scoring in known, f"scoring {self.scoring!r} is none of {', '.join(known)}")
         is_plain = not (self.normalize or self.on_input) and self.num_groups == 1
@@ -61,8 +61,9 @@ class Routing:
     def choose(self, logits: Array, bias: Array | None, factors: Array | None = None) -> tuple[NDArray[np.intp], Array]:
         """The chosen experts, best first, and their weights, both [rows, top_k].
 
-        logits: of the router, [rows, experts]. bias: added to the scores for the choice alone, [experts]. factors:
-        multiply the weights of their experts last, [experts].
+        logits: of the router, [rows, experts].
+        bias: added to the scores for the choice alone, [experts].
+        factors: multiply the weights of their experts last, [experts].
         """
         if self.scoring == "sparsemixer":
             return self._mix_sparsely(logits)
@@ -130,7 +131,7 @@ class MoE(Op):
     up_bias: Parameter | None = None
     down_bias: Parameter | None = None  # [experts, hidden], plain
     expert_scale: Parameter | None = None  # [experts]
-    router_x: Value | None = None  # what the router reads; None: x
+    router_x: Value | None = None  # what the router reads; None means x
     first_expert: int = 0  # that is here, of all
 
     def infer_shape(self) -> tuple[RowDomain, int]:

@@ -81,7 +81,10 @@ class ShortConv(Op):
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """The heads of a delta rule. is_tiled: value head h has key head h % num_k_heads, else neighbours share one."""
+    """The heads of a delta rule.
+
+    is_tiled: value head h has key head h % num_k_heads, else neighbours share one.
+    """
 
     num_k_heads: int
     num_v_heads: int
@@ -90,7 +93,7 @@ class DeltaHeads:
     is_tiled: bool = False
 
     def split(self, size: int, step: int) -> StateSplit | None:
-        """The heads of `size` ranks. None: there are too few.
+        """The heads of `size` ranks, or None if there are too few.
 
         step: columns of the output at whose multiples ranks begin, if that is possible.
         """
@@ -110,7 +113,10 @@ class DeltaHeads:
         return StateSplit((qkv, heads, heads), heads, values, local)
 
     def _value_heads(self, found: HeadSplit, rank: int) -> tuple[Range, ...]:
-        """The value heads of a rank. found: as if neighbours shared a key head."""
+        """The value heads of a rank.
+
+        found: as if neighbours shared a key head.
+        """
         begin, end = found.heads[rank]
         if not self.is_tiled:
             return ((begin, end),)
@@ -443,7 +449,7 @@ class RealGatedRecurrence(Op):
 
 
 def require_rows(op: Op, widths: Mapping[str, int]) -> None:
-    """Raises GraphError unless these inputs have one row a token and so many columns."""
+    """Raise GraphError unless these inputs have one row a token and so many columns."""
     for name, width in widths.items():
         value: Value = getattr(op, name)
         fits = value.rows is TOKENS and value.cols == width
@@ -488,7 +494,7 @@ def advance_states(step: Evaluation, cache: StateCache, cols: int, advance: Adva
 
 
 def check_states(batch: Batch, num_states: int) -> None:
-    """Raises ValueError unless the slots of the batch are there, and no two sequences write to one."""
+    """Raise ValueError unless the slots of the batch are there, and no two sequences write to one."""
     if batch.state_slots is None or len(batch.state_slots) != len(batch.seq_lens):
         raise ValueError("state_slots must have one entry a request: the graph has operations with states")
     written = batch.state_slots.tolist()

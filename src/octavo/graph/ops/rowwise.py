@@ -68,7 +68,7 @@ def softcap(x: Array, cap: float) -> Array:
 
 
 def require_activation(kind: str) -> None:
-    """Raises GraphError unless `kind` is one of ACTIVATIONS."""
+    """Raise GraphError unless `kind` is one of ACTIVATIONS."""
     require(kind in ACTIVATIONS, f"unknown activation {kind!r}; known are {', '.join(ACTIVATIONS)}")
 
 
@@ -89,7 +89,7 @@ class Elementwise(Op):
         return first.rows, first.cols
 
     def check_attributes(self) -> None:
-        """Raises GraphError for an invalid attribute."""
+        """Raise GraphError for an invalid attribute."""
 
     @property
     def in_place(self) -> tuple[Value, ...]:
@@ -209,7 +209,7 @@ class Clip(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
-    """x / rms(x) * weight, over groups of `group` columns; 0: of as many as the weight has, such as heads.
+    """x / rms(x) * weight, over groups of `group` columns, or 0 if of as many as the weight has, such as heads.
 
     Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
     """
@@ -257,7 +257,7 @@ class LayerNorm(Op):
     weight: Parameter
     bias: Parameter | None
     eps: float
-    group: int = 0  # 0: all columns; weight and bias have those of all groups
+    group: int = 0  # 0 means all columns; weight and bias have those of all groups
 
     @property
     def columns(self) -> int:
@@ -283,7 +283,7 @@ class LayerNorm(Op):
 def rms_norm(x: Array, weight: Array | None, group: int, eps: float) -> Array:
     """x [rows, cols] -> [rows, cols]; each `group` of columns is normalized on its own.
 
-    weight: repeated over the columns, of which it has one group or several; None: no weight.
+    weight: repeated over the columns, of which it has one group or several; None means no weight.
     """
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     mean_square = np.mean(groups * groups, axis=-1, keepdims=True)

@@ -31,7 +31,7 @@ class NormColumns:
         return (self.begin + np.arange(cols)) // self.group
 
     def check(self, x: Value, sums: Value | None) -> None:
-        """Raises GraphError if x has columns beyond the groups, or `sums` another number of groups."""
+        """Raise GraphError if x has columns beyond the groups, or `sums` another number of groups."""
         inside = self.group > 0 and 0 <= self.begin <= self.group * self.num_groups - x.cols
         require(inside, f"x {describe(x)} from column {self.begin} exceeds {self.num_groups} groups of {self.group}")
         fits = sums is None or (sums.rows, sums.cols) == (x.rows, self.num_groups)
@@ -42,7 +42,7 @@ class NormColumns:
 class GroupSums(Op):
     """The sum of (x - mean)^power over the columns of each group that this rank has; 0 for other groups.
 
-    mean: that of the group over all ranks, from `sums`; None: 0.
+    mean: that of the group over all ranks, from `sums`; None means 0.
     """
 
     row_wise: ClassVar[bool] = True
@@ -72,7 +72,8 @@ class GroupSums(Op):
 class SpanningNorm(Op):
     """(x - mean) / sqrt(mean square + eps) * weight + bias: RMSNorm or LayerNorm on the columns of one rank.
 
-    sums: of x, from which the mean follows; None: 0. squares: of x - mean. Both are over all ranks, for each group.
+    sums: of x, from which the mean follows; None means 0.
+    squares: of x - mean. Both are over all ranks, for each group.
     """
 
     row_wise: ClassVar[bool] = True

@@ -92,7 +92,7 @@ class AddToStreams(Op):
 
     x: Value  # [rows, n * width], stream by stream
     y: Value  # [rows, width]
-    coefficients: Value | None  # [rows, n]; None: zeros
+    coefficients: Value | None  # [rows, n]; None means zeros
     offsets: tuple[float, ...]  # [n]
 
     def infer_shape(self) -> tuple[RowDomain, int]:

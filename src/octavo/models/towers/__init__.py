@@ -30,7 +30,6 @@ class TowerConfigType(Protocol):
 
     def from_gguf(self, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> TowerConfig:
         """reader: the metadata of an mmproj file under `clip.vision.`; text: those of the model's own file.
-
         shapes: of the stored tensors, by the names of the graph.
         """
 
@@ -47,7 +46,7 @@ class Tower(Protocol):
     Config: TowerConfigType
 
     def build(self, g: Graph, cfg: Any) -> Value:
-        """Writes the encoder down in `g` and returns its rows [MERGED, `cfg.output_width`]."""
+        """Write the encoder down in `g` and return its rows [MERGED, `cfg.output_width`]."""
 
 
 @cache
@@ -58,10 +57,10 @@ def towers() -> tuple[Tower, ...]:
 
 
 def tower_of(model_type: object) -> Tower | None:
-    """The encoder of images of models with this `model_type` in config.json; None: there is none."""
+    """The encoder of images of models with this `model_type` in config.json, or None if there is none."""
     return next((tower for tower in towers() if model_type in tower.MODEL_TYPES), None)
 
 
 def tower_of_projector(projector: object) -> Tower | None:
-    """That of mmproj files with this `projector_type`; None: there is none."""
+    """That of mmproj files with this `projector_type`, or None if there is none."""
     return next((tower for tower in towers() if projector in tower.PROJECTORS), None)

@@ -11,13 +11,14 @@ from octavo.models.towers._tower import in_blocks
 CLASSED = RowDomain("classed")
 """The patches of each tile behind a row of its own. A tile is a sequence."""
 
-PATCH_OF = IndexArray(CLASSED, "patches")  # -1: the tile's own row
+PATCH_OF = IndexArray(CLASSED, "patches")  # -1 means the tile's own row
 
 
 def classed_rows(count: int, first: Float32, grid: Float32, merge: int) -> tuple[Float32, DomainRows]:
     """The places of the rows of `count` tiles, [count * (1 + patches), width], and the rows of CLASSED.
 
-    first: [1, width], the tile's own row with its place. grid: [side, side, width], the places of the patches.
+    first: [1, width], the tile's own row with its place.
+    grid: [side, side, width], the places of the patches.
     """
     square = grid.shape[0] * grid.shape[1]
     rows = np.concatenate([first, in_blocks(grid, merge)])

@@ -101,7 +101,10 @@ def _taps(side: int, count: int) -> Float32:
 
 
 def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
-    """The fields that mmproj files of these families have. reader: their metadata."""
+    """The fields that mmproj files of these families have.
+
+    reader: their metadata.
+    """
     return {
         **gguf_sizes(reader),
         "norm_eps": reader.number("attention.layer_norm_epsilon", 1e-6, high=1.0),

@@ -42,7 +42,8 @@ QWEN_TRANSFORMS = (
 class TowerInputs:
     """The arrays of a step of an encoder beside the patches.
 
-    inputs: further inputs of the graph, from slot 1 on. domains: the rows of PATCHES and MERGED.
+    inputs: further inputs of the graph, from slot 1 on.
+    domains: the rows of PATCHES and MERGED.
     """
 
     inputs: tuple[Float32, ...]
@@ -53,8 +54,11 @@ class TowerInputs:
 class TowerConfig:
     """Base of the families' `Config`.
 
-    patch_values: numbers of a patch. merge_size: patches at the side of a block. output_width: of a row. sight: the
-    difference of the decoder. host_tables: weights that `inputs` reads.
+    patch_values: numbers of a patch.
+    merge_size: patches at the side of a block.
+    output_width: of a row.
+    sight: the difference of the decoder.
+    host_tables: weights that `inputs` reads.
     """
 
     num_layers: int
@@ -89,12 +93,18 @@ class TowerConfig:
         return {PATCHES: patches, MERGED: patches}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
-        """The arrays of a step of these tiles beside their patches. tables: the weights `host_tables`."""
+        """The arrays of a step of these tiles beside their patches.
+
+        tables: the weights `host_tables`.
+        """
         raise NotImplementedError
 
 
 def tile_rows(tiles: Sequence[ImageTile], merge: int, *, positions: bool = True) -> dict[str, DomainRows]:
-    """The rows of a step whose blocks of patches lie next to each other. positions: row and column of each patch."""
+    """The rows of a step whose blocks of patches lie next to each other.
+
+    positions: row and column of each patch.
+    """
     counts = [tile.num_patches for tile in tiles]
     starts = np.cumsum([0, *counts], dtype=np.int32)
     total = int(starts[-1])
@@ -113,7 +123,10 @@ def block_places(tile: ImageTile, merge: int) -> Int32:
 
 
 def gguf_sizes(reader: ConfigReader, *, low: int = 1) -> dict[str, Any]:
-    """The fields that mmproj files of all families have. reader: their metadata; low: of layers and heads."""
+    """The fields that mmproj files of all families have.
+
+    reader: their metadata; low: of layers and heads.
+    """
     patch = reader.integer("patch_size", high=1 << 10)
     return {
         "num_layers": reader.integer("block_count", low=low, high=MAX_LAYERS),
@@ -124,7 +137,7 @@ def gguf_sizes(reader: ConfigReader, *, low: int = 1) -> dict[str, Any]:
 
 
 def projector_type(metadata: Mapping[str, Any]) -> Any:
-    """That of an mmproj file. Files for images alone have no prefix before it; None: it says none."""
+    """That of an mmproj file. Files for images alone have no prefix before it, or None if it says none."""
     return metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
 
 
@@ -153,7 +166,7 @@ def layer_numbers(reader: ConfigReader, key: str, default: Sequence[int] = ()) -
 
 
 def last_layer_only(reader: ConfigReader, key: str) -> None:
-    """Raises ModelLoadError if the rows of an image are those of another layer than the last."""
+    """Raise ModelLoadError if the rows of an image are those of another layer than the last."""
     if reader.has(key) and reader.values[reader.prefix + key] != -1:
         raise reader.error(key, reader.values[reader.prefix + key], "must be -1, the last layer")
 

@@ -101,8 +101,10 @@ _SEES_WINDOWS = Sight(both_ways=_MOST_TOKENS, only_windows=True)
 class Config(TowerConfig):
     """The shared configuration.
 
-    num_layers: 0: the unified form. is_standard: rows are shifted and scaled. is_planar: a GGUF file, which has the
-    values of a patch colour by colour. bounds: of the input and the output of products, least and largest, by name.
+    num_layers: 0: the unified form.
+    is_standard: rows are shifted and scaled.
+    is_planar: a GGUF file, which has the values of a patch colour by colour.
+    bounds: of the input and the output of products, least and largest, by name.
     """
 
     norm_eps: float = 1e-6

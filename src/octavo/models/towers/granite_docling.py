@@ -32,8 +32,10 @@ WEIGHTS = WeightTable(prefixes=("model.vision_model.",), transforms=(UNFOLDED,))
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """text_width: of the decoder. deepstack: the layers after which features are taken. factor: of the rows, by which
-    the decoder multiplies its embeddings."""
+    """text_width: of the decoder.
+    deepstack: the layers after which features are taken.
+    factor: of the rows, by which the decoder multiplies its embeddings.
+    """
 
     text_width: int = 0
     deepstack: tuple[int, ...] = ()

@@ -101,7 +101,8 @@ WEIGHTS = WeightTable(
 class Config(TowerConfig):
     """The shared configuration.
 
-    table_side: of the square of learned places, in patches. Tiles are such squares. is_rms: the norms of the layers.
+    table_side: of the square of learned places, in patches. Tiles are such squares.
+    is_rms: the norms of the layers.
     """
 
     activation: str = "gelu"

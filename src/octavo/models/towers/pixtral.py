@@ -79,7 +79,9 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """theta: the base of the rotary frequencies. text_eps: of the norm before the merger."""
+    """theta: the base of the rotary frequencies.
+    text_eps: of the norm before the merger.
+    """
 
     theta: float = 10000.0
     text_eps: float = 1e-5

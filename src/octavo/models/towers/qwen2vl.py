@@ -72,7 +72,8 @@ WEIGHTS = WeightTable(
 class Config(TowerConfig):
     """The shared configuration.
 
-    window: the side of a window in blocks; 0: no layer has any, which is Qwen 2 VL with its LayerNorm and plain MLP.
+    window: the side of a window in blocks, or 0 if no layer has any, which is Qwen 2 VL with its LayerNorm and plain
+    MLP.
     full_layers: those that see the whole image nonetheless.
     """
 
@@ -167,7 +168,10 @@ class Config(TowerConfig):
 
 
 def _window(reader: ConfigReader, side: int) -> int:
-    """The side of a window in blocks. side: of a block, in pixels."""
+    """The side of a window in blocks.
+
+    side: of a block, in pixels.
+    """
     return reader.integer("window_size", _WINDOW_SIDE, low=side, high=1 << 16) // side
 
 

@@ -146,7 +146,10 @@ def _axes_from_hf(text: ConfigReader) -> tuple[int, ...]:
 
 
 def interleaved_axes(count: int, sections: Sequence[int]) -> tuple[int, ...]:
-    """The component of each of `count` frequencies. sections: frequencies of time, row and column."""
+    """The component of each of `count` frequencies.
+
+    sections: frequencies of time, row and column.
+    """
     axes = [0] * count
     for axis in (1, 2):
         for i in range(axis, min(3 * sections[axis], count), 3):

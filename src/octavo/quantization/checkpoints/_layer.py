@@ -36,7 +36,9 @@ class StoredTensors(Protocol):
 class Lowered:
     """A weight that is made of stored tensors on demand.
 
-    tensors: their names. like: a weight of this type and shape without its numbers. make: the weight itself.
+    tensors: their names.
+    like: a weight of this type and shape without its numbers.
+    make: the weight itself.
     """
 
     name: str
@@ -73,7 +75,7 @@ class Layer:
         return shape[0], shape[1]
 
     def check(self, part: str, shape: tuple[int, ...], *types: str) -> None:
-        """Raises ModelLoadError unless the tensor has this shape and one of these types."""
+        """Raise ModelLoadError unless the tensor has this shape and one of these types."""
         if (found := self.shape(part, *types)) != shape:
             raise self.error(part, f"has the shape {list(found)}; {list(shape)} is needed")
 

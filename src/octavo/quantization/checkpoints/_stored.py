@@ -15,7 +15,9 @@ _TYPES = {"|u1": "U8", "|i1": "I8", "<i4": "I32", "<i8": "I64", "<f2": "F16", "<
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """type_name: as safetensors writes it. data: in numpy's nearest type."""
+    """type_name: as safetensors writes it.
+    data: in numpy's nearest type.
+    """
 
     type_name: str
     data: NDArray[Any]

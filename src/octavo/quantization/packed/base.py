@@ -16,7 +16,7 @@ W = TypeVar("W", bound="Weight")
 
 
 def check_finite(values: NDArray[np.floating]) -> None:
-    """Raises ValueError for a NaN or an infinity; whoever knows the tensor says its name."""
+    """Raise ValueError for a NaN or an infinity; whoever knows the tensor says its name."""
     if not np.isfinite(values).all():
         raise ValueError("it has a NaN or an infinity; take an intact model")
 
@@ -102,7 +102,7 @@ def _with(weight: W, arrays: dict[str, Any]) -> W:
 
 
 def check_columns(weight: Weight, begin: int, end: int) -> None:
-    """Raises ValueError unless `weight` may be cut at both borders."""
+    """Raise ValueError unless `weight` may be cut at both borders."""
     width, step = weight.shape[-1], weight.column_step
     if len(weight.shape) < 2:
         raise ValueError(f"a {weight.type_name} vector of {width} numbers has no columns; cut its rows")

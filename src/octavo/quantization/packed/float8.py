@@ -20,8 +20,9 @@ from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 class Float8Weight(Weight):
     """data * scale in float32. The last block of rows or columns may be shorter than the others.
 
-    block_rows, block_columns: rows and columns with one scale; None: all of them. inputs: the checkpoint has the rows
-    by which this is multiplied rounded to E4M3, too (`octavo.quantization.packed.inputs`).
+    block_rows, block_columns: rows and columns with one scale; None means all of them.
+    inputs: the checkpoint has the rows by which this is multiplied rounded to E4M3, too
+    (`octavo.quantization.packed.inputs`).
     """
 
     kind: Literal["E4M3", "E5M2"]

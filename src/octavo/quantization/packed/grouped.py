@@ -19,10 +19,12 @@ Scales = NDArray[np.float16] | NDArray[np.float32]
 class GroupedWeight(Weight):
     """scale * (code - zero), or with minima scale * code + minimum, in float32.
 
-    bits: of a code, 2 to 8. group: columns with one scale, a power of two; None: the whole row. zero: the code of the
-    number zero, where it is the same for all groups. Codes of a row follow each other without gaps, from the lowest
-    bits up. Column j of the codes is column column_order[j] of the weight. inputs: the checkpoint has the rows by which
-    this is multiplied rounded to int8, too (`octavo.quantization.packed.inputs`).
+    bits: of a code, 2 to 8.
+    group: columns with one scale, a power of two; None means the whole row.
+    zero: the code of the number zero, where it is the same for all groups. Codes of a row follow each other without
+    gaps, from the lowest bits up. Column j of the codes is column column_order[j] of the weight.
+    inputs: the checkpoint has the rows by which this is multiplied rounded to int8, too
+    (`octavo.quantization.packed.inputs`).
     """
 
     bits: int

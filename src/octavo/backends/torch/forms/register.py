@@ -17,7 +17,7 @@ FORMS: dict[type[Op], Form[Any]] = {}
 
 
 def form(kind: type[OpType]) -> Callable[[Form[OpType]], Form[OpType]]:
-    """Registers a function as the form of an operation."""
+    """Register a function as the form of an operation."""
 
     def register(of_kind: Form[OpType]) -> Form[OpType]:
         FORMS[kind] = of_kind

@@ -27,8 +27,9 @@ _MOST_PARTS = 64  # of them: a grid has one program for each part of the longest
 class Sequences(NamedTuple):
     """Tensors of a step on the device, int32. N = sequences, T = tokens.
 
-    starts: where the tokens of each begin, [N + 1]. lengths: tokens in the cache after the step, [N]; 0: a padding row,
-    whose output is zero. tables: blocks, [N, max_blocks], any row stride.
+    starts: where the tokens of each begin, [N + 1].
+    lengths: tokens in the cache after the step, [N], or 0 if a padding row, whose output is zero.
+    tables: blocks, [N, max_blocks], any row stride.
     """
 
     starts: Tensor
@@ -130,8 +131,8 @@ def _attend(
 ):  # fmt: skip
     """(sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end).
 
-    clear: up to here every query sees every key, so that none is masked; only without a window. Scores are exponents
-    of two.
+    clear: up to here every query sees every key, so that none is masked; only without a window. Scores are exponents of
+    two.
     """
     BM: tl.constexpr = q.shape[0]
     largest = tl.full((BM,), float("-inf"), tl.float32)
@@ -310,10 +311,11 @@ def decode_attention(
 ) -> Tensor:
     """One query a sequence: q [N, heads, key dim] -> [N, heads, value dim] in the type of q.
 
-    q: any strides but adjacent columns. seqs.starts is 0, 1, ... N. max_length: an upper bound of seqs.lengths, which
-    decides the grid, and therefore fixed in a graph. tables_of: sinks and ALiBi slopes, [heads] each. part_tokens: keys
-    of one program, a multiple of 128, on which results depend; None: of `part_tokens_of`. memory: of the result, and of
-    `parts_shape`.
+    q: any strides but adjacent columns. seqs.starts is 0, 1, ... N.
+    max_length: an upper bound of seqs.lengths, which decides the grid, and therefore fixed in a graph.
+    tables_of: sinks and ALiBi slopes, [heads] each.
+    part_tokens: keys of one program, a multiple of 128, on which results depend; None means of `part_tokens_of`.
+    memory: of the result, and of `parts_shape`.
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])

@@ -29,7 +29,7 @@ class CacheView:
     """
 
     keys: Tensor
-    values: Tensor | None  # None: values are the first columns of the keys
+    values: Tensor | None  # None if values are the first columns of the keys
     key_scales: Tensor | None = None  # of int8: float32 [blocks, kv heads, slots]
     value_scales: Tensor | None = None
     key_factor: float = 1.0  # of float8

@@ -106,8 +106,9 @@ def coded_linear(
 ) -> Tensor:
     """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
 
-    p: with `inputs`, the form of x. dtype: of the result, else that of the numbers of x. deterministic: one tile for
-    every M, so that a row's result depends on it alone.
+    p: with `inputs`, the form of x.
+    dtype: of the result, else that of the numbers of x.
+    deterministic: one tile for every M, so that a row's result depends on it alone.
     """
     require_columns(residual)
     count, width, features = len(x), p.shape[1], p.shape[0]

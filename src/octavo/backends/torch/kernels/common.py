@@ -47,7 +47,7 @@ def sigmoid(x):
 
 @triton.jit
 def activation(x, KIND: tl.constexpr):
-    """The functions of `octavo.graph.ops.rowwise.ACTIVATIONS`; None: x itself."""
+    """The functions of `octavo.graph.ops.rowwise.ACTIVATIONS`; None means x itself."""
     if KIND == "silu":
         x = x * sigmoid(x)
     elif KIND == "gelu":
@@ -124,7 +124,10 @@ def code_scale(largest, KIND: tl.constexpr):
 
 @triton.jit
 def store_coded(out, scales, value, mask, groups, KIND: tl.constexpr, GROUP: tl.constexpr):
-    """Stores a row's codes at out and the scales of its groups of columns. value: zero outside of the mask."""
+    """Store a row's codes at out and the scales of its groups of columns.
+
+    value: zero outside of the mask.
+    """
     BLOCK: tl.constexpr = value.shape[0]
     COUNT: tl.constexpr = BLOCK // GROUP
     parts = tl.reshape(value, (COUNT, GROUP))
@@ -158,7 +161,7 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def require_columns(*tensors: Tensor | None) -> None:
-    """Raises ValueError unless the columns of each tensor lie next to each other; kernels have no stride for them."""
+    """Raise ValueError unless the columns of each tensor lie next to each other; kernels have no stride for them."""
     for tensor in tensors:
         if tensor is not None and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(f"columns of a {list(tensor.shape)} tensor are {tensor.stride(-1)} elements apart, not 1")

@@ -26,7 +26,8 @@ _DENSE = tile({"BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32, 
 class Sorted(NamedTuple):
     """Pairs of row and chosen expert in tiles. P = rows * top_k pairs, pair r * top_k + j is choice j of row r.
 
-    pairs: int32 [tiles * tile_rows], -1 where a tile has no further row. expert_of: int32 [tiles], -1: an empty tile.
+    pairs: int32 [tiles * tile_rows], -1 where a tile has no further row.
+    expert_of: int32 [tiles], -1: an empty tile.
     """
 
     pairs: Tensor
@@ -35,7 +36,8 @@ class Sorted(NamedTuple):
 
 
 def sort_by_expert(chosen: Tensor, num_experts: int, tile_rows: int = 16) -> Sorted:
-    """chosen: [rows, top_k], the experts of each row. tile_rows: a power of two from 16 on. Nothing waits for the host.
+    """chosen: [rows, top_k], the experts of each row.
+    tile_rows: a power of two from 16 on. Nothing waits for the host.
 
     Pairs of one expert keep their order, so results do not depend on the run.
     """
@@ -67,7 +69,7 @@ def _with_bias(acc, bias, expert, rows, N):
 
 @triton.jit
 def _store(out, acc, rows, pair, N, out_row, factors):
-    """Stores acc [rows of the weight, pairs] as rows of pairs, times the factor of the pair."""
+    """Store acc [rows of the weight, pairs] as rows of pairs, times the factor of the pair."""
     if factors is not None:
         acc *= tl.load(factors + pair, pair >= 0, 0).to(tl.float32)[None, :]
     at = pair.to(tl.int64)[None, :] * out_row + rows[:, None]
@@ -148,8 +150,10 @@ def expert_linear(
 ) -> Tensor:
     """The product of each pair with the matrix of its expert -> [rows * top_k, out], one row a pair.
 
-    x: [rows, in], of which all pairs of a row take the same; or [rows * top_k, in], one row a pair. weight: of shape
-    [experts, out, in]. bias: [experts, out]. factors: [rows * top_k], by which the results are multiplied.
+    x: [rows, in], of which all pairs of a row take the same; or [rows * top_k, in], one row a pair.
+    weight: of shape [experts, out, in].
+    bias: [experts, out].
+    factors: [rows * top_k], by which the results are multiplied.
     """
     out = torch.empty((x.shape[0] * top_k, weight.shape[1]), dtype=dtype or x.dtype, device=x.device)
     return _launch(out, x, (weight, None), places, top_k, (bias, None), factors, Gate(""))

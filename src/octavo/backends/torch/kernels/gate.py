@@ -67,8 +67,9 @@ def gated(
 ) -> Tensor:
     """kind(min(gate, limit)) * (clip(up, limit) + offset) -> [T, cols] in the type of x.
 
-    x: [T, 2 * cols], gate and up side by side; with `up` [T, cols], x is the gate [T, cols]. Any row strides. kind: a
-    name of `octavo.graph.ops.rowwise.ACTIVATIONS`. out: written and returned, contiguous; it may be gate or up.
+    x: [T, 2 * cols], gate and up side by side; with `up` [T, cols], x is the gate [T, cols]. Any row strides.
+    kind: a name of `octavo.graph.ops.rowwise.ACTIVATIONS`.
+    out: written and returned, contiguous; it may be gate or up.
     """
     if up is None:
         cols = x.shape[1] // 2
@@ -77,7 +78,10 @@ def gated(
 
 
 def activated(x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:
-    """kind(x) -> [T, cols]. out: written and returned, contiguous."""
+    """kind(x) -> [T, cols].
+
+    out: written and returned, contiguous.
+    """
     return _launch(x, None, kind, (None, 0.0), out)
 
 
@@ -95,7 +99,10 @@ def _launch(
 
 
 def empty_codes(x: Tensor, cols: int, form: CodeForm, find: Find = nowhere) -> CodedRows:
-    """Memory for as many rows as x has, of `cols` columns, whose numbers have its type. find: see `Find`."""
+    """Memory for as many rows as x has, of `cols` columns, whose numbers have its type.
+
+    find: see `Find`.
+    """
 
     def new(columns: int, dtype: torch.dtype) -> Tensor:
         found = find((len(x), columns), dtype)
@@ -106,7 +113,10 @@ def empty_codes(x: Tensor, cols: int, form: CodeForm, find: Find = nowhere) -> C
 
 
 def coded_rows(x: Tensor, form: CodeForm, kind: str = "", up: Tensor | None = None, find: Find = nowhere) -> CodedRows:
-    """The codes of kind(x) * up [T, cols], or of x itself. Any row strides. find: their memory."""
+    """The codes of kind(x) * up [T, cols], or of x itself. Any row strides.
+
+    find: their memory.
+    """
     rows, cols = x.shape
     require_columns(x, up)
     out = empty_codes(x, cols, form, find)

@@ -18,7 +18,7 @@ Fields = dict[str, Any]
 
 
 def fields_of(type_name: str, data: Bytes) -> Fields | None:
-    """The fields of a tensor, data [*, out, bytes of a row]. None: a type of plain numbers.
+    """The fields of a tensor, data [*, out, bytes of a row]. None means a type of plain numbers.
 
     Types whose codes are entries of a grid of vectors (IQ1 to IQ3) have the single numbers of these vectors as codes of
     3 or 4 bits: more memory than in the file, and none of the grids on the device.
@@ -140,7 +140,10 @@ def _nvfp4(b: Bytes) -> Fields:
 def _from_points(
     parts: Callable[[Bytes], ggml_blocks.Parts], numbers: tuple[float, ...], share: float
 ) -> Callable[[Bytes], Fields]:
-    """A type with a factor of the block, one of each share, and numbers out of few. share: the step of the latter."""
+    """A type with a factor of the block, one of each share, and numbers out of few.
+
+    share: the step of the latter.
+    """
     table = np.array(sorted(numbers), np.float32)
 
     def make(b: Bytes) -> Fields:

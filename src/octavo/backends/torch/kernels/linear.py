@@ -65,7 +65,10 @@ def _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMA
 
 @triton.jit
 def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
-    """acc [rows of w, BM] + w @ x.T over the blocks [first, last). x_at: offsets of the rows of x [BM]."""
+    """acc [rows of w, BM] + w @ x.T over the blocks [first, last).
+
+    x_at: offsets of the rows of x [BM].
+    """
     if is_whole(FORMAT):
         return whole_codes_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT)
     else:

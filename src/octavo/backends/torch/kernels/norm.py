@@ -46,7 +46,8 @@ def _norm(
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, out: Tensor | None = None) -> Tensor:
     """The norm of x [T, cols], of any row stride, in its type.
 
-    weight: [n], repeated over the columns; None: none. group: columns that are normalized together; 0: all of them.
+    weight: [n], repeated over the columns, or None if none.
+    group: columns that are normalized together; 0 means all of them.
     out: the memory of the result, contiguous.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
@@ -55,7 +56,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, ou
 
 
 def rms_norm_coded(x: Tensor, weight: Tensor | None, eps: float, form: CodeForm, find: Find = nowhere) -> CodedRows:
-    """The same as `rms_norm` of whole rows, whose result is codes. find: their memory."""
+    """The same as `rms_norm` of whole rows, whose result is codes.
+
+    find: their memory.
+    """
     out = empty_codes(x, x.shape[1], form, find)
     _launch(out.codes, out, x, (weight, None), eps, x.shape[1], is_centered=False)
     return out
@@ -78,7 +82,7 @@ def _launch(
     *,
     is_centered: bool,
 ) -> None:
-    """Writes the norm to `out`, whose scales are those of `coded`."""
+    """Write the norm to `out`, whose scales are those of `coded`."""
     rows, cols = x.shape
     weight, bias = weights
     require_columns(x)

@@ -36,10 +36,10 @@ class Planes:
     """A weight of shape [*, out, in]: scale * (value of code - zero) + minimum, in float32.
 
     decode: the value of a code: `integer` itself, `table` an entry, `e4m3`, `e5m2` or `e2m1` the number of these bits,
-    `e2m1_doubled` twice that. Those of E2M1 have their table, too, for products in plain torch.
-    The scale of a column is scales[column // group], times supers[column // super_group] if there are any; the minimum
-    likewise. scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents. inputs: the form of the rows by
-    which the checkpoint has it multiplied; None: they are not rounded.
+    `e2m1_doubled` twice that. Those of E2M1 have their table, too, for products in plain torch. The scale of a column
+    is scales[column // group], times supers[column // super_group] if there are any; the minimum likewise.
+    scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents.
+    inputs: the form of the rows by which the checkpoint has it multiplied, or None if they are not rounded.
     """
 
     type_name: str
@@ -86,7 +86,7 @@ _OF_ALL_ROWS = ("table", "column_order")
 
 
 def joined_rows(parts: Sequence[Planes]) -> Planes | None:
-    """Matrices of one input below each other, [out of all, in]; None: their codes are not of one kind."""
+    """Matrices of one input below each other, [out of all, in], or None if their codes are not of one kind."""
     first = parts[0]
     for other in parts[1:]:
         is_alike = first.tensors.keys() == other.tensors.keys() and all(
@@ -115,7 +115,7 @@ def _fits(name: str, a: Tensor, b: Tensor) -> bool:
 
 
 def planes_of(weight: Weight) -> Planes | None:
-    """A canonical matrix, or a stack of them, as planes on the host. None: no kernel reads its type.
+    """A canonical matrix, or a stack of them, as planes on the host, or None if no kernel reads its type.
 
     That is so for plain numbers, for groups of fewer than 16 columns, and for a stack whose experts order their
     columns differently.

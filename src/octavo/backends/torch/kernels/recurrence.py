@@ -23,9 +23,12 @@ _VALUES = tile({"BV": 32, "num_warps": 4})
 class StateRows(NamedTuple):
     """Tensors of a step on the device, int32. N = sequences, T = tokens.
 
-    starts: where the tokens of each begin, [N + 1]. sequences: of each token, [T]. positions: [T]; a sequence whose
-    first token is at 0 begins with zeros. slots: of the states, [N]; -1: a padding row. saves: [N, S, 2], the
-    numbers of tokens, ascending, after which the states are also written to another slot, and that slot (-1: no more).
+    starts: where the tokens of each begin, [N + 1].
+    sequences: of each token, [T].
+    positions: [T]; a sequence whose first token is at 0 begins with zeros.
+    slots: of the states, [N]; -1: a padding row.
+    saves: [N, S, 2], the numbers of tokens, ascending, after which the states are also written to another slot, and
+    that slot (-1: no more).
     """
 
     starts: Tensor
@@ -97,7 +100,11 @@ def short_conv(
     rows: StateRows,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [T, cols], any row stride -> [T, cols]. state: [slots, taps - 1, cols]. weights: [cols * taps], bias [cols]."""
+    """x [T, cols], any row stride -> [T, cols].
+
+    state: [slots, taps - 1, cols].
+    weights: [cols * taps], bias [cols].
+    """
     require_columns(x)
     tokens, cols = x.shape
     taps = state.shape[1] + 1
@@ -178,7 +185,8 @@ def delta_rule(
 ) -> Tensor:
     """(qkv, beta, alpha) of `GatedDeltaRule` -> [T, num_v_heads * value_dim].
 
-    state: [slots, num_v_heads, key_dim, value_dim], contiguous. weights: decay and dt_bias, [num_v_heads] each.
+    state: [slots, num_v_heads, key_dim, value_dim], contiguous.
+    weights: decay and dt_bias, [num_v_heads] each.
     """
     qkv, beta, alpha = values
     require_columns(qkv, beta, alpha)
@@ -246,7 +254,8 @@ def selective_scan(
 ) -> Tensor:
     """(xbc, dt) of `SelectiveScan` -> [T, num_heads * head_dim].
 
-    state: [slots, num_heads, head_dim, state_dim], contiguous. weights: decay, skip and dt_bias, [num_heads] each.
+    state: [slots, num_heads, head_dim, state_dim], contiguous.
+    weights: decay, skip and dt_bias, [num_heads] each.
     """
     xbc, dt = values
     require_columns(xbc, dt)

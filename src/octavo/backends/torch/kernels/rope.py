@@ -21,9 +21,10 @@ class HeadSteps:
     """The steps of heads between QKV and attention. Tensors are on the device.
 
     angles: float32 [positions, 2, rotary pairs], cos and sin of each position's angles (computed in float64), times the
-    factor of the embedding; None: no rotation. q_norm, k_norm: weights [head dim] of RMSNorm. norms: which of q, k and
-    v have a norm; v's has no weight. query_scales: float32 [n], further factors of queries by position
-    (`AttentionParams.query_scales`).
+    factor of the embedding; None means no rotation.
+    q_norm, k_norm: weights [head dim] of RMSNorm.
+    norms: which of q, k and v have a norm; v's has no weight.
+    query_scales: float32 [n], further factors of queries by position (`AttentionParams.query_scales`).
     """
 
     angles: Tensor | None = None
@@ -59,7 +60,7 @@ def _rotated(x_at, c, mask, weight, is_normed, angles, position, eps, D: tl.cons
 
 @triton.jit
 def _stored(x, pointers, scales, scale_at, mask, factor, KIND: tl.constexpr):
-    """Writes one head to the cache in its type."""
+    """Write one head to the cache in its type."""
     if KIND == 1 or KIND == 4:
         tl.store(pointers, to_e4m3(x / factor), mask)
     elif KIND == 2:
@@ -123,8 +124,10 @@ def prepare_heads(
     """Queries with norm and rotation, [T, heads, key dim] in the type of qkv; keys and values go to the cache.
 
     qkv: [T, q, k and v side by side], any row stride. cache None: qkv has queries alone, and the keys are another
-    layer's. slots: int32 [T], block * block size + slot of each token; -1: a padding row, which is not written.
-    positions: int32 [T]. out: written and returned.
+    layer's.
+    slots: int32 [T], block * block size + slot of each token, or -1 if a padding row, which is not written.
+    positions: int32 [T].
+    out: written and returned.
     """
     tokens = qkv.shape[0]
     out = _queries(qkv, p) if out is None else out
@@ -134,7 +137,7 @@ def prepare_heads(
 
 
 def write_cache(keys: Tensor, values: Tensor | None, cache: CacheView, slots: Tensor) -> None:
-    """Writes keys [T, kv heads, key dim] and values [T, kv heads, value dim] to `slots` of the cache, unchanged.
+    """Write keys [T, kv heads, key dim] and values [T, kv heads, value dim] to `slots` of the cache, unchanged.
 
     values None: a latent, whose first columns are the values. The rows of a token are contiguous.
     """
@@ -187,8 +190,9 @@ def _rotate(out, x, positions, angles, row, out_row, D: tl.constexpr, DP: tl.con
 
 
 def rotate(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-    """The rotary embedding alone: x [T, heads * head_dim], any row stride -> the same shape. angles: of `HeadSteps`.
+    """The rotary embedding alone: x [T, heads * head_dim], any row stride -> the same shape.
 
+    angles: of `HeadSteps`.
     out: written and returned; not x, because one thread reads what another one writes.
     """
     require_columns(x)

@@ -49,20 +49,26 @@ _FOREIGN = tl.constexpr(ROW_TOKEN_ID_OUT_OF_RANGE)
 
 
 class RowOptions(NamedTuple):
-    """The options of R rows on the device. least_x: the floor of x = (logit - max) / temperature, from min_p."""
+    """The options of R rows on the device.
 
-    temperature: Tensor  # float32 [R], 0: greedy
-    top_k: Tensor  # int32, 0: off
+    least_x: the floor of x = (logit - max) / temperature, from min_p.
+    """
+
+    temperature: Tensor  # float32 [R], 0 means greedy
+    top_k: Tensor  # int32, 0 means off
     top_p: Tensor  # float64, 1: off
     typical_p: Tensor  # float64, 1: off
     least_x: Tensor  # float32
-    target: Tensor  # int32, -1: sample
+    target: Tensor  # int32, -1 means sample
     wanted: Tensor  # int32, `num_logprobs`
     draws: Tensor  # float64, of `uniform`
 
 
 class SampledRows(NamedTuple):
-    """The results of R rows on the device, as in `StepOutput`. errors: `ROW_OK`, or why a row has no outcome."""
+    """The results of R rows on the device, as in `StepOutput`.
+
+    errors: `ROW_OK`, or why a row has no outcome.
+    """
 
     token_ids: Tensor  # int32 [R], -1 where there is an error
     logprobs: Tensor  # float32
@@ -146,7 +152,7 @@ def _penalize(scratch, starts, ids, counts, repetitions, frequencies, presences,
 def _extremes(parts, counts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
     """Of a tile of a row: the largest raw logit, NaNs, the largest processed logit, its lowest id.
 
-    counts: to which its processed logits are added by the upper bits of their keys; None: nobody asks for them.
+    counts: to which its processed logits are added by the upper bits of their keys, or None if nobody asks for them.
     """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tile * BLOCK + tl.arange(0, BLOCK)
@@ -215,7 +221,7 @@ def _drawn_token(
     masses, at, candidates, numbers, row, chosen, V, largest, temperature, PADDED: tl.constexpr, CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row by its draw; -1: `_search` is to find it."""
+    """The token of a row by its draw, or -1 if `_search` is to find it."""
     token = tl.full((), -1, tl.int32)
     top_k = tl.load(chosen.top_k + row)
     if tl.load(chosen.typical_p + row) == 1:
@@ -339,7 +345,8 @@ def sample_rows(
 ) -> SampledRows:
     """The tokens of R rows of logits, float32 [R, vocab], any row stride. Nothing here waits for the device.
 
-    num_top: columns of the most likely tokens, at least the largest of options.wanted. is_filtered: of `has_filters`.
+    num_top: columns of the most likely tokens, at least the largest of options.wanted.
+    is_filtered: of `has_filters`.
     """
     require_columns(logits, entries.allowed_mask)
     rows, vocab = logits.shape
@@ -373,7 +380,10 @@ def _choose_tokens(
     *,
     is_filtered: bool,
 ) -> None:
-    """Writes tokens and errors. scratch: the processed logits, [R, vocab]."""
+    """Write tokens and errors.
+
+    scratch: the processed logits, [R, vocab].
+    """
     rows, vocab = scratch.shape
     tiles = -(-vocab // _TILE["BLOCK"])
     padded, cap = power_of_two(tiles), _CANDIDATES

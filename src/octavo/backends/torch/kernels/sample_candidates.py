@@ -30,7 +30,10 @@ def lower_bits(order):
 
 @triton.jit
 def add_counts(counts, place, mask):
-    """Adds the numbers of tokens in each bin. place: the bin of each."""
+    """Add the numbers of tokens in each bin.
+
+    place: the bin of each.
+    """
     b = tl.arange(0, BINS)
     found = tl.histogram(tl.where(mask, place, 0), BINS)
     found -= tl.where(b == 0, tl.sum((mask == 0).to(tl.int32)), 0)
@@ -77,9 +80,10 @@ def _smallest_id(token, weight, goal):
 
 @triton.jit
 def from_candidates(candidates, numbers, at, row, chosen, V, largest, temperature, whole, CAP: tl.constexpr):
-    """The token that top_k and top_p leave by a row's draw; -1: the list of candidates is too short to tell.
+    """The token that top_k and top_p leave by a row's draw, or -1 if the list of candidates is too short to tell.
 
-    at: the logits of the row. whole: the mass of all survivors of temperature and min_p.
+    at: the logits of the row.
+    whole: the mass of all survivors of temperature and min_p.
     """
     c = tl.arange(0, CAP)
     count, threshold = tl.load(numbers), tl.load(numbers + 1)

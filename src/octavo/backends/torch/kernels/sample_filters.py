@@ -37,7 +37,10 @@ def weights_of(logit, largest, temperature, least):
 
 @triton.jit
 def from_tiles(at, masses, row, chosen, V, largest, temperature, TILES: tl.constexpr, BLOCK: tl.constexpr):
-    """The token of a row without filters but min_p. masses: of its tiles of BLOCK tokens, [TILES], padded by zeros."""
+    """The token of a row without filters but min_p.
+
+    masses: of its tiles of BLOCK tokens, [TILES], padded by zeros.
+    """
     t = tl.arange(0, TILES)
     mass = tl.load(masses + t)
     cumulative = tl.cumsum(mass, 0)
@@ -76,7 +79,7 @@ def _weighted(at, first, V, largest, temperature, least, COUNTS: tl.constexpr, B
 def _keep_prefix(
     at, V, largest, temperature, least, mean, share, COUNTS: tl.constexpr, TYPICAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Leaves the shortest prefix of an order with so many survivors, or this share of their mass: others get -inf."""
+    """Leave the shortest prefix of an order with so many survivors, or this share of their mass: others get -inf."""
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, V, BLOCK):
         c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)

@@ -66,7 +66,7 @@ def chunks_of(p: Planes, columns: int) -> int:
 
 @triton.jit
 def _plain(x, KIND: tl.constexpr):
-    """Scales as float32; KIND: those of `Planes.scale_bits`."""
+    """Scale as float32; KIND: those of `Planes.scale_bits`."""
     if KIND == 1:
         return from_e4m3(x)
     elif KIND == 2:

@@ -16,7 +16,10 @@ from octavo.backends.torch.kernels.tiles import minimum_of, scale_of, zero_of
 
 
 def has_whole_codes(form: tuple[int, ...]) -> bool:
-    """True for codes that `whole_codes_tile` reads. form: FORMAT of `tiles.constants`."""
+    """True for codes that `whole_codes_tile` reads.
+
+    form: FORMAT of `tiles.constants`.
+    """
     return (form[0], form[1], form[5]) == (4, 0, 0) and form[7] >= 32
 
 

@@ -29,7 +29,10 @@ LEAST_PROMPT = 64  # tokens of a sequence in a step from which libraries attend
 
 
 def provided(calls: StepKernels | None, place: Place, *, products: bool = True) -> StepKernels | None:
-    """`calls`, or these with providers where the place allows them. products: weights stay where they are."""
+    """`calls`, or these with providers where the place allows them.
+
+    products: weights stay where they are.
+    """
     if calls is None or place.repeats:
         return calls
     return cast(StepKernels, ProvidedCalls(calls, place, products=products))
@@ -58,7 +61,7 @@ class ProvidedCalls:
         return self._calls.linear(x, matrix, end, repeats=repeats, find=find)
 
     def _layer(self, p: Planes, rows: int, dtype: torch.dtype) -> Any:
-        """The matrix as a provider has it; None: none does, or not for so many rows."""
+        """The matrix as a provider has it, or None if none does, or not for so many rows."""
         if not self._has_products or not humming.LEAST_ROWS <= rows <= humming.MOST_ROWS or len(p.shape) != 2:
             return None
         if p.codes not in self._layers:

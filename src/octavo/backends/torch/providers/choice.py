@@ -28,7 +28,9 @@ _CANDIDATES: dict[type, tuple[str, ...]] = {
 
 
 class ProviderChoice(NamedTuple):
-    """winner: the module of a provider, or `OWN`. refusals: modules that were asked before it, with their reasons."""
+    """winner: the module of a provider, or `OWN`.
+    refusals: modules that were asked before it, with their reasons.
+    """
 
     title: str
     winner: str
@@ -59,7 +61,7 @@ def choose(problem: KernelProblem) -> ProviderChoice:
 
 
 def state_problem(op: Op, place: Place) -> StateProblem | None:
-    """The problem of an operation with states; None: no library has its operation."""
+    """The problem of an operation with states, or None if no library has its operation."""
     if isinstance(op, GatedDeltaRule):
         return StateProblem(place, "gated delta rule", op.heads.key_dim, op.heads.value_dim)
     if isinstance(op, SelectiveScan):
@@ -72,7 +74,8 @@ def choices(
 ) -> list[ProviderChoice]:
     """The choices of all problems of a graph, each line once.
 
-    products: of `product_problems`. cache_types: of keys and values by layer.
+    products: of `product_problems`.
+    cache_types: of keys and values by layer.
     """
     problems: list[KernelProblem] = []
     for node in graph.nodes:

@@ -26,12 +26,12 @@ _MOST_COLUMNS = 256
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all; None: it can."""
+    """The reason why it cannot be used here at all, or None if it can."""
     return missing("fla", "fla-core") or unfit(place)
 
 
 def can(problem: StateProblem) -> str | None:
-    """The reason against it; None: it has this operation."""
+    """The reason against it, or None if it has this operation."""
     if reason := absent(problem.place):
         return reason
     if max(problem.key_dim, problem.value_dim) > _MOST_COLUMNS:
@@ -46,7 +46,10 @@ def advanced(
     weights: Sequence[Tensor | None],
     arrays: StepArrays,
 ) -> Tensor:
-    """The output of an operation [T, columns]. state: [slots, ...], in which those of the step are replaced."""
+    """The output of an operation [T, columns].
+
+    state: [slots, ...], in which those of the step are replaced.
+    """
     found = _delta_rule(op, values, weights) if isinstance(op, GatedDeltaRule) else _scan(op, values, weights)
     call, tokens, is_turned = found
     slots, is_fresh = arrays.state_slots, arrays.is_fresh
@@ -90,7 +93,10 @@ class _Stretch:
 
 @lru_cache(maxsize=2)  # all layers of a step have the same
 def _stretches(starts: tuple[int, ...], saves: tuple[tuple[int, ...], ...], device: torch.device) -> list[_Stretch]:
-    """The stretches of a step in the order of the calls. starts, saves: of `StepRows`."""
+    """The stretches of a step in the order of the calls.
+
+    starts, saves: of `StepRows`.
+    """
     cuts = []
     for sequence, (begin, end) in enumerate(pairwise(starts)):
         inner = {begin + counts[sequence] for counts in saves if counts[sequence]}

@@ -16,7 +16,9 @@ from octavo.backends.torch.quantized import codes_of, scales_of, spread
 
 
 class GroupedCodes(NamedTuple):
-    """codes: int32 [out, in]. scales, zeros: float32 [out, groups]; zeros None: those of the middle code, or none."""
+    """codes: int32 [out, in].
+    scales, zeros: float32 [out, groups]; zeros None: those of the middle code, or none.
+    """
 
     codes: Tensor
     scales: Tensor

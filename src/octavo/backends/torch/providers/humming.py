@@ -24,12 +24,12 @@ _OUT, _IN = 64, 128  # of which a matrix has to be multiples
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all; None: it can."""
+    """The reason why it cannot be used here at all, or None if it can."""
     return missing("humming", "humming-kernels") or unfit(place)
 
 
 def can(problem: ProductProblem) -> str | None:
-    """The reason against it; None: it has this product."""
+    """The reason against it, or None if it has this product."""
     out, width = problem.shape
     if reason := absent(problem.place):
         return reason
@@ -54,7 +54,10 @@ def extra_bytes(problem: ProductProblem) -> int:
 
 
 def prepared(p: Planes, dtype: torch.dtype) -> Any:
-    """The matrix as a layer of the library. dtype: of rows, scales and zeros."""
+    """The matrix as a layer of the library.
+
+    dtype: of rows, scales and zeros.
+    """
     layers, ops = import_module("humming.layer"), import_module("humming.ops")
     out, width = p.shape
     bits, grouped = p.bits + p.high_bits, grouped_codes(p)

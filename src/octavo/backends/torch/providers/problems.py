@@ -16,8 +16,10 @@ EXTRA = "pip install 'octavo[gpu-fast]'"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device and the options of a step. capability: of the GPU; None: the CPU. dtype: of its values.
+    """The device and the options of a step.
 
+    capability: of the GPU; None means the CPU.
+    dtype: of its values.
     repeats: no result may depend on what else is in the step.
     """
 
@@ -34,7 +36,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ProductProblem:
-    """Products of some rows with a matrix [out, in] that is held as codes. group: columns with one scale."""
+    """Products of some rows with a matrix [out, in] that is held as codes.
+
+    group: columns with one scale.
+    """
 
     place: Place
     type_name: str
@@ -51,7 +56,10 @@ class ProductProblem:
 
     @staticmethod
     def of(place: Place, p: Planes, shape: tuple[int, int]) -> ProductProblem:
-        """That of planes. shape: of the whole matrix, of which `p` may be one row."""
+        """That of planes.
+
+        shape: of the whole matrix, of which `p` may be one row.
+        """
         is_affine = p.zeros is not None or p.minima is not None
         bits, has_inputs = p.bits + p.high_bits, p.inputs is not None
         return ProductProblem(place, p.type_name, shape, bits, p.group, p.decode, has_inputs, is_affine)
@@ -90,12 +98,15 @@ KernelProblem = ProductProblem | PromptProblem | StateProblem
 
 
 def missing(module: str, package: str) -> str | None:
-    """The reason why a library cannot be imported; None: it is there."""
+    """The reason why a library cannot be imported, or None if it is there."""
     return None if find_spec(module) is not None else f"{package} is not installed ({EXTRA})"
 
 
 def unfit(place: Place, least: tuple[int, int] = (8, 0)) -> str | None:
-    """The reason against any library on a GPU. least: the compute capability that it needs."""
+    """The reason against any library on a GPU.
+
+    least: the compute capability that it needs.
+    """
     if place.repeats:
         return "deterministic: its sums may depend on what else is in a step"
     if place.capability is None:

@@ -14,12 +14,12 @@ from octavo.graph.ops.attention import AttentionParams
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all; None: it can."""
+    """The reason why it cannot be used here at all, or None if it can."""
     return unfit(place)
 
 
 def can(problem: PromptProblem) -> str | None:
-    """The reason against it; None: it has this attention."""
+    """The reason against it, or None if it has this attention."""
     return absent(problem.place) or refused(problem) or (
         "a window would take a mask of all pairs" if problem.params.window is not None else None
     )  # fmt: skip

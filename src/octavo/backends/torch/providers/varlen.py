@@ -37,14 +37,14 @@ def _parameters() -> frozenset[str]:
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all; None: it can."""
+    """The reason why it cannot be used here at all, or None if it can."""
     if lacking := [name for name in _NEEDED if name not in _parameters()]:
         return f"torch {torch.__version__} has no varlen_attn with {', '.join(lacking)}"
     return unfit(place)
 
 
 def can(problem: PromptProblem) -> str | None:
-    """The reason against it; None: it has this attention."""
+    """The reason against it, or None if it has this attention."""
     return absent(problem.place) or refused(problem)
 
 
