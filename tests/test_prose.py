@@ -81,7 +81,7 @@ def f(help="x"):
     """
     raise ValueError(f"{name} is beside {mark}")
 
-option("--x", help="beside" "y")
+option("--x", help="beside " "y")
 '''
     assert sorted(found("a.py", source)) == [(1, "beside"), (2, "beside"), (9, "anew"), (11, "beside"), (13, "beside")]
 

@@ -34,7 +34,7 @@ SKIPPED = "src/octavo/quality/data/"
 class Pattern(NamedTuple):
     """A phrase to avoid, the reason, and the advice."""
 
-    name: str
+    words: list[str]
     find: re.Pattern[str]
     why: str
     instead: str
@@ -60,8 +60,8 @@ def read_patterns(root: Path) -> list[Pattern]:
     entries = tomllib.loads((root / PATTERNS).read_text(encoding="utf-8"))["pattern"]
     return [
         Pattern(
-            entry["name"],
-            re.compile(entry["find"].replace(" ", r"\s+"), re.IGNORECASE),
+            entry["words"],
+            re.compile(entry["find"].replace(" ", r"\s+"), re.IGNORECASE if entry.get("any_case", True) else 0),
             entry["why"],
             entry["instead"],
         )
@@ -166,7 +166,10 @@ def find_in(path: str, source: str, patterns: list[Pattern]) -> Iterator[Finding
     """All findings in the text of a file."""
     for text in READERS[Path(path).suffix](source):
         prose = without_code(text.prose)
+        lower_case = prose.lower()
         for pattern in patterns:
+            if not any(word in lower_case for word in pattern.words):
+                continue
             for found in pattern.find.finditer(prose):
                 line = text.line + prose.count("\n", 0, found.start())
                 yield Finding(path, line, " ".join(found[0].split()), pattern)

@@ -40,7 +40,7 @@ PORT = 8123
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line to type, and the text at the end of the screen that says that it is done."""
+    """A line to type, and the text at the end of the screen when it is done."""
 
     typed: str
     until: str = "\n" + PROMPT
@@ -73,17 +73,18 @@ def blocks() -> list[Block]:
     """The page, in order."""
     script = (Line("python - <<'END'", "\n> "), *(Line(text, "\n> ") for text in PYTHON), Line("END"))
     return [
-        Block("What does Octavo see of this machine?", (Line("octavo doctor"),)),
+        Block("Check this machine and the settings Octavo will use.", (Line("octavo doctor"),)),
         Block(
-            "The first answer. The model comes with the first command that needs it. A seed makes it repeatable.",
+            "Get a first answer. The first command that needs the model downloads it. "
+            "A seed makes the answer repeatable.",
             (Line('octavo run --seed 1 "Why is the sky blue?"'),),
         ),
         Block(
-            "Piped text is context.",
+            "Pipe text in to use it as context.",
             (Line('echo "Meeting moved to Friday at ten." | octavo run --seed 1 "When is the meeting?"'),),
         ),
         Block(
-            "A conversation. Ctrl-D ends it.",
+            "Have a conversation. Ctrl-D ends it.",
             (
                 Line("octavo chat --seed 1", CHAT_PROMPT),
                 Line("Say hello in French.", CHAT_PROMPT),
@@ -92,12 +93,17 @@ def blocks() -> list[Block]:
                 Line(CTRL_D),
             ),
         ),
-        Block("What is on the disk, and what is in the file?", (Line("octavo list"), Line("octavo show smollm2"))),
-        Block("From Python.", script),
-        Block("A server, in a second terminal.", (Line(f"octavo serve --port {PORT}", "OPENAI_BASE_URL"),), terminal=1),
         Block(
-            "Any client of OpenAI's protocol can talk to it.", (Line(CURL), Line("octavo ps"), Line("octavo stop 8123"))
+            "List the downloaded models and show what a model file contains.",
+            (Line("octavo list"), Line("octavo show smollm2")),
         ),
+        Block("Use it from Python.", script),
+        Block(
+            "Start a server in a second terminal.",
+            (Line(f"octavo serve --port {PORT}", "OPENAI_BASE_URL"),),
+            terminal=1,
+        ),
+        Block("Any OpenAI client can talk to it.", (Line(CURL), Line("octavo ps"), Line("octavo stop 8123"))),
     ]
 
 
@@ -121,7 +127,7 @@ class Terminal:
         self._read(PROMPT)
 
     def enter(self, line: Line) -> str:
-        """Types the line; what the screen shows of it and of the answer, without the end that was waited for."""
+        """Types the line; Returns what the screen shows, without the text that was waited for."""
         os.write(self._master, (line.typed if line.typed == CTRL_D else line.typed + "\n").encode())
         return self._read(line.until)
 
@@ -148,7 +154,7 @@ class Terminal:
 
 
 def plain_text(raw: str) -> str:
-    """The text without escape sequences; a carriage return begins its line anew."""
+    """The text without escape sequences; a carriage return starts its line again."""
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])", "", raw).replace("\r\n", "\n")
     lines = [re.sub(r"^.*\r(?=.)", "", line).replace("\r", "") for line in text.split("\n")]
     return "\n".join(lines)
@@ -179,12 +185,11 @@ def _page(environment: dict[str, str], home: Path) -> Iterator[str]:
     yield (
         "# The first five minutes\n\n"
         "<!-- Written by tools/record_first_steps.py. Do not edit: change the script and run it. -->\n\n"
-        "Each command below was typed at a terminal, and each line is what it showed, word for word. Octavo was "
-        "installed as README says. The terminal had no colours and no progress bars (`TERM=dumb`), and the home "
-        f"folder, which was new, is written as `{HOME}`. "
-        f"The machine: {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}. Times and sizes differ from machine to machine; the answers do not, because "
-        "each has a seed or takes the likeliest token. `python tools/record_first_steps.py --check` compares them.\n"
+        "This page is a real terminal session, word for word. Octavo was installed as the README describes. "
+        "The terminal had no colours and no progress bars (`TERM=dumb`). The home folder was new; this page calls it "
+        f"`{HOME}`. The machine: {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}. Times and sizes differ from machine to machine. The answers do not, because "
+        "each uses a seed or the most likely token. `python tools/record_first_steps.py --check` checks this page.\n"
     )
     try:
         for block in blocks():
