@@ -64,7 +64,7 @@ BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
 SPEAKS_ONLY = "describes the caller, not the answer"
 STRINGS = f"at most {MAX_LIST_ITEMS} strings of {MAX_STRING_CHARS} characters"
 
-TEMPERATURE = Entry(0.5, 2.5, "0 to 2; 0: greedy")
+TEMPERATURE = Entry(0.5, 2.5, "0 to 2, where 0 is greedy")
 TOP_P = Entry(0.5, 0, "above 0, to 1")
 TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
 USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
@@ -72,13 +72,13 @@ OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
     "prompt_cache_key": Entry("k", 1, "text; requests with the same one go to the same replica, unless it is busy"),
-    "id_slot": Entry(1, -2, "the slot of `/slots/{id}`, 0 and more; -1: one that is free"),
+    "id_slot": Entry(1, -2, "the slot of `/slots/{id}`, 0 and more, or -1 for a free one"),
     "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
     "adapter": Entry("sql", 1, "the name of an adapter of this server; see docs/adapters.md"),
     "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),
 }
-MOST_DRAFTS = Entry(4, -1, "0 and more: the most guesses of a step at the next tokens; 0: none")
+MOST_DRAFTS = Entry(4, -1, "the maximum number of guessed tokens per step, 0 for none")
 LEAST_DRAFTS = Entry(2, -1, "0 and more: fewer guesses are not computed")
 LIKELY_DRAFTS = Entry(0.5, 1.5, "0 to 1: guesses that are less likely to be right are not computed")
 OPTIONS |= {

@@ -64,10 +64,12 @@ SAMPLING = {
     "typical_p": Entry(0.5, 0, "above 0, to 1"),
     "presence_penalty": Entry(0.5, 3, "-2 to 2"),
     "frequency_penalty": Entry(0.5, -3, "-2 to 2"),
-    "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1; -1: random"),
+    "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1, where -1 is random"),
     "stop": STOP,
     "repeat_penalty": Entry(1.1, 10.5, "above 0, to 10"),
-    "repeat_last_n": Entry(-1, 64, "-1: the whole context; 0: no penalties; others without a penalty", PENALTY),
+    "repeat_last_n": Entry(
+        -1, 64, "-1 for the whole context, 0 for no penalties; any number without a penalty", PENALTY
+    ),
     **OTHER_SAMPLERS,
     "penalize_newline": Entry(True, False, "true; false without a penalty", PENALTY, "all tokens count"),
     "penalize_nl": Entry(True, False, "true; false without a penalty", PENALTY, "all tokens count"),
@@ -182,7 +184,7 @@ LLAMA_CPP_BODY: dict[str, Entry] = {
     "model": OWN_MODEL,
     "stream": FLAG,
     **SAMPLING,
-    "n_predict": Entry(5, -2, "1 and more, cut to the rest of the context; -1: up to its end; 0: only the prompt"),
+    "n_predict": Entry(5, -2, "1 and more, cut to the rest of the context, -1 for no limit, 0 for only the prompt"),
     "max_tokens": Entry(5, "x", "another name of `n_predict`"),
     "n_cmpl": Entry(2, 0, f"1 to {MAX_CHOICES}"),
     "n_probs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),

@@ -108,7 +108,7 @@ SAMPLING = {
     "allowed_token_ids": Entry([5, 6], [], "1 and more ids of the model"),
     "ignore_eos": FLAG,
     "min_tokens": Entry(2, -1, "0 to `max_tokens`", {"max_tokens": 5}),
-    "max_tokens": Entry(5, -2, "1 and more, cut to the rest of the context; -1: up to its end"),
+    "max_tokens": Entry(5, -2, "1 and more, cut to the rest of the context, or -1 for no limit"),
     "skip_special_tokens": FLAG,
     "spaces_between_special_tokens": Entry(True, False, "only true", without_effect="this is always done"),
     "prompt_logprobs": Entry(1, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, not streamed"),
@@ -131,7 +131,7 @@ SAMPLING = {
     "n_predict": Entry(5, -2, "as `max_tokens`"),
     "repeat_penalty": Entry(1.1, 10.5, "as `repetition_penalty`"),
     "guided_grammar": Entry('start: "a"', 1, "a grammar in GBNF or Lark"),
-    "truncate_prompt_tokens": Entry(8, 0, "1 and more; -1: as many as fit"),
+    "truncate_prompt_tokens": Entry(8, 0, "1 and more, or -1 for the maximum"),
     "truncation_side": Entry(
         "middle",
         "top",
@@ -228,7 +228,7 @@ EMBEDDINGS = Route(
         "encoding_format": Entry("base64", "hex", "float, base64"),
         "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
         "pooling": Entry("last", "max", "mean, last, cls; of an encoder only its own"),
-        "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
+        "truncate_prompt_tokens": Entry(8, -2, "1 and more, or -1 for the maximum"),
         "user": USER,
         **OPTIONS,
         **VECTORS,
@@ -243,14 +243,14 @@ POOLING = Route(
         "model": OWN_MODEL,
         "input": Entry(["Hi", [5, "Ho"]], [], INPUTS),
         "task": Entry("token_embed", "classify", "token_embed, embed; default: as the model was made"),
-        "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
+        "truncate_prompt_tokens": Entry(8, -2, "1 and more, or -1 for the maximum"),
         "user": USER,
         **OPTIONS,
     },
     {"data": "x"},
 )
 INSTRUCTION = Entry("Find animals.", 1, "text, for causal rerankers")
-TRUNCATION = Entry(8, 0, "1 and more; -1: as many as fit")
+TRUNCATION = Entry(8, 0, "1 and more, or -1 for the maximum")
 RERANK = Route(
     "/v1/rerank",
     RerankRequest,
@@ -299,7 +299,7 @@ RESPONSES = Route(
         "tools": Entry(
             [OWN_TOOL],
             [{"type": "web_search"}],
-            "functions, custom tools, namespaces; beside them, `web_search` and others",
+            "functions, custom tools, namespaces; also `web_search` and other built-in tools",
         ),
         "tool_choice": Entry(
             "required",
@@ -359,7 +359,7 @@ COMPACT = Route(
         **{name: RESPONSES.entries[name] for name in ("prompt_cache_key", "service_tier")},
         "prompt_cache_retention": Entry("24h", 1, "text", without_effect=NAMED),
         "prompt_cache_options": Entry({"a": "b"}, 1, "an object", without_effect=NAMED),
-        "stream": Entry(False, True, "only false", without_effect="the answer comes whole"),
+        "stream": Entry(False, True, "only false", without_effect="the answer is never streamed"),
         "max_output_tokens": Entry(5, -1, "1 and more; of the summary, 2048 if left out"),
         "tools": Entry([OWN_TOOL], 1, "a list", without_effect=NAMED),
         "parallel_tool_calls": Entry(True, "yes", "true, false", without_effect=NAMED),
@@ -401,7 +401,7 @@ TOKENIZE = Route(
         **{name: CHAT.entries[name] for name in ("add_generation_prompt", "continue_final_message")},
         "add_special_tokens": Entry(True, "yes", "true, false; true with `prompt` only", A_PROMPT),
         "return_token_strs": FLAG,
-        "content": Entry("Hi", 1, "text, in place of the others", {"messages": None}),
+        "content": Entry("Hi", 1, "text, instead of the other fields", {"messages": None}),
         "add_special": Entry(True, "yes", "true, false; with `content`", A_CONTENT),
         "parse_special": Entry(False, "yes", "true, false; with `content`", A_CONTENT),
         "with_pieces": Entry(True, "yes", "true, false; with `content`", A_CONTENT),
@@ -436,8 +436,8 @@ _HEAD = """# Fields of requests
 
 Written by `tools/openai_matrix.py` from the request models. A test sends a valid and an invalid value of every \
 field below: the valid one is answered with 200, the invalid one with a 400 that names the field. `null` is the same \
-as leaving a field out; a field that is not listed is refused by name, because it may be misspelt. Fields that only \
-steer another product's machinery are accepted, named in the header `x-octavo-ignored-fields` of the answer, and \
+as omitting a field. A field that is not listed is refused by name, because it may be misspelt. Fields that only \
+control another product's internals are accepted, named in the header `x-octavo-ignored-fields` of the answer, and \
 logged once. Messages of earlier turns may have any other keys. [protocols.md](protocols.md) describes the answers.
 
 - Required and named tools (`tool_choice`) are enforced by a grammar in every tool format. Under `auto`, `strict` \
