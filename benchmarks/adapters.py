@@ -1,21 +1,21 @@
-"""The bars of adapters (LoRA), in one run: random ones of rank 16 beside all linear modules.
+"""Measure the bars of adapters (LoRA) in one run, with random adapters of rank 16 on all linear modules.
 
     python benchmarks/adapters.py [--model 1.5b.gguf] [--turns 5] [--only PART] [--realtime] [--peer NAME=PYTHON]
 
-An engine that takes adapters and one that does not are measured in turns, in one process. Ratios of medians.
+An engine with adapters and one without are measured in turns in one process. The figures are ratios of medians.
 
-- off: the time between tokens without adapters configured, after the other engine has used its adapters, over that
-  before. Without adapters the graph has nothing of them, so this is 1.00 but for noise: at most 1.02.
-- rows: the time between tokens of one row with an adapter over that of the base, at most 1.08; of four rows with four
-  adapters over four of the base, at most 1.20.
-- users: tokens a second of four users of four adapters at once over those of one after another, at least 3.
-- prompts: the time of a prompt of 512 tokens with an adapter over that of the base, at most 1.12.
-- loading: seconds until an adapter in 16-bit floats (37 MB for 1.5B) has been read, at most 0.3; and the milliseconds
-  by which the longest pause of a stream beside it is longer than that of the same stream alone, at most 10.
-- llama.cpp, with --peer: seconds of its four users over ours, at least 2.5. `xllamacpp` is its server in a wheel, asked
-  by four users at once; its kernels may be for fewer instructions, which it says. `llama.cpp` is llama-cpp-python: as
-  the server computes requests with different adapters in batches of their own, it answers one user after another, with
-  the adapter set before. --model must be a GGUF file then.
+- off: the time between tokens without adapters configured, after the other engine has used adapters, relative to the
+  time before. Without adapters the graph has no operations for them, so only noise differs: at most 1.02.
+- rows: the time between tokens of one row with an adapter relative to the base, at most 1.08; of four rows with four
+  adapters relative to four rows of the base, at most 1.20.
+- users: tokens per second of four concurrent users with four adapters, relative to one user after another, at least 3.
+- prompts: the time of a prompt of 512 tokens with an adapter relative to the base, at most 1.12.
+- loading: seconds to read an adapter in 16-bit floats (37 MB for 1.5B), at most 0.3; and how many milliseconds longer
+  the longest pause of a stream is meanwhile than for the stream alone, at most 10.
+- llama.cpp, with --peer: seconds of its four users relative to ours, at least 2.5. `xllamacpp` is its server in a
+  wheel, used by four users at once; it reports if its kernels use fewer instructions. `llama.cpp` is llama-cpp-python.
+  Because the server computes requests with different adapters in separate batches, it answers one user after another,
+  with the adapter set before. --model must then be a GGUF file.
 
 The exit code is 1 if a bar is missed.
 """
@@ -80,7 +80,7 @@ def _bytes_of(numbers: NDArray[np.float16]) -> list[NDArray[np.uint8]]:
 
 
 def ids(seed: int, count: int) -> list[int]:
-    """A prompt that has nothing in common with those of other seeds."""
+    """A prompt that has nothing in common with prompts of other seeds."""
     rng = random.Random(seed)
     return [rng.randrange(100, 30_000) for _ in range(count)]
 
@@ -158,7 +158,7 @@ class Measurement:
         return time.perf_counter() - start
 
     def _longest_pause(self, beside: Callable[[], object]) -> float:
-        """The longest time between two tokens of a stream of the base, beside which something else happens."""
+        """The longest time between two tokens of a stream of the base while something else happens."""
         params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         [prompt], times = self._prompts(1, 8), []
         thread = threading.Thread(target=beside)
@@ -225,7 +225,7 @@ def measure_peer(given: argparse.Namespace, ours: Measurement, root: Path) -> di
 
 
 def save_gguf(model: Path, path: Path, seed: int) -> None:
-    """A GGUF adapter with random factors beside all matrices of the blocks of a GGUF model, in 16-bit floats."""
+    """A GGUF adapter with random factors for all matrices in the blocks of a GGUF model, in 16-bit floats."""
     import gguf
 
     rng = np.random.default_rng(seed)

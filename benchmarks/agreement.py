@@ -52,7 +52,7 @@ class Agreement:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def summary(self) -> dict[str, float]:
-        """The figures of the report; the paired standard error is that of the difference of mean NLL."""
+        """The figures of the report; the paired standard error applies to the difference of mean NLL."""
         difference = self.nll - self.reference_nll
         count = len(self.kl)
         return {

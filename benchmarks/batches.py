@@ -1,12 +1,12 @@
-"""The bars of batches: the command beside `LLM.generate`, a server's batch beside live clients and a stream, memory.
+"""Measure the bars of batches: speed of the command and of a server's batch, a concurrent stream, and memory.
 
     python benchmarks/batches.py [--model smollm2] [--lines 200] [--tokens 64] [--memory-lines 50000] [--only PART]
 
-- command: tokens/s of what `octavo batch` runs (its engine, runner and journal) over those of `LLM.generate` on the
+- command: tokens/s of what `octavo batch` runs (its engine, runner and journal) relative to `LLM.generate` on the
   same prompts; bar 0.97.
-- server: tokens/s of a batch of a server over those of 16 live clients; bar 0.95.
-- stream: the time between tokens of one stream beside a batch over that alone, at most 1.25, and the tokens/s of that
-  batch over those of the lone stream, at least 2.2.
+- server: tokens/s of a server's batch relative to 16 live clients; bar 0.95.
+- stream: the time between tokens of a stream with a batch relative to the stream alone, at most 1.25, and the tokens/s
+  of that batch relative to the stream alone, at least 2.2.
 - memory: the growth of the server's process while it runs a batch of --memory-lines lines of one token each, at most
   50 MB above idle. --memory-seconds ends it early.
 

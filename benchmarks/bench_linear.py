@@ -1,4 +1,4 @@
-"""Speed of the linear kernels alone: each weight type at each number of rows, beside the machine's read bandwidth.
+"""Speed of the linear kernels alone: each weight type at each number of rows, and the machine's read bandwidth.
 
     python benchmarks/bench_linear.py [--types Q4_K Q6_K] [--rows 1 4 16 512] [--threads 2] [--isa avx2] [--shape N K]
 
@@ -25,7 +25,7 @@ from octavo.quantization.ggml import BLOCK_SIZES
 BEYOND_CACHES = 256 << 20  # bytes that no cache holds
 ROUNDS = 5
 SECONDS_PER_ROUND = 0.15
-FEW_ROWS = 16  # up to so many rows the weights come from memory
+FEW_ROWS = 16  # up to this number of rows the weights come from memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_sampling.py [--vocab 151936] [--isa avx2] [--rounds 30]
 
-Peaked rows are like those of a model that is sure of a few tokens. In flat rows a nucleus of 0.9 holds most of the
+Peaked rows resemble a model that is sure of a few tokens. In flat rows a nucleus of 0.9 holds most of the
 vocabulary, which is the worst case for a filter. The best of several rounds counts, because other programs on a shared
 machine can only slow a round down. At real-time priority (`chrt -f 10`) it takes a few seconds.
 """

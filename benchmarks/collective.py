@@ -1,4 +1,4 @@
-"""Times of exchanges between two processes: our shared memory, gloo beside it, and the bandwidth of a copy.
+"""Measure exchanges between two processes: our shared memory, gloo, and the bandwidth of a copy.
 
 Each process stays on a core of its own. python benchmarks/collective.py --gloo
 """

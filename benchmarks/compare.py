@@ -1,12 +1,12 @@
-"""Speed, memory and start-up of Octavo beside other engines: same model, same machine, same minutes.
+"""Compare speed, memory and start-up of Octavo with other engines: same model, same machine, same time.
 
     python benchmarks/compare.py MODEL.gguf --peer llama.cpp=PYTHON [--peer vllm=PYTHON --converted FOLDER] \\
         [--measure decode,prefill-512] [--skip vllm=start,memory] [--runs 5] [--realtime] [--json FILE]
 
-These are libraries in a process, not servers: token ids in, token ids out, beside the ceilings of the machine. Prompts
-through servers, their times and answers, are `octavo compare --engine`; several users at once, `serve.py`.
+This compares libraries in a process, not servers: token ids in, token ids out, and the ceilings of the machine. Use
+`octavo compare --engine` for prompts through servers, and `serve.py` for several concurrent users.
 
-Run it with a Python that has octavo, for the ceilings. Each engine is a process of its own (`peers/`), run by the
+Run it with a Python that has octavo, for the ceilings. Each engine is a separate process (`peers/`), run by the
 Python of its environment, with the same number of threads and the same token ids. They take turns at each measure
 (A B A B ...). Absolute figures on a shared machine drift, so the ratio counts. `measures.py` defines the measures.
 Peers that cannot read GGUF files read the output of `convert.py` for the same file.

@@ -1,4 +1,4 @@
-"""Writes a quantized GGUF model with float16 weights that lie on no grid, for the comparison of quantized types.
+"""Writes a quantized GGUF model with float16 weights that are on no grid, for the comparison of quantized types.
 
 The only weights at hand may be quantized already. Then the type that made them, and every finer one of its kind, would
 quantize them again nearly without an error. Here each block of 32 values gets uniform noise as wide as the distance of

@@ -1,12 +1,12 @@
-"""Embedding throughput of a random encoder of 33 million parameters on short texts, beside sentence-transformers.
+"""Compare embedding throughput of a random encoder (33 million parameters) with sentence-transformers on short texts.
 
     python benchmarks/embed_texts.py [--texts 256] [--runs 7] [--threads N]
 
 The shape is that of bge-small (12 layers of 384, 12 heads, MLP of 1536), the weights are float32 and random, the texts
 are pieces of `octavo/quality/data` of 6 to 30 words. Both programs get the same directory, tokenize, compute and give
 vectors of length 1, in turns; the median of the runs counts. Each uses all processors that this process may use, or
-N threads. Processor seconds are printed beside those of the clock: on a machine that others use, only they can be
-compared.
+N threads. Processor seconds are printed as well as wall time; on a busy machine only processor seconds are
+comparable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers of a random model with an encoder and a decoder, beside CTranslate2 in int8.
+"""Compare answers of a random encoder-decoder model with CTranslate2 in int8.
 
     python benchmarks/encoder_decoder.py [--size base] [--source 256] [--answer 64] [--texts 1 8] [--threads N]
 

@@ -1,14 +1,14 @@
-"""Speed of checkpoint formats beside transformers in bfloat16, CTranslate2 in int8, and a GGUF file of the same model.
+"""Compare checkpoint formats with transformers in bfloat16, CTranslate2 in int8, and a GGUF file of the same model.
 
     python benchmarks/formats.py CHECKPOINT --gguf MODEL.gguf [--transformers PYTHON] [--ctranslate2 PYTHON]
         [--folder FOLDER] [--turns 3] [--format gptq --format nf4 ...] [--isa avx2]
 
-CHECKPOINT is a directory in bfloat16, as `convert.py` writes it; CTranslate2 reads the one that it writes beside it.
-`gptq`, `awq` and `w8a8` are written beside it, too, in groups of 128, by the rounding of the tests
-(`tests/support/quantized_checkpoints.py`). Heads stay plain, as those tools leave them; that of `gptq-head8` has eight
+CHECKPOINT is a directory in bfloat16, as `convert.py` writes it; CTranslate2 reads the one that it writes next to it.
+`gptq`, `awq` and `w8a8` are also written there, in groups of 128, by the rounding of the tests
+(`tests/support/quantized_checkpoints.py`). Heads stay plain, as those tools leave them; `gptq-head8` has one of eight
 bits (`lm_head` and `dynamic` of GPTQModel). `nf4`, `int8` and `fp8` are made while the model is loaded
-(`--quantization`). Run it with a Python that has octavo's test extra. The engines take turns. Below the table stand the
-versions of the engines with the instruction sets that they used; `--isa avx2` caps all of them.
+(`--quantization`). Run it with a Python that has octavo's test extra. The engines take turns. Below the table are the
+versions of the engines and the instruction sets that they used; `--isa avx2` caps all of them.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def measure(engines: dict[str, Peer], turns: int) -> dict[str, Speeds]:
 
 
 def row(name: str, speeds: dict[str, Speeds]) -> str:
-    """One line of the table: medians, and ratios to the others with their ranges."""
+    """One line of the table: medians, and ratios to the other engines with their ranges."""
     ours = speeds[name]
     cells = [name]
     for kind in ("prefill", "decode"):
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--transformers", metavar="PYTHON", help="a Python with transformers [default: without]")
     parser.add_argument("--ctranslate2", metavar="PYTHON", help="a Python with ctranslate2 [default: without]")
-    parser.add_argument("--folder", type=Path, help="for the written formats [default: beside the checkpoint]")
+    parser.add_argument("--folder", type=Path, help="for the written formats [default: next to the checkpoint]")
     parser.add_argument("--format", action="append", choices=[*WRITTEN, *AT_LOAD])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--isa", choices=CAPS, help="the highest instruction set of every engine [default: the best]")

@@ -37,14 +37,14 @@ SOURCES = [str(ROOT), *([] if importlib.util.find_spec("octavo") else [str(ROOT 
 TESTS = ("tests/backends/torch/kernels", "tests/backends/torch/test_tokens.py")
 PAGE = ROOT / "docs" / "lab" / "performance_gpu.md"
 _BROKEN_DEVICE = 3  # exit status of a worker whose device takes no more work
-_MOST_OVERRUN = 3  # times the seconds that a case needs, after which its process ends
+_MOST_OVERRUN = 3  # times the seconds that a case needs; then its process is ended
 _STARTED = "did not end"
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument(
-        "--minutes", type=float, default=9.0, help="no case begins that would end later; 0: only the page"
+        "--minutes", type=float, default=9.0, help="start no case that would end later; 0 writes only the page"
     )
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the record, which is continued")
     parser.add_argument(

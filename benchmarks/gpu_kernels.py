@@ -134,7 +134,7 @@ def decode_choices(machine: Machine) -> list[Figure]:
 
 
 def prefill(machine: Machine) -> list[Figure]:
-    """Attention of whole prompts, beside the library's without pages."""
+    """Attention of whole prompts, compared with the library's without pages."""
     found, p, block = [], params(machine), 16
     for tokens in (512, 2048, 4096, 16384) if machine.is_gpu else (20,):
         seqs, blocks = sequences(machine, 1, tokens, block, tokens=tokens)

@@ -39,7 +39,7 @@ from octavo.quantization.packed import DenseWeight, Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support.fake_executor import FakeTokenizer
 
-_SPARE_TOKENS = 48  # more than a sequence generates while the prompts of the others are computed
+_SPARE_TOKENS = 48  # more than a sequence generates while other prompts are computed
 _BLOCK = 16
 _PATTERN = 1 << 20  # random numbers, repeated
 
@@ -307,7 +307,7 @@ def prompts(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def beside(machine: Machine, type_name: str) -> list[Figure]:
-    """The first prompt length, launched and in captured pieces, alone and beside streams that go on meanwhile."""
+    """The first prompt length, launched and in captured pieces, alone and with concurrent streams."""
     model = loaded(machine, type_name)
     count, streams = machine.shapes.prefills[0], 31 if machine.is_gpu else 1
     pieces = prompt_s(model, count)

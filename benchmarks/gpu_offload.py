@@ -1,4 +1,4 @@
-"""A model of which a GPU has no room for all layers: streamed to it in each step, or computed by the CPU."""
+"""Models that do not fit on a GPU: layers are streamed to it in each step, or computed by the CPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stream(machine: Machine) -> list[Figure]:
 
 
 def offload(machine: Machine) -> list[Figure]:
-    """Half of the layers beside the GPU: decoding of one sequence, and prompts, with the two ways of computing them."""
+    """Measure decoding one sequence and prompts with half of the layers off the GPU, both ways."""
     try:
         cpu = get_backend("cpu")
     except OctavoError as error:

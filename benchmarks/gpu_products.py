@@ -1,4 +1,4 @@
-"""Products with weights of every kind, beside the library's with plain ones, as the layers of a model have them."""
+"""Products with weights of every kind in the shapes of a model's layers, compared with the library on plain weights."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _gate(machine: Machine, inputs: Sequence[tuple[Tensor, Tensor]]) -> Figure:
 
 
 def quantized(machine: Machine, type_name: str) -> list[Figure]:
-    """Products of one format, of the four matrices of a layer together, beside the library's with plain weights."""
+    """Products of one format, of the four matrices of a layer together, compared with the library on plain weights."""
     found = []
     bases = {width: random_of(type_name, (_BASE, width)) for _, _, width in machine.shapes.products}
     planes = {width: planes_of(weight) for width, weight in bases.items()}

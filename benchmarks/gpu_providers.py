@@ -1,4 +1,4 @@
-"""Libraries beside our kernels, in turns on the same inputs: the table of who wins where comes from these figures.
+"""Compare libraries with our kernels, in turns on the same inputs, for the table of which is faster where.
 
 A figure's name is `PROBLEM: CONTENDER`. A library that is not here has its reason in the place of a time.
 """

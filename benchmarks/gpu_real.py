@@ -1,4 +1,4 @@
-"""Real models on the GPU: their steps by the kernels beside plain torch on the same device.
+"""Compare steps of real models on the GPU between our kernels and plain torch on the same device.
 
 The models are the GGUF files of the folder OCTAVO_MODELS, by default `~/.cache/octavo-models`; without any, the case
 says so. Each has a prompt in two chunks and then single tokens, with a cache of each type.

@@ -1,10 +1,10 @@
-"""Everything that a session with a GPU runs, as one command of at most nine minutes that goes on where it stopped.
+"""Run everything for a session with a GPU in one command of at most nine minutes, which can be resumed.
 
     python benchmarks/gpu_session.py --folder session --minutes 9 --models ~/.cache/octavo-models/*.gguf
 
 First the GPU's cases (`gpu.py`), then this processor with 1, 2, 4, 8 and 16 threads on each model (`compare.py`),
-beside the peers that are given as there. Each part has a file of its own in the folder, written as soon as it has
-figures; a part that is there is not run again. `--list` prints the parts and their seconds.
+with the same peer options. Each part writes its own file in the folder as soon as it has figures; a finished part is
+not run again. `--list` prints the parts and their seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tries tiles of the Triton kernels on a GPU, and writes the time of each: where the constants beside them come from.
+"""Tries tiles of the Triton kernels on a GPU, and writes the time of each, to choose their constants.
 
     python benchmarks/gpu_tiles.py --json tiles.json [--only "few rows"]
 

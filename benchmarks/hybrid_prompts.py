@@ -1,4 +1,4 @@
-"""Prompts of hybrids beside those of a transformer of the same size, all of random weights in bfloat16.
+"""Compare prompts of hybrids with a transformer of the same size, all with random bfloat16 weights.
 
     python benchmarks/hybrid_prompts.py TOKENIZER FOLDER [--tokens 512] [--turns 5] [--threads 2] [--layers 12]
 

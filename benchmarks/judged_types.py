@@ -5,10 +5,10 @@
 
 MODEL has float weights; FOLDER has llama-quantize and llama-perplexity. The same chunks of 512 tokens, cut from the
 text, go through all three; the tokens after the middle of a chunk count. `llama-perplexity --save-all-logits` keeps the
-log-probabilities of each position in 65,536 steps of the range below the likeliest token: 1e-4 to 3e-4 nats each. It
-cuts them off 16 nats below the likeliest; such tokens count as missing. A type is a mixture, or NAME=TYPE for the type
-of the tensors in whose name NAME is found, with float16 for the others; there `llama-quantize` changes nothing, so
-that its columns are those of MODEL. tq1_0 and tq2_0 want a model of `ternary.py`; its embedding, which is not
+log-probabilities of each position in 65,536 steps of the range below the most likely token: 1e-4 to 3e-4 nats each. It
+cuts them off 16 nats below that token; such tokens count as missing. A type is a mixture, or NAME=TYPE for the type
+of the tensors whose name contains NAME, with float16 for the rest; `llama-quantize` leaves that unchanged, so
+its columns equal MODEL's. tq1_0 and tq2_0 need a model from `ternary.py`; its embedding, which is not
 ternary, stays float16 in both files. Each file is deleted when it has been judged.
 
 Columns: the perplexity by llama.cpp of our file and of theirs, the difference of their losses token by token with its
@@ -150,7 +150,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         text = Path(folder) / "text.txt"
-        # At least so many whole chunks, and not one more.
+        # At least this number of whole chunks, and not one more.
         text.write_text(beginning(options.model, options.text, options.chunks * CHUNK + CHUNK // 2))
         for name in types:
             rows.append(judge(name, options, Path(folder), text))

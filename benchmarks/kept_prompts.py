@@ -1,20 +1,19 @@
-"""The bars of prompts that are kept on disk (`--prompt-cache-dir`), in one run.
+"""Measure the bars of prompts stored on disk (`--prompt-cache-dir`) in one run.
 
     python benchmarks/kept_prompts.py [--model smollm2] [--turns 5] [--only PART] [--realtime] [--peer llama.cpp=PYTHON]
 
-Medians of turns, with the page cache warm. Every engine is loaded in a process of its own.
+Medians of turns, with the page cache warm. Every engine is loaded in a separate process.
 
-- restart: the time to the first token of a prompt of --tokens tokens in a new process without a folder over that in a
-  new process with the folder that an earlier one has filled, in turns. Bar: 15 for files of 700 MB and more, else 3.
-- writing: the time between tokens of a stream while a prompt of --tokens tokens is computed beside it and written,
-  over the same without a folder; new processes in turns. At most 1.03.
-- miss: the time to the first token of prompts of 64 tokens that the filled folder does not have, over that of an
-  engine without a folder in the same process, prompt by prompt; the difference is at most 1 ms.
+- restart: the time to the first token of a prompt of --tokens tokens in a new process without a folder relative to a
+  new process with a folder that an earlier process filled, in turns. Bar: 15 for files of 700 MB and more, else 3.
+- writing: the time between tokens of a stream while a prompt of --tokens tokens is computed and written,
+  relative to the same without a folder; new processes in turns. At most 1.03.
+- miss: the time to the first token of prompts of 64 tokens that the filled folder does not contain, compared with
+  an engine without a folder in the same process, prompt by prompt; the difference is at most 1 ms.
 - off: the time between tokens of an engine without a folder after another engine of its process has written and read
-  one, over that before. Without a folder the engine only asks whether it has a store, so this is 1.00 but for noise:
-  at most 1.02.
+  one, relative to the time before. Without a folder the engine only checks whether it has a store: at most 1.02.
 - llama.cpp, with --peer: the time of `llama_state_load_file` and the last token of the same prompt, in its process,
-  over our time after a restart. At least 1. --model must be a GGUF file then.
+  relative to our time after a restart. At least 1. --model must then be a GGUF file.
 
 The exit code is 1 if a bar is missed.
 """
@@ -47,7 +46,7 @@ MISS_TOKENS, NUM_MISSES = 64, 40
 
 
 class Subject(NamedTuple):
-    """folder: that of `prompt_cache_dir`; None: switched off. num_tokens: of a long prompt."""
+    """An engine with a `prompt_cache_dir` (None for none) and the number of tokens of a long prompt."""
 
     model: str
     num_tokens: int
@@ -62,7 +61,7 @@ class Subject(NamedTuple):
 
 
 def ids(seed: int, count: int) -> list[int]:
-    """A prompt that has nothing in common with those of other seeds."""
+    """A prompt that has nothing in common with prompts of other seeds."""
     rng = random.Random(seed)
     return [rng.randrange(100, 30_000) for _ in range(count)]
 
@@ -113,7 +112,7 @@ def long_prompt_s(subject: Subject) -> float:
 
 
 def stream_token_s(subject: Subject) -> float:
-    """Seconds between the tokens of a stream, beside which a long prompt is computed."""
+    """Seconds between the tokens of a stream while a long prompt is computed."""
     with subject.load() as llm:
         stream, _ = answer(llm, [ids(2, 32), ids(3, subject.num_tokens)], STREAM_TOKENS, 1)
         return token_s(stream)

@@ -89,7 +89,7 @@ async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
 
 
 def _take(event: bytes, now: float, answer: Answer) -> None:
-    """Only the event with the usage is parsed; the others are counted."""
+    """Parse only the event with the usage; count the rest."""
     if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
         return
     if b'"usage":{' in event or b'"usage": {' in event:

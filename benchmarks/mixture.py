@@ -1,11 +1,11 @@
-"""Decoding with a mixture of experts beside the time that its active bytes need, and a model to measure it on.
+"""Compare decoding with a mixture of experts to the time its active bytes need, and write a model to measure.
 
     python benchmarks/mixture.py write TOKENIZER.gguf MIXTURE.gguf [--layers 12] [--experts 8] [--top-k 2]
     python benchmarks/mixture.py measure MIXTURE.gguf [--rows 1 4 16] [--turns 5] [--threads 2]
 
 `write` (with a Python that has gguf) makes a Mixtral of random Q4_K blocks with the vocabulary of another file.
-`measure` runs decode steps of any model, as `octavo bench --profile` does. The bytes of a step are those of its
-weights, its cache and the values between operations. Of experts they are the share that the rows choose if all are
+`measure` runs decode steps of any model, as `octavo bench --profile` does. The bytes of a step include its
+weights, its cache and the values between operations. Experts count with the share that the rows choose if all are
 equally likely, which is exact for one row. The read bandwidth is measured right before and after each turn. The turn
 with the least time counts, because other programs can only slow a turn down.
 """

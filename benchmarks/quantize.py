@@ -1,4 +1,4 @@
-"""The error and the time of our quantizers beside llama.cpp's, type by type, on the matrices of a model; or the time of
+"""Compare error and time of our quantizers with llama.cpp's, by type, on the matrices of a model, or the time of
 whole commands.
 
     python benchmarks/quantize.py MODEL.gguf --ggml libggml-base.so [--imatrix FILE] [--rows 256] [--json FILE]

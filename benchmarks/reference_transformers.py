@@ -1,4 +1,4 @@
-"""The reference: transformers in float32 on the dequantized weights of a GGUF file, or on those of a directory.
+"""The reference: transformers in float32 on the dequantized weights of a GGUF file or a directory.
 
 Run with a Python that has torch, transformers and gguf. Writes `tokens.npy` [windows, length + 1] and
 `logits.npy` float32 [windows, length, vocabulary] into the folder, for `accuracy.py`.

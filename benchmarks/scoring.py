@@ -1,4 +1,4 @@
-"""Tokens per second of `octavo eval` beside `llama-perplexity`, on the same chunks, in turns.
+"""Compare tokens per second of `octavo eval` and `llama-perplexity` on the same chunks, in turns.
 
     python benchmarks/scoring.py MODEL.gguf --llama FOLDER [--chunks 8] [--turns 3] [--text FILE]
 
@@ -60,7 +60,7 @@ def main() -> None:
     ours, theirs, perplexities = [], [], ("", "")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
-        # At least so many whole chunks, and not one more.
+        # At least this number of whole chunks, and not one more.
         text.write_text(beginning(options.model, options.text, options.chunks * CHUNK + CHUNK // 2))
         for _ in range(options.turns):
             (own, mine), (other, its) = by_octavo(options, text), by_llama(options, text)

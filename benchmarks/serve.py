@@ -12,14 +12,14 @@ All servers get the same requests: random token ids through `/v1/completions`, g
 lengths are exact; the reported usage is checked against them. No two prompts of a run are alike, so no prefix cache
 helps. Servers take turns (A B A B ...); figures are medians over the turns, with the smallest and largest.
 
-- closed loop (`--users`): this many users at once, each of whom sends the next request when the last is answered. Only
+- closed loop (`--users`): this many concurrent users, who each send the next request when the last is answered. Only
   the time in which all of them are busy counts: from the first answer until a user has no request left;
 - open loop (`--rate`): a Poisson process; latencies count from the scheduled time of a request, however late the client
   was. If the queue grew over the run, the report says so and gives no mean;
 - TTFT: time to the first text; TPOT: time from first to last text divided by the tokens after the first; ITL: time
   between two pieces of the stream; goodput: requests that meet `--ttft-limit`, and `--itl-limit` in 99 % of gaps;
 - `--overhead`: output tokens per second of one wave of users through the server, divided by those of
-  `octavo bench throughput` with as many prompts of the same lengths, turn by turn.
+  `octavo bench throughput` with the same number of prompts of the same lengths, turn by turn.
 
 llama.cpp's server comes as source with llama-cpp-python (`pip download --no-deps --no-binary llama-cpp-python
 llama-cpp-python==0.3.36`, unpacked, in `vendor/llama.cpp`):

@@ -1,9 +1,9 @@
-"""Times products with sparse weights beside dense ones: two of four weights, and half of them anywhere.
+"""Compare products with sparse and dense weights: two of four weights, and half of them anywhere.
 
     python benchmarks/sparse.py [--shape N K] [--rows 1 64] [--threads 1] [--turns 15]
 
-The sparse products are those of a prototype (benchmarks/sparse.cpp), which this script compiles for this processor: it
-needs a C++ compiler and AVX-512 with VNNI, VBMI2 and BF16. Beside them: the same prototype with dense weights, which
+The sparse products use a prototype (benchmarks/sparse.cpp) that this script compiles for this processor: it
+needs a C++ compiler and AVX-512 with VNNI, VBMI2 and BF16. For comparison: the same prototype with dense weights, which
 shows what the zeros alone change, and Octavo's own kernel of a type. Every product is compared with numpy's. All take
 turns; a figure is the least processor time of a turn by the number of threads, so that other programs count little.
 Weights are copied until no cache holds them; many rows use one copy.
@@ -104,7 +104,7 @@ def compiled(folder: Path) -> Callable[..., None]:
     """The prototype's product."""
     found = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     if missing := [name for name in NEEDED if name not in found]:
-        raise SystemExit(f"this processor has no {', '.join(missing)}, which the prototype is written for")
+        raise SystemExit(f"this processor has no {', '.join(missing)} that the prototype needs")
     library = folder / "sparse.so"
     command = ["c++", "-O3", "-std=c++17", "-march=native", "-shared", "-fPIC", "-pthread", "-o", library, SOURCE]
     subprocess.run(command, check=True)

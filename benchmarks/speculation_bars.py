@@ -1,16 +1,16 @@
-"""The bars of speculation in one run, and the table of them in docs/speculation.md.
+"""Measure the bars of speculation in one run, and record them for the table in docs/speculation.md.
 
     python benchmarks/speculation_bars.py MODEL.gguf DRAFT.gguf [--llama-cpp PYTHON] [--only MEASUREMENT] [--turns N]
         [--json docs/figures/speculation.json]
 
 MODEL is the 1.5B of Qwen2.5-Coder in Q4_K_M, DRAFT the 0.5B. Each measurement is `octavo bench speculation` in a
-process of its own: one loaded model answers without drafts and with, in turns, and the gain of a kind of text is the
+separate process: one loaded model answers with and without drafts, in turns, and the gain of a kind of text is the
 median of the turns. A run takes about 15 minutes on two cores.
 
 - ngram: all eight kinds, one user, n-grams alone. Geometric mean 1.3, edits of files 2.5, each kind at least 0.98.
-- model: the same with DRAFT beside n-grams. Code 1.3, chat 1.1; the time to the first token at most 1.03 times as long.
+- model: the same with DRAFT and n-grams. Code 1.3, chat 1.1; the time to the first token at most 1.03 times as long.
 - warm: edits at temperature 0.7 with DRAFT. 1.9.
-- users: the eight prompts at once. At least 0.99 of the speed without drafts.
+- users: the eight prompts at once. At most 1 % slower than without drafts.
 - avx2: edits with the kernels of AVX2 (OCTAVO_ISA). 1.7.
 - peer, with --llama-cpp: `speculation_peers.py` with three kinds of text. 1.2 times the tokens per second of llama.cpp.
 
@@ -43,7 +43,7 @@ Report = Mapping[str, Any]
 
 
 class Measurement(NamedTuple):
-    """A run of `octavo bench speculation`. kinds: of text; none: all. isa: of the kernels; empty: the widest."""
+    """A run of `octavo bench speculation`. kinds of text (none for all) and instruction set (empty for the widest)."""
 
     options: Mapping[str, object]
     kinds: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def of_peer(model: str, draft: str, python: str) -> Report:
         command = [sys.executable, str(script), model, "--draft", draft, "--llama-cpp", python, "--json", str(file)]
         command += ["--turns", "1", "--tokens", "96"]
         command += [text for kind in PEER_KINDS for text in ("--kind", kind)]
-        subprocess.run(command, stdout=sys.stderr, check=False)  # its code says whether it has met the bar
+        subprocess.run(command, stdout=sys.stderr, check=False)  # its exit code is 1 if a bar is missed
         if not file.exists():
             raise SystemExit(f"{' '.join(command)} has no result")
         report = json.loads(file.read_text())

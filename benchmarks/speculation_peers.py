@@ -3,10 +3,10 @@
     python benchmarks/speculation_peers.py MODEL.gguf [--draft SMALL.gguf] [--llama-cpp PYTHON] [--octavo PYTHON]
 
 PYTHON of llama.cpp has llama-cpp-python or, if it has not, xllamacpp, which is llama.cpp's server in a wheel: its
-speculation is llama.cpp's own, but its kernels are those of the wheel, AVX2 without VNNI where it says so. Both answer
+speculation is llama.cpp's own, but it uses the kernels of the wheel, which reports AVX2 without VNNI. Both answer
 greedily: without drafts, with drafts from the prompt (n-grams here, `LlamaPromptLookupDecoding` or `ngram-simple`
 there) and, with --draft, with a draft model (there a `LlamaDraftModel` whose tokens are its most likely ones, or
-`draft-simple`). Each engine is a process of its own, and only one computes at a time. The figures are tokens
+`draft-simple`). Each engine is a separate process, and only one computes at a time. The figures are tokens
 per second after the first token, medians over the turns, and the ratio of the best of both. The bar is 1.2 as the
 geometric mean; the exit code is 1 below it.
 """

@@ -3,7 +3,7 @@
     python benchmarks/ternary.py MODEL.gguf RESULT.gguf
 
 Each block of 256 values of a matrix of the layers becomes -d, 0 and d: zero below 0.7 times the mean magnitude, and d
-the mean magnitude of the others (Li et al., "Ternary weight networks", arXiv 1605.04711). All other tensors stay as
+the mean magnitude of the rest (Li et al., "Ternary weight networks", arXiv 1605.04711). All other tensors stay as
 they are. A model that was not trained so predicts next to nothing then; it is for the comparison of programs. Rows must
 be multiples of 256: see `widen.py`, whose zeros count for no mean.
 """

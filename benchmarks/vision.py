@@ -1,12 +1,12 @@
-"""The bars of models that see, with random weights, in one run: encoders, the second question, streams.
+"""Measure the bars of vision models with random weights in one run: encoders, the second question, streams.
 
     python benchmarks/vision.py [--models FOLDER] [--only PART] [--turns 3] [--record FILE] [--realtime]
 
 - encoders: the time of llama.cpp's encoder (mtmd, by the package xllamacpp) over ours, on the same threads and the same
   files, with matrices in float16 as in published ones: Gemma 3's, which is of the shape of SigLIP-SO400M, at 896 x 896,
   and Qwen3-VL's at 1024 x 1024. At least 1.5. Skipped without xllamacpp.
-- second: the time to the first token of a second question about an image over that of a second question about as many
-  tokens of text, with a text model of the shape of 0.6 B, at most 1.2.
+- second: the time to the first token of a second question about an image relative to a second question about the same
+  number of text tokens, with a text model of the shape of 0.6 B, at most 1.2.
 - streams: the 50th and the 99th percentile of the time between tokens of nine streams while an image of 1024 x 1024 is
   encoded over those without; the 50th at most 1.1, the 99th at most 1.25.
 
@@ -158,7 +158,7 @@ def octavo_s(path: Path, side: int, turns: int) -> float:
 
 
 def llama_s(path: Path, side: int, turns: int) -> float:
-    """The same of llama.cpp: a request with an image without the time of one with about as many tokens of text."""
+    """The same of llama.cpp: a request with an image, less the time of one with about as much text."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

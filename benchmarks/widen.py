@@ -2,9 +2,9 @@
 
     python benchmarks/widen.py MODEL.gguf RESULT.gguf
 
-Models whose rows are no multiple of 256, such as those of SmolLM2-135M with 576, take no K type. The result has rows of
-the next multiple: zeros beside the weights, heads of zeros, and norms and their epsilon by the ratio of the widths, so
-that its logits are those of the model but for rounding. `dither.py` makes a MODEL with float16 weights.
+Models whose rows are no multiple of 256, such as SmolLM2-135M with 576, cannot use K types. The result has rows of
+the next multiple: zeros next to the weights, heads of zeros, and norms and their epsilon by the ratio of the widths, so
+that its logits equal the model's up to rounding. `dither.py` makes a MODEL with float16 weights.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/finetune_json_habit.py [MODEL]
 
-The data is `json_habit.jsonl` beside this file: 140 short questions with answers. The script trains an adapter, merges
+The data is `json_habit.jsonl` in this folder: 140 short questions with answers. The script trains an adapter, merges
 it into a copy of the model, and asks both models questions that the data does not have. It fails if fewer than --least
 of the answers have the habit with the adapter, if more than a tenth have it without, or if everything takes longer
 than --minutes. Needs torch: pip install 'octavo[train]'.

@@ -2,8 +2,8 @@
 
     python examples/heal_pruned_model.py MODEL.gguf TEXT
 
-TEXT is for calibration and training. The perplexity is that of the text that comes with Octavo, which is none of it, or
-of --judge. Everything is computed anew, the teacher's tokens included, and all of it counts as the time of the run. The
+TEXT is for calibration and training. Perplexity is measured on --judge or on Octavo's own text, which is not in TEXT.
+Everything is computed again, the teacher's tokens included, and all of it counts as the time of the run. The
 script fails if it takes longer than --minutes, or if less than --least of the lost perplexity comes back.
 """
 

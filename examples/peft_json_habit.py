@@ -1,4 +1,4 @@
-"""Teaches a model the habit of `finetune_json_habit.py` with PEFT, and answers with the adapter beside the model.
+"""Teaches a model the habit of `finetune_json_habit.py` with PEFT, and answers with the adapter on the model.
 
     python examples/peft_json_habit.py [MODEL]
 
@@ -33,7 +33,7 @@ NO_LOSS = -100  # torch's label of tokens that are not learnt
 
 
 def examples_of(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    """The token ids of each conversation, and its labels: those of the answer."""
+    """The token ids of each conversation, and labels for its answer."""
     found = []
     for line in DATA.read_text().splitlines():
         messages = json.loads(line)["messages"]

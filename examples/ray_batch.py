@@ -28,7 +28,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def answer(prompts: Path, answers: Path, *, batch_size: int, num_cpus: int, actors: int, **options: Any) -> int:
-    """The number of prompts that had no answer yet, all of which have one afterwards. options: those of `Generate`."""
+    """Answer all prompts without an answer and return their number. The options are passed to `Generate`."""
     answers.mkdir(parents=True, exist_ok=True)
     done = {row["id"] for path in answers.glob("*.json*") for row in lines_of(path)}
     rows = [row for row in lines_of(prompts) if row["id"] not in done]

@@ -46,7 +46,7 @@ SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "circle": (),
 }
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
-# Of 3 x 5 pixels, a row an octal digit; none is another one turned or mirrored, but for 6 and 9, 2 and 5.
+# 3 x 5 pixels, one octal digit per row; except 6 and 9, 2 and 5, none is another one turned or mirrored.
 DIGITS = ("75557", "26227", "71747", "71717", "55711", "74717", "74757", "71122", "75757", "75717")
 WORDS = [*COUNTS, *COLOURS, *SHAPES, *"0123456789", *ROWS, *COLUMNS]
 SPECIALS = [
@@ -83,7 +83,7 @@ def drawing(rng: np.random.Generator, grid: tuple[int, int]) -> Drawing:
 
 
 def place(rng: np.random.Generator, cell: int, columns: int) -> tuple[int, int]:
-    """The middle of what is drawn in a cell, x before y: about that of the cell."""
+    """The middle of what is drawn in a cell, x before y: about the middle of the cell."""
     row, column = divmod(cell, columns)
     x, y = rng.integers(-2, 3, 2)
     return column * CELL + CELL // 2 + int(x), row * CELL + CELL // 2 + int(y)
@@ -266,7 +266,7 @@ def train(task: Task, steps: int, batch: int, seed: int = 0) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, task: Task, folder: Path) -> None:
-    """The model with all that a loader reads beside its weights."""
+    """Save the model with everything a loader reads in addition to its weights."""
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(task.family.preprocessor))
     (folder / "tokenizer.json").write_text(task.tokenizer.to_str())

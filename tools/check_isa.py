@@ -68,7 +68,7 @@ _BASE_FOLDERS = frozenset(
 
 
 def _level(path: Path) -> str | None:
-    """The instruction set of an object by its folder; None: not ours."""
+    """The instruction set of an object by its folder, or None if it is not ours."""
     for part in path.parts:
         if part.startswith("kernels_") and part.endswith(".dir"):
             return part.removeprefix("kernels_").removesuffix(".dir")

@@ -40,7 +40,7 @@ LEAVES = {
     "platform",
     "__version__",
 }
-# room -> rooms it may import, beside itself and the leaves.
+# room -> rooms it may import, besides itself and the leaves.
 ALLOWED: dict[str, set[str]] = {
     "graph": set(),
     "media": {"confined_process"},
@@ -128,10 +128,10 @@ SERVER_ROOMS: dict[str, set[str]] = {
         "config",
     },
 }
-# Each protocol is a folder that no other one imports, but for one product that takes the requests of another.
+# No protocol's folder imports another one, except where a product accepts another product's requests.
 PROTOCOLS = PACKAGE / "server" / "protocols"
 PROTOCOL_BORROWS = {"llama_cpp": {"openai"}}
-# Room of the engine -> rooms, and modules beside them, that it may import. The other modules put the rooms together.
+# Room of the engine -> rooms and single modules that it may import. The other modules put the rooms together.
 ENGINE_ROOMS: dict[str, set[str]] = {
     "kv": {"request", "schedule"},
     "consumers": {"request"},
@@ -142,7 +142,7 @@ ENGINE_ROOMS: dict[str, set[str]] = {
 }
 ROOMS_INSIDE = {"server": SERVER_ROOMS, "engine": ENGINE_ROOMS}
 PURE_PYTHON = {"engine/scheduler.py", "engine/kv/block_pool.py", "engine/kv/kv_cache.py", "engine/request.py"}
-BACKEND_MODULES = ("backends.cpu", "backends.reference")  # what the others know of them is octavo.backends
+BACKEND_MODULES = ("backends.cpu", "backends.reference")  # other packages import only octavo.backends
 TORCH_ROOMS = ("backends/torch/", "distributed/")
 
 
@@ -348,7 +348,7 @@ def check_sentences() -> Iterator[str]:
         yield f"{path.relative_to(ROOT).as_posix()}: begin with a sentence that says what the file holds"
 
 
-# A docstring says what a thing is ("Cached tokens of a prompt"), not "What the cache has of a prompt".
+# A docstring is a noun phrase ("Cached tokens of a prompt") or an imperative, not a clause that begins with "what".
 _RIDDLE = re.compile(r"(what|who|whom|whose|whether|how|which|why)\b", re.IGNORECASE)
 
 

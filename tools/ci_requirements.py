@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
-    """Those of an extra; extras of Octavo that it names are replaced by theirs."""
+    """The requirements of an extra, with extras of Octavo replaced by their requirements."""
     for requirement in project["optional-dependencies"][extra]:
         own = re.fullmatch(rf"{project['name']}\[([\w,]+)\]", requirement)
         if own is None:

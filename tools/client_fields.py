@@ -5,7 +5,7 @@ Each list was compared with its source in November 2026:
 - OpenAI and Anthropic: the parameters of their Python libraries (openai 2.54, anthropic 2.12). Ollama: the request
   structures of `api/types.go` at fb307609, and the request models of its Python library (ollama 0.6), which still has
   options of older versions. A test compares these lists with the installed libraries.
-- vLLM, beside OpenAI's fields: its request models. Chat and completions at 002032ee; `pooling/base/protocol.py` at
+- vLLM, besides OpenAI's fields: its request models. Chat and completions at 002032ee; `pooling/base/protocol.py` at
   020638a6 and `pooling/scoring/protocol.py` at 004706d8 for embeddings, scores and reranking;
   `serve/tokenize/protocol.py` at 030ea52e; responses as on its documentation's page of 2026-09-24. The `guided_`
   fields and `normalize` are of earlier versions.
@@ -23,7 +23,7 @@ RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/coun
 RERANK, SCORE, TOKENIZE, DETOKENIZE = "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"
 _VLLM_SCORES = """cache_salt mm_processor_kwargs model padding priority request_id truncate_prompt_tokens
     truncation_side use_activation user"""
-# What a body of any route for texts may have beside OpenAI's fields. The last lines are what the server itself adds
+# What a body of any route for texts may have besides OpenAI's fields. The last lines are what the server itself adds
 # to a request for a conversation, and would read from a client's body, too.
 _LLAMA_CPP = """adaptive_decay adaptive_target backend_sampling cache_prompt dry_allowed_length dry_base dry_multiplier
     dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range echo grammar id_slot ignore_eos

@@ -1,7 +1,7 @@
 """Pages of the documentation site that are made from the code, as a hook of mkdocs (`mkdocs.yml`).
 
 `make docs` serves the site on this machine. The reference of commands comes from click, that of options from the
-configuration classes, that of the Python interface from docstrings, that of HTTP from the OpenAPI document, and the
+configuration classes, the Python interface from docstrings, HTTP from the OpenAPI document, and the
 list of files from the first sentence of each file.
 """
 

@@ -1,6 +1,6 @@
 """The table of other products' fields in docs/openai.md: honoured, accepted and named, or refused by name.
 
-python -m tools.openai_matrix --check compares the page, of which this table is a part.
+python -m tools.openai_matrix --check compares the page that contains this table.
 What becomes of a field is read from the request models and their tables of ignored fields; its list here has no say.
 """
 
@@ -17,7 +17,7 @@ HONOURED, IGNORED, REFUSED = "honoured", "named in the header", "refused by name
 def fate(route: Route, name: str) -> str:
     """One of the three above, for a field of this route.
 
-    Refused are fields that the request model lacks, and those of which it accepts only null, which has no effect.
+    Refused fields are missing from the request model, or accept only null, which has no effect.
     """
     entries = route.described()
     if name not in entries or (entries[name].right is None and entries[name].without_effect):

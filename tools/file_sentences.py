@@ -1,4 +1,4 @@
-"""The first sentence of every source file, which says what the file holds."""
+"""The first sentence of every source file, which describes the file."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python tools/make_figures.py [--check]
 
 The figures are in docs/figures, a file for each page: name of a table -> the machine, the commit, the date and the
-command of the measurement, the titles of the columns, and the rows as the page shows them. A table stands between the
+command of the measurement, the titles of the columns, and the rows as the page shows them. A table is between the
 lines `<!-- figures NAME -->` and `<!-- end of figures -->`. `--check` writes nothing and exits 1 if a page differs.
 """
 
@@ -37,7 +37,7 @@ def text_of(record: Mapping[str, Any]) -> str:
 
 
 def rewritten(text: str, measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page with its tables made anew. Raises KeyError for a table without a record."""
+    """The page with its tables regenerated. Raises KeyError for a table without a record."""
     return _TABLE.sub(lambda match: f"{match[1]}{text_of(measured[match[2]])}{match[4]}", text)
 
 

@@ -3,7 +3,7 @@
 
     python tools/make_tables.py [--check]
 
-Run it with the Python of the tests. `--check` writes nothing and exits 1 if a table is out of date. A table stands
+Run it with the Python of the tests. `--check` writes nothing and exits 1 if a table is out of date. A table is
 between the lines `<!-- table NAME, by tools/make_tables.py -->` and `<!-- end of table -->`.
 """
 
@@ -120,7 +120,7 @@ def text_of(name: str) -> str:
 
 
 def rewritten(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with its tables regenerated."""
     return _TABLE.sub(lambda match: f"{match[1]}{text_of(match[2])}{match[4]}", text)
 
 

@@ -2,7 +2,7 @@
 
 python -m tools.openai_matrix > docs/openai.md, and --check
 
-The fields are those of the request models; the tool fails on a field that has no description here.
+The fields are read from the request models; the tool fails on a field that has no description here.
 `tests/server/test_openai_matrix.py` sends each field with valid and invalid values, and compares the page.
 """
 

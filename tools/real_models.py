@@ -102,7 +102,7 @@ class Result:
 
 
 def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]:
-    """Those of the reference backend, [tokens, vocab]."""
+    """Logits of the reference backend, [tokens, vocab]."""
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(NUM_TOKENS, 1, NUM_TOKENS, NUM_TOKENS))
     with contextlib.closing(executor):
@@ -171,7 +171,7 @@ def compared(family: str, model: str, path: Path) -> Result:
 
 
 def published(families: list[str], folder: Path | None) -> Iterator[Result]:
-    """The checkpoints of the hub. folder: where they stay; None: each is removed after its comparison."""
+    """Compare the hub's checkpoints. They stay in `folder`, or are removed after their comparison if it is None."""
     from huggingface_hub import snapshot_download
 
     for family in families:
@@ -192,7 +192,7 @@ def local() -> Iterator[Result]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(MODELS)}; none: all of them")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(MODELS)} [default: all of them]")
     parser.add_argument("--local", action="store_true", help=f"compare the GGUF files below {LOCAL}")
     parser.add_argument("--folder", type=Path, help="keep the downloads here")
     parser.add_argument("--report", type=Path, help="also write the table to this file")

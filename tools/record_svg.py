@@ -117,7 +117,7 @@ def draw(pieces: list[Piece]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, help="folder of downloaded models [default: that of this user]")
+    parser.add_argument("--models", type=Path, help="folder of downloaded models [default: this user's]")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="recording-") as folder:
         environment = {**os.environ, "TERM": "dumb", "COLUMNS": str(COLUMNS)}
