@@ -320,7 +320,7 @@ def test_the_answers_of_streamed_layers(model: str) -> None:
         "plan", model, "--ctx", "64", "--backend", "torch:cpu", "--gpu-layers=0", "--gpu-offload=stream"
     )
     assert planned.returncode == 0, planned.stderr
-    assert "2 of them are copied there in each step" in " ".join(planned.stdout.split())
+    assert "2 are copied there in each step" in " ".join(planned.stdout.split())
 
 
 def test_layers_that_share_a_cache_stay_together() -> None:

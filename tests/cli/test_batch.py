@@ -42,8 +42,8 @@ def test_each_line_gets_its_answer_or_its_error(smollm2_path: Path, tmp_path: Pa
     arguments = ("batch", source, output, "-m", smollm2_path, "--errors", errors, "--max-tokens", "5")
     result = octavo(*arguments)
     assert (result.returncode, result.stdout) == (6, "")
-    assert "4 of 5 lines are answered" in result.stderr
-    assert f"1 lines failed; their errors are in {errors}" in result.stderr
+    assert "4 of 5 lines answered" in result.stderr
+    assert f"1 lines failed; see {errors} for the errors" in result.stderr
     answers = records(output)
     assert answers.keys() == {"chat", "line-2", "line-4", "r"}
     bodies = {name: record["response"]["body"] for name, record in answers.items()}
@@ -136,7 +136,7 @@ def test_the_words_of_vllm(tiny: Path, tmp_path: Path) -> None:
     [
         ([LINES[0], LINES[1], LINES[0]], (), "lines 1 and 3 have the custom_id 'chat'"),
         (LINES[:1], ("--column", "text"), "has no columns"),
-        (LINES[:1], ("--url", "http://localhost:1", "-m", "x"), "leave out one"),
+        (LINES[:1], ("--url", "http://localhost:1", "-m", "x"), "leave one out"),
         (LINES[:1], ("--url", "http://127.0.0.1:1"), "no server answers"),
     ],
 )

@@ -34,7 +34,7 @@ def test_commands(tiny_chat: Path) -> None:
     assert result.returncode == 0
     assert "/clear " in result.stdout
     assert "New conversation with this system message" in result.stdout
-    assert "There is no command /nonsense" in result.stdout
+    assert "Unknown command /nonsense" in result.stdout
     assert result.stdout.splitlines()[-1] == "New conversation with the model's own system message, if any."
 
 
@@ -90,7 +90,7 @@ def test_the_oldest_turns_make_room(smollm2_path: Path) -> None:
     options = (*GREEDY, "--max-model-len", "150", "--system", "Be brief.")
     result = octavo_here("chat", smollm2_path, *options, stdin=lines)
     assert result.returncode == 0
-    assert "the context is full: the oldest turn is left out" in result.stderr
+    assert "the context is full: the oldest turn was dropped" in result.stderr
     assert len(result.stdout.splitlines()) == 4
     refused = octavo_here("chat", smollm2_path, *options, "--no-trim", stdin=lines * 2)
     assert "left out" not in refused.stderr
@@ -124,7 +124,7 @@ def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
         ("/save ~nobody-of-that-name/x", "~nobody-of-that-name/x: No such file"),
         ("/save /dev/null", "/dev/null: no ordinary file, which could be replaced; write to another name"),
         ("/load /dev/null", "not a conversation"),
-        ("/nonsense", "There is no command /nonsense"),
+        ("/nonsense", "Unknown command /nonsense"),
     ],
 )
 def test_wrong_commands(line: str, said: str, tiny_chat: Path) -> None:
@@ -139,7 +139,7 @@ def test_save_keeps_links_and_pipes(tiny_chat: Path, tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     names = ("link.json", "pipe", "a")
     said = octavo_here("chat", tiny_chat, stdin="".join(f"/save {tmp_path}/{name}\n" for name in names)).stdout
-    assert f"0 messages are in {tmp_path}/a" in said  # of links that name each other
+    assert f"Saved 0 messages to {tmp_path}/a" in said  # of links that name each other
     assert "pipe: no ordinary file, which could be replaced" in said
     assert (tmp_path / "link.json").is_symlink()
     assert (tmp_path / "pipe").is_fifo()
@@ -202,8 +202,8 @@ def test_another_answer_another_model_and_what_is_in_use(tiny_chat: Path, tmp_pa
     assert [m["role"] for m in json.loads(talk.read_text())["messages"]] == ["user", "assistant"]
     assert f"{tmp_path}/none.gguf: no such file or directory" in result.stdout
     assert said.count(str(other)) == 1
-    assert f"{other} answers from now on." in said
-    uses = re.findall(r"context +64 tokens, (\d+) of them in use", result.stdout)
+    assert f"Switched to {other}." in said
+    uses = re.findall(r"context +64 tokens, (\d+) in use", result.stdout)
     assert 0 == int(uses[2]) < int(uses[0]) < int(uses[1])  # the conversation went on with the other model
     assert re.search(r"sampling .*top_k 3, .*max_tokens 4", result.stdout)
 
@@ -225,7 +225,7 @@ def test_a_template_goes_with_its_model(tiny_chat: Path, tmp_path: Path) -> None
     other.write_bytes(tiny_chat.read_bytes())
     options = ("--max-tokens", "4", "--ignore-eos", "--chat-template", "{% for m in messages %}b{% endfor %}")
     result = octavo_here("chat", tiny_chat, *options, stdin=f"abab\n/show\n/model {other}\n/show\n")
-    uses = re.findall(r"context +64 tokens, (\d+) of them in use", result.stdout)
+    uses = re.findall(r"context +64 tokens, (\d+) in use", result.stdout)
     assert int(uses[0]) < int(uses[1])
     assert "system    the model's own, if any" in result.stdout
 

@@ -71,7 +71,7 @@ def test_a_copy_has_the_settings_and_a_name_is_deleted_alone(modelfile: Path) ->
     assert second is not None
     assert (first.model, first.options) == (second.model, second.options)
     said = octavo_here("rm", "mine").stdout
-    assert said == f"deleted the name mine; {first.model} stays\n"
+    assert said == f"deleted the name mine; {first.model} is kept\n"
     assert find("mine") is None
     assert Path(first.model).exists()
     assert octavo_here("cp", "qwen3:4b", "big").returncode == 0
@@ -89,7 +89,7 @@ def test_a_copy_has_the_settings_and_a_name_is_deleted_alone(modelfile: Path) ->
         ('FROM smollm2\nSYSTEM """a\nPARAMETER top_k 3', 'line 2: the text has no closing """'),
         ('FROM smollm2\nSYSTEM """a\nb""" c\n', 'line 3: there is text after the closing """'),
         ("# nothing", "the instruction FROM is missing; begin with FROM"),
-        ("FROM qwen9:4b", "qwen9:4b: no such file, and no model of that name; did you mean qwen"),
+        ("FROM qwen9:4b", "qwen9:4b: no such file or model; did you mean qwen"),
         ("FROM smollm2\nPARAMETER top_p 7", "Modelfile: --top-p is 7; it must be"),
     ],
 )
@@ -132,7 +132,7 @@ def test_names_are_where_they_are_looked_for(modelfile: Path, tmp_path: Path) ->
     assert octavo_here("create", "mine:latest", "-f", modelfile).returncode == 0
     assert find("mine") is not None
     unknown = octavo_here("rm", "his").stderr
-    assert "there is no model 'his'; known are: mine" in unknown
+    assert "there is no model 'his'; available: mine" in unknown
 
 
 def test_given_options_over_those_of_a_name(modelfile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
     [
         ((), 2, "the prompt is empty"),
         (("MODEL", ""), 2, "the prompt is empty"),
-        (("a", "b", "c"), 2, "put quotes around the prompt"),
+        (("a", "b", "c"), 2, "quote the prompt"),
         (("x", "--temperature", "9"), 2, "temperature is 9"),
         (("x", "--temperature", "warm"), 2, "Invalid value for '--temperature'"),
         (("x", "--max-tokens", "0"), 2, "--max-tokens is 0"),
@@ -93,7 +93,7 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("smolm2",), 2, "there is no model smolm2; did you mean smollm2?"),
         (("x", "-f", "/nowhere/notes.txt"), 2, "/nowhere/notes.txt: No such file or directory"),
         (("x", "--schema", "SCHEMA", "--regex", "a"), 2, "--schema and --regex exclude each other"),
-        (("x", "--schema", "TEXT"), 2, "notes.gguf: no JSON schema"),
+        (("x", "--schema", "TEXT"), 2, "notes.gguf: not a valid JSON schema"),
         (("x", "--block-size", "4"), 2, "--block-size is 4; it must be 8 or a multiple of 16"),
         (("TEXT", "x"), 3, "notes.gguf"),
         (("STRANGE", "x"), 3, "lama"),

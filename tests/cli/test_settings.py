@@ -83,7 +83,7 @@ def test_words_behind_two_dashes_are_no_options(tiny: Path) -> None:
         ("[run]\ntemprature = 1\n", "[run] has no option 'temprature'; did you mean temperature?"),
         ("[run]\nmax_token = 3\n", "[run] has no option 'max_token'; did you mean max-tokens?"),
         ("[run]\nzzz = 1\n", "`octavo run --help-all` lists them"),
-        ("[rum]\n", "'rum' is no command; tables are named as these: run, "),
+        ("[rum]\n", "'rum' is not a command; use one of: run, "),
         ("[run]\ntemperature = 9\n", "temperature is 9"),
         ("[run]\ntemperature = 'warm'\n", "'warm' is not a valid float"),
         ("run = 3\n", "run must be a table"),

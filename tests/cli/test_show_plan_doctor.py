@@ -187,11 +187,11 @@ def test_plan_of_ranks(smollm2_path: Path) -> None:
     assert {rank["exchanges"] for rank in ranks} == {31}
     text = octavo_here("plan", smollm2_path, "--ctx", "512", "--tp", "3", "--pp", "2").stdout
     assert "rank 5" in text
-    assert "in 31 exchanges a step; hands on 2.2 KiB a token" in text
+    assert "in 31 exchanges per step; passes on 2.2 KiB per token" in text
     # The logits of the last stage, as many as the rank has rows of the output head.
     assert sum(rank["logits_bytes_per_row"] for rank in ranks) == 4 * 49152
     assert [rank["logits_bytes_per_row"] > 0 for rank in ranks] == [True] * 3 + [False] * 3
-    assert "64.0 KiB for each row of logits that is not sampled from the best candidates" in text
+    assert "64.0 KiB per row of logits that cannot be sampled from the best candidates" in text
 
 
 @pytest.mark.parametrize("place", ["cpu", "torch:cpu"])

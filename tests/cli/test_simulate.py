@@ -174,7 +174,7 @@ def test_a_model_of_70_billion_parameters_on_up_to_64_machines(of_70b: Path) -> 
     [
         ("nodes=0", "not positive"),
         ("nodes=5000", "more than 1024"),
-        ("speed=1", "'speed' is none of nodes, bandwidth"),
+        ("speed=1", "'speed' is not one of nodes, bandwidth"),
         ("link=fast", "'link=fast' is not NAME=NUMBER"),
         ("nodes=2,latency=-1", "not positive"),
         ("nodes=2,memory=1e9", "needs bandwidth, compute"),

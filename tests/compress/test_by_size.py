@@ -195,7 +195,7 @@ def test_a_kill_keeps_what_is_measured(source: Path, text: Path, tmp_path: Path)
         ((), "give either --type or --bpw"),
         (("--type", "q8_0", "--bpw", "4"), "give either --type or --bpw"),
         (("--bpw", "4"), "--bpw measures the loss on a text: give --imatrix TEXT or --calibration TEXT"),
-        (("--type", "q8_0", "--calibration", "TEXT"), "--calibration is for --bpw"),
+        (("--type", "q8_0", "--calibration", "TEXT"), "--calibration needs --bpw"),
         (("--bpw", "1.5", "--calibration", "TEXT"), "--bpw 1.5 is too small: this model needs"),
         (("--bpw", "4", "--calibration", "EMPTY"), "is empty; give a file with text"),
         (("--bpw", "4", "--imatrix", "EMPTY"), "is empty; give a file with text"),

@@ -371,7 +371,7 @@ def test_fewer_tokens_than_columns_bring_a_warning(tmp_path: Path) -> None:
     source = save_source(tmp_path / "m", intermediate_size=1024)
     options = ("--type", "gptq-4bit", "--calibration", source / "calibration.md", "--calibration-chunks")
     _, _, few = run(source, tmp_path / "few", *options, 1)
-    assert "gives 512 tokens, fewer than the 1,024 columns of the widest matrix" in few
+    assert "has 512 tokens, fewer than the 1,024 columns of the widest matrix" in few
     assert "fewer than" not in run(source, tmp_path / "more", *options, 2)[2]
 
 
@@ -407,7 +407,7 @@ def test_conversations_are_written_out_by_the_template(tmp_path: Path) -> None:
     [
         (("--type", "gptq"), "say the bits: gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit"),
         (("--type", "gptq-4bit"), "needs --calibration FILE"),
-        (("--type", "nf4", "--calibration", "calibration.md"), "--calibration is no option of --type nf4"),
+        (("--type", "nf4", "--calibration", "calibration.md"), "--calibration does not apply to --type nf4"),
         (("--type", "awq", "--act-order"), "--act-order is no option of --type awq"),
         (("--type", "fp8", "--group-size", "64"), "--group-size is no option of --type fp8"),
         (("--type", "fp8", "--tensor-type", "a=q8_0"), "--tensor-type is for GGUF types"),
@@ -454,8 +454,8 @@ def test_weights_that_are_no_numbers_are_named(type_name: str, tmp_path: Path) -
 def test_only_a_models_folder_is_replaced(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/letters.txt").write_text("dear")
-    assert "exists already; --force replaces it" in run(source, tmp_path / "out", "--type", "fp8")[2]
-    assert "--force replaces only the folder of a model" in run(source, tmp_path / "out", "--type", "fp8", "--force")[2]
+    assert "already exists; --force replaces it" in run(source, tmp_path / "out", "--type", "fp8")[2]
+    assert "--force only replaces a model's folder" in run(source, tmp_path / "out", "--type", "fp8", "--force")[2]
     (tmp_path / "out/config.json").write_text("{}")
     assert run(source, tmp_path / "out", "--type", "fp8", "--force")[0] == 0
     assert not (tmp_path / "out/letters.txt").exists()

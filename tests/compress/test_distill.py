@@ -228,7 +228,7 @@ def test_mistakes_end_in_one_line(folder: Path) -> None:
     assert not (folder / "h.gguf").exists()
     code, _, error = run(teacher, teacher, folder / "h.gguf", *options, "--minutes", 1e-12)
     assert code != 0
-    assert "--minutes was over before the first step" in error
+    assert "--minutes ran out before the first step" in error
     other = write_model(folder / "s.gguf", layers=1)
     assert "this is the source" in run(teacher, other, teacher, *options, "--force")[2]
 

@@ -256,14 +256,14 @@ def test_models_of_one_name_have_their_paths_in_the_report(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "nothing is to be removed"),
-        (("--ffn", 0.5, "--turns", 1), "--turns is of the report: add --report"),
+        ((), "nothing to remove"),
+        (("--ffn", 0.5, "--turns", 1), "--turns applies only to the report: add --report"),
         (("--ffn", 0.5, "--report", "--text", "/nowhere/text"), "/nowhere/text"),
         (("--ffn", 0.5, "--report", "--reference-cache", "much"), "much"),
         (("--ffn", 0.5, "--report", "--tokens", 16), "16 tokens are fewer than one window of 512"),
         (("--layers", 4), "--layers 4: the model has 4, of which at least one must stay"),
         (("--sparsity", "half"), "write a share such as 0.5, or 2:4"),
-        (("--sparsity", "1.5"), "must lie between 0 and 1"),
+        (("--sparsity", "1.5"), "must be between 0 and 1"),
         (("--ffn", 0.99), "0 feed-forward columns would stay"),
         (("--heads", 0.9), "0 groups of heads"),
     ],

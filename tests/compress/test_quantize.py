@@ -132,26 +132,26 @@ def test_quantizing_again_is_done_with_a_warning(source: Path, tmp_path: Path) -
     code, _, error = run(first, second, "--type", "q4_0")
     assert code == 0
     assert "quantizing the float model gives a better result" in error
-    assert "tensors are quantized already" in error
+    assert "tensors are already quantized" in error
     code, _, error = run(second, tmp_path / "c.gguf", "--type", "q8_0")
     assert code == 0
-    assert re.search(r"the result is larger than SRC, [\d.]+ .iB instead of [\d.]+ .iB: take a type with fewer", error)
+    assert re.search(r"the result is larger than SRC, [\d.]+ .iB instead of [\d.]+ .iB: choose a type with fewer", error)
     result = octavo_here("convert", first, tmp_path / "d.gguf", "--dtype", "f16")
-    assert "their floats are as exact as those codes" in result.stderr
+    assert "their floats are only as exact as the quantized weights" in result.stderr
     assert "larger" not in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--type", "q4_k_x"), "type 'q4_k_x' is unknown; known are f32, f16"),
+        (("--type", "q4_k_x"), "type 'q4_k_x' is unknown; choose one of f32, f16"),
         (
             ("--type", "gptq-5bit", "--group-size", "64"),
-            "; of checkpoints gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit, rtn",
+            "; for checkpoints gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit, rtn",
         ),
         (("--type", "q4_0", "--tensor-type", "ffn_down"), "write PATTERN=TYPE"),
         (("--type", "q4_0", "--tensor-type", "ffn=q9"), "type 'q9' is unknown; a tensor can be BF16, F16"),
-        (("--type", "q4_0", "--tensor-type", "(=q8_0"), "is no regular expression"),
+        (("--type", "q4_0", "--tensor-type", "(=q8_0"), "is not a regular expression"),
         (("--type", "q4_0", "--keep", "attention"), "pattern 'attention' is found in no tensor's name"),
         (("--type", "q4_0", "--max-part-size", "big"), "--max-part-size is 'big'; write a size in bytes"),
         (("--type", "tq2_0"), "cannot become TQ2_0: blocks of 256 must have values -d, 0 and d alone"),
@@ -167,7 +167,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path, arguments: tuple
 def test_destinations_that_are_refused(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"mine")
-    assert "exists already; --force replaces it" in run(source, path, "--type", "q8_0")[2]
+    assert "already exists; --force replaces it" in run(source, path, "--type", "q8_0")[2]
     assert path.read_bytes() == b"mine"
     assert "this is the source" in run(source, source, "--type", "q8_0", "--force")[2]
     assert "no such directory" in run(source, tmp_path / "a" / "m.gguf", "--type", "q8_0")[2]

@@ -125,7 +125,7 @@ def test_a_quantized_file_needs_a_type(tmp_path: Path) -> None:
 
     plain, small = write_model(tmp_path / "plain.gguf"), tmp_path / "small.gguf"
     assert quantize(plain, small, "--type", "q8_0")[0] == 0
-    assert "choose its new type with --dtype" in run(small, tmp_path / "a", "--to", "safetensors")[2]
+    assert "choose the new type with --dtype" in run(small, tmp_path / "a", "--to", "safetensors")[2]
     code, _, error = run(small, tmp_path / "a", "--to", "safetensors", "--dtype", "f32")
     assert code == 0, error
     with closing(open_checkpoint(small)) as before, closing(open_checkpoint(tmp_path / "a")) as after:
@@ -139,9 +139,9 @@ def test_destinations_that_are_refused(tmp_path: Path) -> None:
     assert "this is the source" in run(source, source, "--to", "safetensors", "--force")[2]
     taken = tmp_path / "taken"
     taken.mkdir()
-    assert "exists already; --force replaces it" in run(source, taken, "--to", "safetensors")[2]
+    assert "already exists; --force replaces it" in run(source, taken, "--to", "safetensors")[2]
     (taken / "letters.txt").write_text("dear")
-    assert "--force replaces only the folder of a model" in run(source, taken, "--to", "safetensors", "--force")[2]
+    assert "--force only replaces a model's folder" in run(source, taken, "--to", "safetensors", "--force")[2]
     assert (taken / "letters.txt").exists()
     (taken / "config.json").write_text("{}")
     assert run(source, taken, "--to", "safetensors", "--force")[0] == 0

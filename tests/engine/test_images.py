@@ -498,4 +498,4 @@ def test_plan_and_show_count_what_sees(folders: dict[str, Path]) -> None:
     assert images.square_tokens == 64  # 4096 pixels at most, blocks of 8 x 8
     for command, tokens in ((plan, 64), (show, 64)):
         shown = CliRunner().invoke(command, [str(folders["qwen3_vl"])], catch_exceptions=False).output
-        assert f"1024 x 1024 pixels are {tokens} tokens" in shown
+        assert f"1024 x 1024 pixels take {tokens} tokens" in shown

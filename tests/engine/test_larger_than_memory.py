@@ -99,7 +99,7 @@ def test_a_plan_of_it(smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     plan = octavo_here("plan", smollm2_path, "--ctx", "256")
     assert plan.returncode == 0, plan.stderr
     found = re.search(
-        r"runs from disk.*from disk +(\d+) of 30 layers \(.* MiB\) stay in memory; each token reads .* MiB at "
+        r"runs from disk.*from disk +(\d+) of 30 layers \(.* MiB\) stay in memory; a token reads .* MiB at "
         r".*/s, measured: at most [\d.e+]+ tokens/s for each user",
         plan.stdout,
         re.DOTALL,

@@ -151,7 +151,7 @@ def test_a_process_that_is_ended_goes_on(number: signal.Signals, tmp_path: Path,
         code = process.wait()
     assert code == (-9 if number == signal.SIGKILL else 130), error
     if number != signal.SIGKILL:
-        assert "the same command goes on" in error
+        assert "run the same command again to resume" in error
         progress, state = RunFolder(tmp_path / "a.partial").load()
         assert progress.steps > 0
         assert state
@@ -209,9 +209,9 @@ def test_mistakes_end_in_one_line(tmp_path: Path, data: Path, monkeypatch: pytes
     gpt2 = as_gguf(write_model(tmp_path / "gpt2", "gpt2"), tmp_path / "gpt2.gguf")
     assert "take the model's safetensors checkpoint" in run(gpt2, "--data", data, "-o", tmp_path / "b", *OPTIONS)[2]
     (tmp_path / "other").mkdir()
-    assert "this is no adapter" in run(*command[:3], "-o", tmp_path / "other")[2]
+    assert "is not an adapter" in run(*command[:3], "-o", tmp_path / "other")[2]
     assert run(*command, "--restart")[0] == 0
-    assert "exists already; --force replaces it" in run(*command)[2]
+    assert "already exists; --force replaces it" in run(*command)[2]
     assert run(*command, "--force")[0] == 0
     monkeypatch.setattr(finetuning, "host_memory", lambda: MemoryBudget(1 << 20))
     code, _, error = run(*command, "--force")

@@ -173,7 +173,7 @@ def test_the_command_writes_figures_and_tokens(tiny: Path, text: Path, tmp_path:
         ("abca", (), "the text has 3 tokens; at least 16 are needed"),
         ("\udcff", (), "byte 0 is not UTF-8"),
         (TEXT, ("--tokens", "9"), "9 tokens are fewer than one window of 16"),
-        (TEXT, ("--stride", "4"), "--stride belongs to --convention strided"),
+        (TEXT, ("--stride", "4"), "--stride applies only to --convention strided"),
         (TEXT, ("--convention", "strided", "--stride", "17"), "stride is 17; it must be from 1 to"),
         (TEXT, ("--limit", "3"), "--limit belongs to tasks"),
         (TEXT, ("--reference-backend", "reference"), "--reference-backend needs --reference"),

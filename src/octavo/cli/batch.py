@@ -1,4 +1,4 @@
-"""`octavo batch`: a file of requests to a file of answers, by an engine of its own or by a running server."""
+"""`octavo batch`: answer a file of requests, with an engine of its own or through a running server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _URL_WIDTH = 32
-_HEALTH_S = 30.0  # for the first answer of a server
+_HEALTH_S = 30.0  # wait for a server's first answer
 _EXIT_FAILED = 6
 
 
@@ -44,28 +44,28 @@ class FailedLinesError(OctavoError):
 @click.option(
     "-m", "--model", shell_complete=complete_model, help=f"path, hub id or short name [default: {DEFAULT_MODEL}]"
 )
-@click.option("--errors", type=_PATH, metavar="FILE", help="write lines that fail to FILE [default: to OUTPUT as well]")
+@click.option("--errors", type=_PATH, metavar="FILE", help="write failed lines to FILE [default: OUTPUT]")
 @click.option("--ordered", is_flag=True, help="write answers in the order of the input")
 @click.option("--retry-failed", is_flag=True, help="also retry lines that failed in an earlier run")
-@click.option("--column", metavar="NAME", help="column of a CSV or Parquet file with the prompts")
-@click.option("--template", metavar="TEXT", help="prompt with columns in braces: 'Translate: {text}'")
-@click.option("--system", metavar="TEXT", help="system message of every prompt from a column")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="maximum length of answers, where a line gives none")
-@click.option("--url", metavar="SERVER", help="let the server at this address answer, such as http://localhost:8000")
+@click.option("--column", metavar="NAME", help="CSV or Parquet column that holds the prompts")
+@click.option("--template", metavar="TEXT", help="prompt with column names in braces: 'Translate: {text}'")
+@click.option("--system", metavar="TEXT", help="system message for every prompt from a column")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="maximum tokens per answer, for lines that set no limit")
+@click.option("--url", metavar="SERVER", help="send requests to this server, such as http://localhost:8000")
 @click.option(
-    "--rows", type=click.IntRange(1, 4096), help=f"lines at once [default: all that fit; {_URL_WIDTH} of --url]"
+    "--rows", type=click.IntRange(1, 4096), help=f"lines at once [default: all that fit; {_URL_WIDTH} with --url]"
 )
-@click.option("--ray", is_flag=True, help="answer on the machines of a Ray cluster (RAY_ADDRESS), or on a local one")
+@click.option("--ray", is_flag=True, help="run on a Ray cluster (RAY_ADDRESS), or on a local one")
 @click.option("--ray-actors", type=click.IntRange(min=1), help="engines on that cluster [default: one per machine]")
-@click.option("--ray-cpus", type=click.IntRange(min=1), help="CPUs per engine there [default: all of a machine's]")
+@click.option("--ray-cpus", type=click.IntRange(min=1), help="CPUs per engine there [default: all of the machine's]")
 @with_engine_options
 def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) -> None:
-    """Answer all requests in a file; run it again to resume where it stopped.
+    """Answer all requests in a file. Run the same command again to resume.
 
-    INPUT has a request in each line: OpenAI's batch format, or an object with a prompt, messages or input of its own.
-    In a .csv, .tsv or .parquet file, each row is a prompt. OUTPUT gets OpenAI's batch results, as they come.
+    Each line of INPUT is a request: OpenAI's batch format, or an object with a prompt, messages or input. In a .csv,
+    .tsv or .parquet file, each row is a prompt. OUTPUT receives results in OpenAI's batch format as they complete.
 
-    Exit codes: 0 if every line has its answer, 6 if some failed, 130 after Ctrl-C.
+    Exit codes: 0 if every line was answered, 6 if some failed, 130 after Ctrl-C.
     """
     _run(source, output, engine_options, given)
 
@@ -76,7 +76,7 @@ def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) 
 @click.option("-m", "--model", shell_complete=complete_model, help="path, hub id or short name")
 @with_engine_options
 def run_batch(*, source: Path, output: Path, model: str | None, engine_options: Options) -> None:
-    """Answer all requests of a file: `octavo batch` in the words of vLLM."""
+    """Answer all requests in a file: `octavo batch` with vLLM's options."""
     _run(source, output, engine_options, {"model": model})
 
 
@@ -97,25 +97,25 @@ def _run(source: Path, output: Path, engine_options: Options, given: dict[str, A
                 else:
                     asyncio.run(_answer(job, journal, progress, engine_options))
             except KeyboardInterrupt:
-                click.echo(f"stopped; the same command goes on with the other {job.num_left:,} lines", err=True)
+                click.echo(f"stopped; run the same command again for the remaining {job.num_left:,} lines", err=True)
                 raise
     _report(job, journal, output if given.get("errors") is None else given["errors"])
 
 
 def _check(given: dict[str, Any], engine_options: Options) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that exclude each other."""
     if given.get("ray") and (other := next((name for name in ("url", "rows") if given.get(name)), None)):
-        raise UsageError(f"--ray lets a cluster answer, with as many rows as its engines have; leave out --{other}")
+        raise UsageError(f"--ray cannot be combined with --{other}; leave one out")
     if not given.get("ray") and (given.get("ray_actors") or given.get("ray_cpus")):
-        raise UsageError("--ray-actors and --ray-cpus are for --ray; add it, or leave them out")
+        raise UsageError("--ray-actors and --ray-cpus need --ray; add it, or leave them out")
     if given.get("url") and (unused := (given.get("model") and "--model") or first_given(engine_options)):
-        raise UsageError(f"{unused} is of an engine here, and --url names a server, which has its own; leave out one")
+        raise UsageError(f"{unused} configures a local engine, but --url uses a running server; leave one out")
     if not given.get("url"):
         EngineConfig.resolve(given.get("model") or DEFAULT_MODEL, engine_options)
 
 
 class _Job:
-    """The lines that are to be run, and how far they are."""
+    """Lines to run, and progress so far."""
 
     def __init__(self, source: Path, given: dict[str, Any]) -> None:
         self.source, self.given = source, given
@@ -140,7 +140,7 @@ class _Job:
         return (line for line in self.lines() if not journal.has(line.custom_id))
 
     def scan(self, journal: Journal) -> None:
-        """Count the lines, before the model is loaded. Raises UsageError if two have the same id."""
+        """Count the lines before the model is loaded. Raises UsageError if two lines have the same id."""
         seen: dict[int, int] = {}
         numbers = []
         for line in self.lines():
@@ -148,7 +148,7 @@ class _Job:
             if first != line.number:
                 raise UsageError(
                     f"{self.source}: lines {first} and {line.number} have the custom_id {line.custom_id!r:.80}; "
-                    "each line needs its own, by which its answer is found"
+                    "each line needs a unique one"
                 )
             self.num_lines += 1
             if not journal.has(line.custom_id):
@@ -158,7 +158,10 @@ class _Job:
         journal.expect(numbers)
 
     def count(self, num_tokens: int) -> str:
-        """Count a result. num_tokens: of all so far. Returns the note of the bar."""
+        """Count a result and return the progress bar's note.
+
+        num_tokens: all tokens so far.
+        """
         self.num_left -= 1
         self.num_tokens = num_tokens - self.num_tokens_before
         return f"{self.num_tokens / max(time.monotonic() - self.began, 1e-3):,.0f} tokens/s"
@@ -174,7 +177,7 @@ class _Job:
 
 
 def _put_of(job: _Job, journal: Journal, progress: ProgressBar) -> Callable[[LineResult], None]:
-    """Write a result, and show how far the batch is."""
+    """Write each result and show progress."""
 
     def put(result: LineResult) -> None:
         journal.put(result)
@@ -213,7 +216,7 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
 
 @asynccontextmanager
 async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """An engine of its own behind the server's application, which nobody else can reach."""
+    """A private engine behind the server's application."""
     from octavo.server.line_engine import line_engine
 
     path, options = find_model(model, options)
@@ -241,10 +244,10 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
         raise UsageError(f"--url {url}: {error}") from None
     async with client:
         try:
-            await client.get("/health", timeout=_HEALTH_S)  # a server that ends later is waited for
+            await client.get("/health", timeout=_HEALTH_S)  # the batch waits for a server that stops later
         except httpx.ReadTimeout:
             raise UsageError(
-                f"--url {url}: the server took the connection and has sent nothing for {_HEALTH_S:g} s; "
+                f"--url {url}: the server accepted the connection but sent nothing for {_HEALTH_S:g} s; "
                 "restart it, or give another address"
             ) from None
         except httpx.HTTPError as error:
@@ -279,11 +282,11 @@ class _Loading:
 
 def _report(job: _Job, journal: Journal, failures: Path) -> None:
     seconds = time.monotonic() - job.began
-    text = f"{journal.num_completed:,} of {job.num_lines:,} lines are answered"
+    text = f"{journal.num_completed:,} of {job.num_lines:,} lines answered"
     if job.num_tokens:
         text += f"; {job.num_tokens:,} tokens in {duration(seconds)}"
     click.echo(text, err=True)
     if journal.num_failed:
         raise FailedLinesError(
-            f"{journal.num_failed:,} lines failed; their errors are in {failures}; add --retry-failed to run them again"
+            f"{journal.num_failed:,} lines failed; see {failures} for the errors; add --retry-failed to run them again"
         )

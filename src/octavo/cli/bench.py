@@ -1,4 +1,4 @@
-"""`octavo bench`: the speed of a model on this machine."""
+"""`octavo bench`: measure the speed of a model on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """The commands of `octavo bench`; `octavo bench --profile MODEL` is the command `profile`."""
+    """Commands of `octavo bench`; `octavo bench --profile MODEL` runs `profile`."""
 
     command_class = HeadedCommand
 
@@ -50,8 +50,8 @@ def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_
 
 
 _model = click.argument("model", shell_complete=complete_model, default=DEFAULT_MODEL)
-_as_json = click.option("--json", "as_json", is_flag=True, help="as JSON")
-# The ceilings in the header of a step's table, in units of 10^9 a second; rates of products with their names.
+_as_json = click.option("--json", "as_json", is_flag=True, help="write JSON")
+# Ceilings in the header of a step's table, in units of 10^9/s.
 _BANDWIDTHS = {"read from memory": "{:.1f} GB/s from memory", "read from L2": "{:.0f} GB/s from L2"}
 
 
@@ -67,7 +67,7 @@ def bench(context: click.Context) -> None:
 @_number("--input-len", 32, "tokens of each prompt")
 @_number("--output-len", 128, "tokens of each answer")
 @_number("--batch-size", 1, "concurrent requests")
-@_number("--iterations", 10, "runs that count")
+@_number("--iterations", 10, "measured runs")
 @_as_json
 @with_engine_options
 def latency(*, model: str, as_json: bool, engine_options: Options, **load: int) -> None:
@@ -82,7 +82,7 @@ def latency(*, model: str, as_json: bool, engine_options: Options, **load: int) 
 @_number("--input-len", 128, "tokens of each prompt")
 @_number("--output-len", 128, "tokens of each answer")
 @_number("--num-prompts", 64, "requests submitted at once")
-@_number("--iterations", 3, "runs that count")
+@_number("--iterations", 3, "measured runs")
 @_as_json
 @with_engine_options
 def throughput(*, model: str, as_json: bool, engine_options: Options, **load: int) -> None:
@@ -94,14 +94,14 @@ def throughput(*, model: str, as_json: bool, engine_options: Options, **load: in
 
 @bench.command()
 @_model
-@_number("--rows", (1, 8, 16), "sequences of a decode step; may be given several times")
-@_number("--prefill", (512,), "tokens of a prompt; may be given several times")
-@_number("--context", 128, "tokens of each sequence in a decode step")
-@_number("--iterations", 40, "steps of each kind; the fastest quarter counts")
+@_number("--rows", (1, 8, 16), "sequences per decode step; may be repeated")
+@_number("--prefill", (512,), "tokens of a prompt; may be repeated")
+@_number("--context", 128, "context tokens per sequence in a decode step")
+@_number("--iterations", 40, "steps of each kind; the fastest quarter is averaged")
 @_as_json
 @with_engine_options
 def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
-    """Show the time of each operation in a step, beside the best possible on this machine.
+    """Show the time of each operation in a step and the best possible on this machine.
 
     Also available as: octavo bench --profile.
     """
@@ -116,17 +116,15 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
 
 @bench.command()
 @_model
-@_number("--turns", 3, "measured turns, each without and with drafts")
-@_number("--output-len", 300, "tokens of each answer at most")
-@_number("--users", 1, "concurrent prompts; 8: all kinds at once")
+@_number("--turns", 3, "measured rounds, each without and with drafts")
+@_number("--output-len", 300, "maximum tokens per answer")
+@_number("--users", 1, "concurrent prompts; 8 runs all kinds at once")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="of the answers")
-@click.option(
-    "--kind", "kinds", multiple=True, help="kind of text to measure instead of all eight; may be given several times"
-)
+@click.option("--kind", "kinds", multiple=True, help="kind of text to measure [default: all eight]; may be repeated")
 @_as_json
 @with_engine_options
 def speculation(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
-    """Measure what drafts gain, by kind of text, and check that answers are the same."""
+    """Measure the speedup from drafts by kind of text, and check that answers stay the same."""
     from octavo.bench import speculation as measure
 
     report = _measured(measure, model, engine_options, load)
@@ -160,13 +158,13 @@ def _write_speculation(report: SpeculationReport) -> None:
     ]
     write("\n")
     write_table(rows, right=("tokens", "right", "a step", "off", "on", "gain", "first"))
-    bits = "the same bits" if report.are_equal else "NOT the same"
+    bits = "the same, bit for bit" if report.are_equal else "NOT the same"
     edits = "" if report.edit_gain is None else f"edits {report.edit_gain:.2f}, "
     write_note(
         f"\n{edits}all {report.gain:.2f} (geometric means), worst {report.worst_gain:.2f}\n"
         f"answers with drafts are {bits}\n\n"
-        "right: share of the drafts that were right. a step: tokens of a step. off, on: tokens/s after the first, "
-        "without drafts and with. gain: median of the turns. first: time to the first token with drafts over without."
+        "right: share of correct drafts. a step: tokens per step. off, on: tokens/s after the first token, without and "
+        "with drafts. gain: median over the turns. first: time to the first token, with drafts relative to without."
     )
 
 
@@ -189,19 +187,19 @@ def _write_profile(report: ProfileReport) -> None:
     for step in report.steps:
         _write_step(step)
     write_note(
-        "\nms: time in one step, mean of the fastest quarter of the steps. ceiling: the least possible time for the "
-        "bytes and FLOPs by the measured ceilings, divided by the time. lost: time beyond the least possible. "
+        "\nms: time per step, mean of the fastest quarter of the steps. ceiling: the least possible time for these "
+        "bytes and FLOPs at the measured ceilings, divided by the actual time. lost: time above the least possible. "
         "wait: share of the threads' time spent waiting for the slowest thread."
     )
 
 
 def _write_step(step: StepProfile) -> None:
-    """The table of one step, sorted by the time lost."""
+    """Write the table of one step, sorted by time lost."""
     ceilings = step.ceilings
     limits = [text.format(ceilings.value(name) / 1e9) for name, text in _BANDWIDTHS.items()]
     products = (ceilings.product_rate, "float multiply-adds")
     limits += [f"{ceilings.value(name) / 1e9:.0f} G {name}/s" for name in products]
-    write_note(f"\n{step.name}, context {step.context}; at most " + ", ".join(limits))
+    write_note(f"\n{step.name}, context {step.context}; ceilings:  " + ", ".join(limits))
     rows = []
     for operation in step.by_kind():
         seconds = operation.seconds
@@ -222,7 +220,7 @@ def _write_step(step: StepProfile) -> None:
     rows.append(dict.fromkeys(rows[0], "") | {"operation": "all operations", "ms": f"{1e3 * total:.3f}"})
     rows.append(dict.fromkeys(rows[0], "") | {"operation": "wall time of the step", "ms": f"{1e3 * wall:.3f}"})
     write_table(rows, right=[name for name in rows[0] if name != "operation"])
-    write(f"operations are {total / wall:.1%} of it\n")
+    write(f"operations take {total / wall:.1%} of it\n")
 
 
 def _write(report: LatencyReport | ThroughputReport, as_json: bool) -> None:

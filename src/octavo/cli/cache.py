@@ -1,4 +1,4 @@
-"""`octavo cache`: the prompts that `--prompt-cache-dir` keeps."""
+"""`octavo cache`: manage the prompts kept by `--prompt-cache-dir`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FOLDER = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR
 
 @click.group()
 def cache() -> None:
-    """List or delete the prompts that `octavo serve --prompt-cache-dir DIR` has kept."""
+    """List or delete the prompts kept by `octavo serve --prompt-cache-dir DIR`."""
 
 
 @cache.command("list")
 @_FOLDER
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 def list_kept(*, folder: Path, as_json: bool) -> None:
-    """List the models whose prompts are kept in DIR: size, last write and folder."""
+    """List the models with prompts in DIR: size, last write and folder."""
     from octavo.loader.library import age
 
     folders = _folders(folder)
@@ -45,28 +45,28 @@ def list_kept(*, folder: Path, as_json: bool) -> None:
                 for f in folders
             ]
         )
-        write(f"{size(sum(each.num_bytes for each in folders))} in all\n")
+        write(f"{size(sum(each.num_bytes for each in folders))} in total\n")
 
 
 @cache.command()
 @_FOLDER
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 def clear(*, folder: Path, yes: bool) -> None:
-    """Delete all prompts that are kept in DIR, except those of models that run."""
+    """Delete all prompts in DIR, except for running models."""
     folders = _folders(folder)
     total = size(sum(each.num_bytes for each in folders))
     if folders and not yes:
         if not is_terminal(sys.stdin):
-            raise UsageError(f"deleting {total} needs a yes: run it at a terminal, or give --yes")
+            raise UsageError(f"deleting {total} needs confirmation: run at a terminal, or give --yes")
         click.confirm(f"Delete the prompts of {len(folders)} models ({total})?", abort=True, err=True)
     for each in folders:
         what = f"{each.label or each.path.name} ({size(each.num_bytes)})"
-        write(f"deleted {what}\n" if each.clear() else f"kept {what}: a model that runs writes there\n")
+        write(f"deleted {what}\n" if each.clear() else f"kept {what}: a running model uses it\n")
 
 
 def _folders(root: Path) -> list[KeptFolder]:
     from octavo.engine.kv.disk_store import KeptFolder
 
     if not root.is_dir():
-        raise UsageError(f"{root} is no folder; give the one of --prompt-cache-dir")
+        raise UsageError(f"{root} is not a folder; give the folder of --prompt-cache-dir")
     return KeptFolder.all(root)

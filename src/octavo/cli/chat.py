@@ -1,4 +1,4 @@
-"""`octavo chat`: a conversation at the terminal."""
+"""`octavo chat`: chat at the terminal."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from octavo.sampling_params import SamplingParams
 
 _HELP = """/clear          start a new conversation (also /reset)
-/system TEXT    start a new conversation with this system message; without TEXT: the model's own, if any
+/system TEXT    start a new conversation with this system message; without TEXT, the model's own
 /set NAME VALUE set a sampling parameter; /set alone lists them
 /save FILE      write the conversation to a file; /load FILE continues it
 /image FILE     send an image with the next message, or drop its file at the end of the message
 /regenerate     answer the last message again
-/model NAME     go on with another model; /model alone names this one
-/show           show the model, the sampling and the length of the conversation
+/model NAME     switch to another model; /model alone shows the current one
+/show           show the model, the sampling parameters and the length of the conversation
 /help           show this list (also /?)
 /exit           exit (or Ctrl-D)
 Ctrl-C          stop the answer
@@ -65,7 +65,7 @@ Ctrl-C          stop the answer
 """
 _ALIASES = {"/?": "/help", "/reset": "/clear", "/quit": "/exit", "/bye": "/exit"}
 _MAX_FILE_BYTES = 64 << 20
-# Options that belong to the first model alone.
+# Options that apply only to the first model.
 _OF_ONE_MODEL = frozenset(
     {
         "revision",
@@ -83,11 +83,11 @@ _OF_ONE_MODEL = frozenset(
 @click.command(cls=HeadedCommand)
 @click.argument("model", shell_complete=complete_model, default=DEFAULT_MODEL)
 @click.option("--system", help="system message")
-@click.option("--no-trim", is_flag=True, help="do not leave out the oldest turns when the context is full")
+@click.option("--no-trim", is_flag=True, help="stop when the context is full instead of dropping the oldest turns")
 @with_engine_options
 @with_sampling_options
 def chat(*, model: str, system: str | None, no_trim: bool, engine_options: Options, sampling_options: Options) -> None:
-    """Chat with a model. /help lists the commands of the conversation.
+    """Chat with a model. Type /help to list the commands.
 
     MODEL is a path, a hub id or a short name [default: smollm2].
     """
@@ -103,32 +103,33 @@ def converse(
     trims: bool = True,
     adapter: str = "",
 ) -> None:
-    """Load the model and answer one message after another of standard input.
+    """Load the model and answer the messages from standard input.
 
-    trims: see `--no-trim`. adapter: its name among those of the options; empty: none.
+    trims: drop the oldest turns when the context is full (`--no-trim` turns this off).
+    adapter: name of a loaded adapter, or empty for none.
     """
-    sampling_params(sampling_options)  # raises before the model is loaded
+    sampling_params(sampling_options)  # reports errors before the model is loaded
     with closing(_Loaded(model, engine_options)) as loaded:
         if is_terminal(sys.stdin):
-            write("/help for help, Ctrl-D to exit\n")
+            write("Type /help for help, Ctrl-D to exit\n")
         conversation = _Conversation(loaded, sampling_options, system, trims=trims)
         conversation.adapter = adapter
-        conversation.encode()  # a model without a chat template is refused before the first question
+        conversation.encode()  # refuses a model without a chat template before the first question
         for message in ChatInput([*_Conversation.COMMANDS, *_ALIASES]).messages():
             if not conversation.take(message):
                 break
 
 
 class _Loaded:
-    """The model of the conversation, which another one may replace."""
+    """The conversation's current model."""
 
     def __init__(self, name: str, options: Options) -> None:
         self.name, self._options = name, options
         self.llm = self._load(name)
 
     def replace(self, name: str) -> None:
-        """Load another model, or this one again if that fails. Raises OctavoError."""
-        find_model(name, {})  # a wrong name or a failed download costs nothing
+        """Load another model; if that fails, reload this one. Raises OctavoError."""
+        find_model(name, {})  # a wrong name or a failed download must not unload the current model
         before = self._options
         self._options = {key: value for key, value in before.items() if key not in _OF_ONE_MODEL}
         self.close()
@@ -143,7 +144,7 @@ class _Loaded:
         self.name = name
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.llm.close()
 
     def _load(self, name: str) -> LLM:
@@ -159,18 +160,19 @@ class _Loaded:
 class _Conversation:
     """The messages so far, and the commands that change them.
 
-    given: the sampling that the user has chosen. trims: the oldest turns make room when the context is full.
+    given: sampling parameters set by the user.
+    trims: drop the oldest turns when the context is full.
     """
 
     def __init__(self, loaded: _Loaded, given: Options, system: str | None, *, trims: bool) -> None:
         self._loaded = loaded
         self._given = dict(given)
-        self.adapter = ""  # its name; empty: none
+        self.adapter = ""  # name; empty for none
         self._system = system
         self._trims = trims
         self._messages: list[dict[str, Any]] = []
         self._waiting: list[Path] = []  # images of the next message
-        self._items: dict[str, MediaItem | ItemSeries] = {}  # by path, as the messages have it
+        self._items: dict[str, MediaItem | ItemSeries] = {}  # by path as written in the messages
         self._clear("")
 
     @property
@@ -179,11 +181,11 @@ class _Conversation:
 
     @property
     def _params(self) -> SamplingParams:
-        """The chosen sampling, and for the rest the model's own."""
+        """Sampling parameters: the user's, else the model's."""
         return sampling_params(self._given).with_defaults(self._llm.sampling_defaults.without(self._given))
 
     def encode(self) -> tuple[Prompt, int]:
-        """The prompt of the conversation, or of a greeting without a question; and the number of dropped turns."""
+        """Prompt of the conversation, or of a greeting before the first question, and the number of dropped turns."""
         has_question = any(message["role"] == "user" for message in self._messages)
         messages = self._messages if has_question else [*self._messages, {"role": "user", "content": "Hi"}]
         messages = [{**message, "content": self._with_items(message["content"])} for message in messages]
@@ -194,7 +196,7 @@ class _Conversation:
         return fit_turns(messages, self._llm.chat_prompt, room)
 
     def take(self, message: str) -> bool:
-        """Execute a command or answer a question. False: the user exits."""
+        """Run a command or answer a question. Return False if the user exits."""
         message = message.strip()
         dropped: list[Path] = []
         if message.partition(" ")[0] != "/image":
@@ -211,13 +213,13 @@ class _Conversation:
             except UsageError as error:
                 write(f"{error}\n")
         elif command.startswith("/") and command[1:].isalpha() and "\n" not in message:
-            write(f"There is no command {command}; /help lists all commands.\n")
+            write(f"Unknown command {command}; /help lists all commands.\n")
         elif message:
             self._answer(message)
         return True
 
     def _attach(self, paths: Sequence[Path]) -> bool:
-        """Read images for the next message, and say how many tokens they take; False: one of them cannot be read."""
+        """Read images for the next message and show their token counts. Return False if one cannot be read."""
         for path in paths:
             try:
                 item = self._items[str(path)] = self._llm.read_image(path)
@@ -232,7 +234,7 @@ class _Conversation:
         self._attach([_file(file.strip("'\""), "/image")])
 
     def _with_items(self, content: str | list[dict[str, str]]) -> Any:
-        """The content with images as the model sees them in place of their paths."""
+        """The content with decoded images in place of their paths."""
         if isinstance(content, str):
             return content
         return [
@@ -251,7 +253,7 @@ class _Conversation:
         self._clear("", f"New conversation with {'this system message' if self._system else own}.\n")
 
     def _set(self, text: str) -> None:
-        """Set one sampling parameter, or list all."""
+        """Set one sampling parameter, or list all of them."""
         name, _, value = text.replace("=", " ", 1).partition(" ")
         name = name.removeprefix("--").replace("-", "_")
         if not name:
@@ -265,12 +267,12 @@ class _Conversation:
     def _save(self, file: str) -> None:
         from octavo.loader.atomic_file import write_text
 
-        path = Path(os.path.realpath(_file(file, "/save")))  # of a link the file that it names
+        path = Path(os.path.realpath(_file(file, "/save")))  # follow links
         try:
             write_text(path, json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n")
         except ModelWriteError as error:
             raise UsageError(str(error)) from error
-        write(f"{len(self._messages)} messages are in {path}\n")
+        write(f"Saved {len(self._messages)} messages to {path}\n")
 
     def _load(self, file: str) -> None:
         messages = _read_messages(_file(file, "/load"))
@@ -302,16 +304,16 @@ class _Conversation:
             write(f"{in_flags(str(error))}\n")
             return
         self.adapter = ""
-        write(f"{name} answers from now on.\n")
+        write(f"Switched to {name}.\n")
         if _images_of(self._messages) or self._waiting:
-            self._clear("", "New conversation: each model has to read images again.\n")
+            self._clear("", "New conversation: images do not carry over to another model.\n")
 
     def _show(self, _: str) -> None:
         params, length = self._params, len(self.encode()[0].token_ids) if self._messages else 0
         write_facts(
             {
                 "model": self._loaded.name,
-                "context": f"{self._llm.max_model_len:,} tokens, {length:,} of them in use",
+                "context": f"{self._llm.max_model_len:,} tokens, {length:,} in use",
                 "system": self._system or "the model's own, if any",
                 "sampling": ", ".join(f"{name} {getattr(params, name)}" for name in (*MODEL_DEFAULTS, "max_tokens")),
             }
@@ -339,15 +341,15 @@ class _Conversation:
             self._messages.pop()
 
     def _reply(self, params: SamplingParams) -> bool:
-        """Answer the last message. False: it cannot be answered."""
+        """Answer the last message. Return False if that fails."""
         pieces: list[str] = []
         last, is_stopped = None, False
         wrap = WordWrap(None if is_terminal(sys.stdout) else 0, MarkdownStyle() if has_colour() else None)
         try:
             prompt, num_dropped = self.encode()
             if num_dropped:
-                turns = "turn is" if num_dropped == 1 else f"{num_dropped} turns are"
-                click.echo(f"octavo: the context is full: the oldest {turns} left out (--no-trim refuses)", err=True)
+                turns = "turn was" if num_dropped == 1 else f"{num_dropped} turns were"
+                click.echo(f"octavo: the context is full: the oldest {turns} dropped (see --no-trim)", err=True)
             with self._llm.stream(prompt, params, adapter=self.adapter) as stream:
                 for part in parts_of(stream):
                     pieces.append(part.outputs[0].text)
@@ -358,7 +360,7 @@ class _Conversation:
         except EngineDeadError:
             wrap.end()
             raise
-        except OctavoError as error:  # for example, the question alone is longer than the context
+        except OctavoError as error:  # for example, the question alone exceeds the context
             wrap.end()
             click.echo(f"octavo: {in_flags(str(error))} (/clear starts a new conversation)", err=True)
             return False
@@ -377,13 +379,13 @@ def _file(name: str, command: str) -> Path:
 
 
 def _images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The paths of the images in messages."""
+    """Paths of the images in messages."""
     contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
 def _is_content(content: object) -> bool:
-    """True for a text, or a list of texts and paths of images."""
+    """True for a text, or a list of texts and image paths."""
     return isinstance(content, str) or (
         isinstance(content, list)
         and all(
@@ -394,17 +396,17 @@ def _is_content(content: object) -> bool:
 
 
 def _read_messages(path: Path) -> list[dict[str, Any]]:
-    """The messages that `/save` has written. Raises UsageError."""
+    """Messages written by `/save`. Raises UsageError."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise UsageError(f"{path}: more than {_MAX_FILE_BYTES >> 20} MiB; this is no conversation")
+            raise UsageError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB; not a conversation")
         value: Any = json.loads(path.read_text("utf-8"))
         messages: Sequence[Any] = value["messages"]
         kept = [{"role": m["role"], "content": m["content"]} for m in messages]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path}: not a conversation that /save has written") from error
+        raise UsageError(f"{path}: not a conversation written by /save") from error
     if not all(m["role"] in ("system", "user", "assistant") and _is_content(m["content"]) for m in kept):
-        raise UsageError(f"{path}: a message is not of role system, user or assistant, or has no text")
+        raise UsageError(f"{path}: a message has no text, or its role is not system, user or assistant")
     return kept

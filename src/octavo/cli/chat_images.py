@@ -1,4 +1,4 @@
-"""Images, documents and videos in the lines of a conversation: paths that a terminal pastes when a file is dropped."""
+"""Images, documents and videos in chat lines: the paths that a terminal pastes when a file is dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from octavo import env
 
 _NAME = r"\.(?:jpe?g|png|webp|gif|bmp|pdf|mp4|m4v|mov|webm|mkv|avi)"
-# In quotes, or with a backslash before each space, as terminals paste paths.
+# Terminals paste paths in quotes, or with a backslash before each space.
 _PATH = re.compile(
     rf"""(?:^|\s)(?:'(?P<single>[^'\n]+{_NAME})'|"(?P<double>[^"\n]+{_NAME})"|"""
     rf"""(?P<bare>(?:~|\.{{0,2}})/(?:\\.|[^\s\\])*{_NAME}))\s*$""",
@@ -17,7 +17,7 @@ _PATH = re.compile(
 
 
 def dropped_images(message: str) -> tuple[str, list[Path]]:
-    """The message without the paths of such files at its end, and these files, which all exist."""
+    """Split the existing media files off the end of a message."""
     found: list[Path] = []
     while (match := _PATH.search(message)) is not None:
         name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])

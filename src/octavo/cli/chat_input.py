@@ -1,4 +1,4 @@
-"""Lines of a conversation: typed at a terminal with editing and history, or read from a pipe."""
+"""Chat input: typed at a terminal with editing and history, or read from a pipe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _QUOTES = '"""'
 
 
 class ChatInput:
-    """Messages of the user. A pasted text of several lines is one message, and so is a block between triple quotes."""
+    """User messages. A pasted text of several lines is one message, and so is a block between triple quotes."""
 
     def __init__(self, commands: list[str]) -> None:
-        """commands: words that Tab completes at the beginning of a line."""
+        """commands: words that Tab completes at the start of a line."""
         self._session = _session(commands) if is_terminal(sys.stdin) and is_terminal(sys.stdout) else None
 
     def messages(self) -> Iterator[str]:
-        """One message after another, until the end of the input."""
+        """Yield messages until the end of the input."""
         while (line := self._line(">>> ")) is not None:
             if line.lstrip().startswith(_QUOTES):
                 yield self._block(line.lstrip().removeprefix(_QUOTES))
@@ -33,7 +33,7 @@ class ChatInput:
                 yield line
 
     def _block(self, text: str) -> str:
-        """The text up to the closing quotes, or to the end of the input."""
+        """Text up to the closing quotes or the end of the input."""
         while _QUOTES not in text:
             line = self._line("... ")
             if line is None:
@@ -67,6 +67,6 @@ def _session(commands: list[str]) -> PromptSession[str]:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW, 0o600))
         history = FileHistory(path)
     except OSError:
-        pass  # a folder that cannot be written: the history lasts as long as the conversation
+        pass  # the folder is not writable: keep the history for this conversation only
     completer = WordCompleter(commands, sentence=True)
     return PromptSession(history=history, completer=completer, complete_while_typing=False)

@@ -1,4 +1,4 @@
-"""Commands with many options: a short help with the common ones, and a full one under headings."""
+"""Commands with many options: a short help with the common ones, and a full one with headings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-# Options of the engine, the server and sampling that the short help shows.
+# Engine, server and sampling options that the short help shows.
 _COMMON = frozenset(
     {
         *("host", "port", "api_key", "api_key_file", "allow_unauthenticated"),
@@ -17,7 +17,7 @@ _COMMON = frozenset(
 
 
 class HeadedOption(click.Option):
-    """An option that the full help shows under a heading."""
+    """Option shown under a heading in the full help."""
 
     def __init__(self, *args: Any, heading: str, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -25,7 +25,7 @@ class HeadedOption(click.Option):
 
 
 class HeadedCommand(click.Command):
-    """A command whose `--help` is short and whose `--help-all` is complete."""
+    """Command with a short `--help` and a complete `--help-all`."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         full = click.Option(
@@ -39,7 +39,7 @@ class HeadedCommand(click.Command):
         return [*super().get_params(ctx), full] if self._has_headings else super().get_params(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, common ones first and the others under their headings."""
+        """Write the common options, then the rest under their headings."""
         is_full = not self._has_headings or bool(ctx.meta.get(_FULL))
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):

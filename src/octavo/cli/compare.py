@@ -1,4 +1,4 @@
-"""`octavo compare`: models, or engines, beside each other on this machine."""
+"""`octavo compare`: compare models or engines on this machine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 
 @click.command(cls=HeadedCommand)
 @click.argument("models", nargs=-1, shell_complete=complete_model)
-@click.option("--reference", metavar="MODEL", help="model that the others are compared with: KL divergence, agreement")
+@click.option("--reference", metavar="MODEL", help="baseline for KL divergence and agreement")
 @click.option(
-    "--types", metavar="A,B", help="also compare the reference quantized to these types, which are made if missing"
+    "--types", metavar="A,B", help="also compare the reference quantized to these types; missing files are created"
 )
 @with_report_options
 @click.option("--engine", "engines", multiple=True, help="compare engines: octavo, llama.cpp=PROGRAM, NAME=URL")
@@ -39,19 +39,19 @@ _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
     "--prompts",
     type=_PATH,
     metavar="FILE",
-    help="prompts for --engine, separated by lines of --- [default: nine built-in ones]",
+    help="prompts for --engine, separated by --- lines [default: nine built-in ones]",
 )
-@click.option("--max-tokens", type=_COUNT, help=f"tokens of each answer of an engine [default: {_ANSWER_TOKENS}]")
-@click.option("--html", type=_PATH, metavar="FILE", help="write the answers of engines side by side to FILE")
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--max-tokens", type=_COUNT, help=f"tokens per answer with --engine [default: {_ANSWER_TOKENS}]")
+@click.option("--html", type=_PATH, metavar="FILE", help="write the engines' answers side by side to FILE")
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
 @with_engine_options
 def compare(
     *, models: tuple[str, ...], engines: tuple[str, ...], as_json: bool, engine_options: Options, **given: Any
 ) -> None:
-    """Compare models by size, quality, speed and memory, or engines by their speed and their answers.
+    """Compare models by size, quality, speed and memory, or engines by speed and answers.
 
-    Speeds are measured in turns (A B A B), and the ratios count: the speed of a shared machine changes. With --engine,
-    one MODEL is for the engines that are started here; OPENAI_API_KEY is the key of the others.
+    Speeds are measured in alternation (A B A B), because the speed of a shared machine changes; trust the ratios. With
+    --engine, MODEL is the one model for all engines started here; OPENAI_API_KEY is sent to engines given by URL.
     """
     _check(models, engines, engine_options, given)
     if engines:
@@ -61,18 +61,18 @@ def compare(
 
 
 def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, given: dict[str, Any]) -> None:
-    """Raise UsageError for options that the command would not look at."""
+    """Raise UsageError for options that would be ignored."""
     if (unused := first_given(_MODEL_OPTIONS if engines else _ENGINE_OPTIONS)) is not None:
         raise UsageError(
             f"{unused} is for {'models' if engines else 'engines'}: {'leave out' if engines else 'add'} --engine"
         )
     if not engines:
         if given["types"] is not None and given["reference"] is None:
-            raise UsageError("--types needs --reference: the model that is quantized and compared with")
+            raise UsageError("--types needs --reference, the model to quantize and compare with")
         if given["reference"] is None and first_given(["reference_cache"]) is not None:
-            raise UsageError("--reference-cache needs --reference: the model that is compared with")
+            raise UsageError("--reference-cache needs --reference, the model to compare with")
         if not models and given["types"] is None:
-            raise UsageError("there is nothing to compare: name models, or engines with --engine")
+            raise UsageError("nothing to compare: name models, or engines with --engine")
         EngineConfig.resolve(models[0] if models else given["reference"], options)
         return
     if given["html"] is not None:
@@ -97,7 +97,7 @@ def _compare_models(models: tuple[str, ...], as_json: bool, options: Options, gi
 
 
 def _made(source: Path, types: str, threads: int) -> list[tuple[str, Path]]:
-    """The reference in other types, by name."""
+    """Quantize the reference to other types and return the files by name."""
     from octavo.quality.made_types import make_types
 
     with ProgressBar() as progress:

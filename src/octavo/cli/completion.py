@@ -1,4 +1,4 @@
-"""`octavo --install-completion`: commands, options and model names that the shell completes with Tab."""
+"""`octavo --install-completion`: Tab completion of commands, options and model names."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from octavo import env
 from octavo.errors import ModelWriteError, UsageError
 
 _VARIABLE = env.COMPLETION_VARIABLE
-# Where each shell looks, and what is left to do.
+# Where each shell looks, and what the user still has to do.
 _FILES = {
-    "bash": ("~/.local/share/bash-completion/completions/octavo", "it needs the package bash-completion"),
+    "bash": ("~/.local/share/bash-completion/completions/octavo", "it needs the bash-completion package"),
     "zsh": ("~/.zfunc/_octavo", "add `fpath+=~/.zfunc` before `compinit` in ~/.zshrc"),
     "fish": ("~/.config/fish/completions/octavo.fish", ""),
 }
 
 
 def install_completion(command: click.Command, shell: str | None) -> str:
-    """Write the script for a shell, and say where. shell: None is the user's own. Raises UsageError."""
+    """Write a shell's completion script and return a message about it. Raises UsageError.
+
+    shell: name of the shell, or None for the user's own.
+    """
     name = shell or env.shell()
     found = get_completion_class(name)
     if name not in _FILES or found is None:
-        raise UsageError(f"--install-completion: no completion for the shell {name!r}; give bash, zsh or fish")
+        raise UsageError(f"--install-completion: shell {name!r} is not supported; give bash, zsh or fish")
     file, remark = _FILES[name]
     path = env.user_path(file)
     script = found(command, {}, "octavo", _VARIABLE).source()
-    from octavo.loader.atomic_file import write_text  # numpy, which completing does without
+    from octavo.loader.atomic_file import write_text  # imports numpy, which completion does not need
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,11 +38,11 @@ def install_completion(command: click.Command, shell: str | None) -> str:
         raise UsageError(f"--install-completion: {path}: {error.strerror}") from error
     except ModelWriteError as error:
         raise UsageError(f"--install-completion: {error}") from error
-    return f"{path} is written{f'; {remark}' if remark else ''}. New shells complete `octavo`."
+    return f"Wrote {path}{f'; {remark}' if remark else ''}. New shells complete `octavo`."
 
 
 def answer_shell(command: click.Command, instruction: str) -> int:
-    """Write what the shell's script has asked for; the exit code."""
+    """Write what the shell's script asked for and return the exit code."""
     return shell_complete(command, {}, "octavo", _VARIABLE, instruction)
 
 

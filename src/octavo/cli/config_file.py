@@ -1,12 +1,12 @@
-"""Default values of options from a TOML file: a table for each command, `[serve]` for example.
+"""Default option values from a TOML file: a table for each command, for example `[serve]`.
 
     [serve]
     model = ["chat=qwen3:4b"]
     port = 9000
     max_num_seqs = 16
 
-Tables are named as the commands, keys as the options, with `-` or `_`. An option on the command line wins, but a wrong
-value of the file is an error all the same.
+Tables are named after commands and keys after options, with `-` or `_`. An option on the command line overrides the
+file, but a wrong value in the file is still an error.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MAX_BYTES = 1 << 20
 
 
 def defaults(path: Path | None, command: click.Command, commands: Collection[str]) -> dict[str, Any]:
-    """The values for one of the commands, by option. path: None is the user's own file, if there is one.
+    """Values for one of the commands, by option. Raises UsageError.
 
-    Raises UsageError.
+    path: the file, or None for the user's own if it exists.
     """
     file = env.config_file() if path is None else path
     if path is None and not file.is_file():
         return {}
     tables = _tables(file)
     if unknown := sorted(set(tables) - set(commands)):
-        raise UsageError(f"{file}: {unknown[0]!r} is no command; tables are named as these: {', '.join(commands)}")
+        raise UsageError(f"{file}: {unknown[0]!r} is not a command; use one of: {', '.join(commands)}")
     table = tables.get(command.name or "", {})
     if not isinstance(table, dict):
         raise UsageError(f"{file}: {command.name} must be a table: [{command.name}]")
@@ -57,7 +57,7 @@ def defaults(path: Path | None, command: click.Command, commands: Collection[str
 
 
 def _check_types(file: Path, command: click.Command, values: dict[str, Any]) -> None:
-    """Raise UsageError for a value that its option cannot have."""
+    """Raise UsageError for a value that its option does not accept."""
     context = click.Context(command, default_map=values)
     for param in command.params:
         if param.name in values:
@@ -68,13 +68,13 @@ def _check_types(file: Path, command: click.Command, values: dict[str, Any]) -> 
 
 
 def read_value(context: click.Context, param: click.Parameter) -> Any:
-    """The value of an option in the file, as if the command line had not given it. Raises click.BadParameter."""
+    """Value of an option in the file, read as from the command line. Raises click.BadParameter."""
     value, _ = param.consume_value(context, {})
     return param.type_cast_value(context, value)
 
 
 def _keys(command: click.Command) -> dict[str, str]:
-    """The parameters by key: their names, and `model` for the `models` of `serve`, an argument of many words."""
+    """Parameter names by key; `model` stands for `models` of `serve`, an argument that takes several words."""
     names = {param.name: param.name for param in command.params if param.name}
     many = [param.name for param in command.params if param.param_type_name == "argument" and param.nargs < 0]
     return {name.removesuffix("s"): name for name in many if name} | names
@@ -88,10 +88,10 @@ def _tables(file: Path) -> dict[str, Any]:
 
     try:
         if file.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{file}: larger than {_MAX_BYTES >> 20} MiB; this is no configuration")
+            raise UsageError(f"{file}: larger than {_MAX_BYTES >> 20} MiB; not a configuration file")
         tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
         return tables
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{file}: not TOML: {error}") from error
+        raise UsageError(f"{file}: not valid TOML: {error}") from error

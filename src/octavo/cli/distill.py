@@ -1,4 +1,4 @@
-"""`octavo distill`: a student that learns the next tokens of its teacher."""
+"""`octavo distill`: train a student model to imitate its teacher."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from octavo.errors import UsageError
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
     metavar="TEXT",
-    help="UTF-8 text on which the student learns the teacher's next tokens",
+    help="UTF-8 text to train on",
 )
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, help="time to train"
+    "--minutes", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, help="training time"
 )
-@click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="the most steps")
-@click.option("--batch", type=click.IntRange(1), default=4, show_default=True, help="pieces of text in a step")
-@click.option("--length", type=click.IntRange(2), default=256, show_default=True, help="tokens of a piece")
+@click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="maximum number of steps")
+@click.option("--batch", type=click.IntRange(1), default=4, show_default=True, help="text pieces per step")
+@click.option("--length", type=click.IntRange(2), default=256, show_default=True, help="tokens per piece")
 @click.option(
-    "--max-pieces", type=click.IntRange(1), default=512, show_default=True, help="pieces, spread over the text"
+    "--max-pieces", type=click.IntRange(1), default=512, show_default=True, help="most pieces, spread over the text"
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="learning rate")
 @click.option(
@@ -41,27 +41,27 @@ from octavo.errors import UsageError
     type=click.Choice(["forward", "reverse"]),
     default="forward",
     show_default=True,
-    help="forward: KL(teacher || student); reverse: the other way",
+    help="forward: KL(teacher || student); reverse: KL(student || teacher)",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(0, min_open=True),
     default=1.0,
     show_default=True,
-    help="softmax temperature of both models; unless it is 1, only the teacher's likeliest tokens count",
+    help="softmax temperature of both models; other than 1, only the teacher's top tokens count",
 )
 @click.option(
-    "--top-k", type=click.IntRange(2), default=64, show_default=True, help="tokens of the teacher that are kept"
+    "--top-k", type=click.IntRange(2), default=64, show_default=True, help="top tokens of the teacher to keep"
 )
 @float_type
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="for the order of the pieces")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed for the order of the pieces")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 def distill(**options: Any) -> None:
-    """Train STUDENT to predict the next tokens that TEACHER does, and write it as the GGUF file DST.
+    """Train STUDENT to imitate TEACHER, and write it as the GGUF file DST.
 
-    Both need the same vocabulary. All weights of the student are trained, on the CPU; products are in bfloat16 where
-    that is faster. The teacher's likeliest tokens are computed once for a text and kept in the cache. Needs torch:
-    pip install 'octavo[train]'.
+    Both need the same vocabulary. All weights of the student are trained, on the CPU, with bfloat16 products where that
+    is faster. The teacher's top tokens are computed once per text and cached. Needs torch: pip install
+    'octavo[train]'.
     """
     from octavo import env
     from octavo.compress.distill import TeacherCache, check_vocabularies, distilled, training_options, training_texts
@@ -107,12 +107,12 @@ def distill(**options: Any) -> None:
             sources = distilled(tokens, student, source.architecture, wanted, report)
             if not losses:
                 raise UsageError(
-                    "--minutes was over before the first step: nothing was trained; give more", param="minutes"
+                    "--minutes ran out before the first step; nothing was trained; raise it", param="minutes"
                 )
             model = as_source(source.path, source.metadata, student.file, sources)
             quantize_model(model, destination, choose_types(model, mixture, TypeOptions()), mixture.file_type)
     tail = losses[-max(len(losses) // 10, 1) :]
     write(
         f"{len(losses)} steps, products in {'bfloat16' if wanted.in_bfloat16 else 'float32'}; "
-        f"loss {losses[0]:.4f} at first, {sum(tail) / len(tail):.4f} at the end, in nats a token\n"
+        f"loss {losses[0]:.4f} at first, {sum(tail) / len(tail):.4f} at the end, in nats per token\n"
     )

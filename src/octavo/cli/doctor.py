@@ -1,4 +1,4 @@
-"""`octavo doctor`: the properties of this machine, and the settings that follow from them."""
+"""`octavo doctor`: check this machine and the settings Octavo will use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTERESTING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
 )  # fmt: skip
-_SAMPLE_BYTES = 64 << 20  # for each thread; beyond every cache
+_SAMPLE_BYTES = 64 << 20  # per thread; larger than any cache
 _SAMPLE_S = 0.25
 
 
@@ -38,15 +38,15 @@ def doctor(*, as_json: bool) -> None:
         {
             "octavo": f"{findings['version']}, Python {findings['python']}, {findings['system']}",
             "processor": findings["processor"],
-            "instruction sets": ", ".join(findings["cpu_flags"]) or "none that matter",
+            "instruction sets": ", ".join(findings["cpu_flags"]) or "none that Octavo uses",
             "kernels": f"{findings['isa']}: {findings['isa_reason']}",
             "threads": f"{findings['threads']}: {'; '.join(findings['thread_reasons'])}",
             **({"torch": findings["torch"]} if findings["torch"] else {}),
             **({"kernel libraries": "; ".join(findings["kernel_libraries"])} if findings["kernel_libraries"] else {}),
             "memory": f"{size(findings['available_bytes'])} available",
-            "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, from a short measurement",
+            "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s (short measurement)",
             "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
-            "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} of these",
+            "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} of that",
             "dependencies": ", ".join(f"{name} {version}" for name, version in findings["dependencies"].items()),
             "problems": "; ".join(findings["problems"]) or "none",
         },
@@ -55,7 +55,7 @@ def doctor(*, as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """The findings under their names in the JSON output. Failed checks are listed under `problems`."""
+    """Findings by their names in the JSON output; failed checks are under `problems`."""
     from octavo import env
     from octavo.bench import machine
 
@@ -94,7 +94,7 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
-    """The backend cpu as it describes itself, and the bytes that are free where it computes."""
+    """Description of the backend cpu, and its free memory in bytes."""
     from octavo.backends import BackendDescription, get_backend
 
     try:
@@ -108,7 +108,7 @@ def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
 
 
 def _torch() -> tuple[str | None, list[str]]:
-    """The GPU that the backend `torch` would use and its libraries of kernels; None: torch is not installed."""
+    """GPU that the backend `torch` would use, and its kernel libraries; None without torch."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -117,7 +117,7 @@ def _torch() -> tuple[str | None, list[str]]:
 
     try:
         found = get_backend("torch").describe()
-    except (OctavoError, ImportError, OSError, RuntimeError) as error:  # a broken torch, or its driver
+    except (OctavoError, ImportError, OSError, RuntimeError) as error:  # torch or its driver is broken
         return f"{type(error).__name__}: {error}", []
     return f"{_version('torch', [])}: {found.kernels}, {found.reason}", list(found.libraries)
 
@@ -133,7 +133,7 @@ def _version(name: str, problems: list[str]) -> str:
 
 
 def _read_bandwidth(num_threads: int) -> float:
-    """Bytes per second that all threads together read from memory, the best of a few measurements."""
+    """Memory read bandwidth of all threads together in bytes/s: the best of a few measurements."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np

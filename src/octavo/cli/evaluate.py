@@ -1,4 +1,4 @@
-"""`octavo eval`: the quality of a model: perplexity, divergence from a reference, tasks."""
+"""`octavo eval`: measure the quality of a model by perplexity, divergence from a reference, and tasks."""
 
 from __future__ import annotations
 
@@ -32,29 +32,27 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
 
 @click.command("eval", cls=HeadedCommand)
 @click.argument("model", shell_complete=complete_model)
-@click.option(
-    "--text", type=_PATH, metavar="FILE", help="text in UTF-8 [default: a built-in one, half prose, half code]"
-)
-@click.option("--tokens", type=_COUNT, help="take windows of so many tokens in all, spread evenly over the text")
+@click.option("--text", type=_PATH, metavar="FILE", help="UTF-8 text [default: built-in, half prose, half code]")
+@click.option("--tokens", type=_COUNT, help="use only windows with this many tokens in total, spread over the text")
 @click.option(
     "--convention",
     type=click.Choice(["chunks", "strided"]),
     default="chunks",
     show_default=True,
-    help="how to measure perplexity: llama.cpp's chunks, scoring second halves, or windows that score every token once",
+    help="how to measure perplexity: chunks scored by second half (llama.cpp), or windows that score each token once",
 )
-@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens of a window")
+@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens per window")
 @click.option(
     "--stride",
     type=_COUNT,
-    help="with --convention strided: tokens from one window to the next [default: half a window]",
+    help="with --convention strided: tokens between window starts [default: half a window]",
 )
-@click.option("--reference", metavar="MODEL", help="model to compare with: KL divergence and agreement")
+@click.option("--reference", metavar="MODEL", help="baseline for KL divergence and agreement")
 @click.option(
     "--reference-backend", default="cpu", show_default=True, help="cpu, or reference: numpy in float32 (slow, exact)"
 )
 @click.option(
-    "--reference-cache", default="8GiB", show_default=True, metavar="SIZE", help="disk space for all references"
+    "--reference-cache", default="8GiB", show_default=True, metavar="SIZE", help="disk space for cached references"
 )
 @click.option(
     "--task", "tasks", type=_PATH, multiple=True, metavar="FILE", help="questions as JSON lines (docs/lab/quality.md)"
@@ -62,19 +60,19 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
 @click.option("--limit", type=_COUNT, help="maximum number of questions per task")
 @click.option("--few-shot", type=click.IntRange(min=0), default=0, show_default=True, help="examples before a question")
 @click.option(
-    "--few-shot-from", type=_PATH, metavar="FILE", help="file of the examples [default: the task's first lines]"
+    "--few-shot-from", type=_PATH, metavar="FILE", help="file with the examples [default: the task's first lines]"
 )
 @click.option("--per-token", type=_PATH, metavar="FILE", help="write the loss of each token to FILE, as JSON lines")
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
 @with_engine_options
 def evaluate(*, model: str, tasks: tuple[Path, ...], as_json: bool, engine_options: Options, **given: Any) -> None:
-    """Judge a model by its perplexity, its divergence from a reference, or tasks.
+    """Measure the quality of a model: perplexity, divergence from a reference, or tasks.
 
     MODEL is a path, a hub id or a short name.
     """
     from octavo.quality.texts import read_text
 
-    EngineConfig.resolve(model, engine_options)  # an error comes before a download
+    EngineConfig.resolve(model, engine_options)  # reports errors before a download
     _check(tasks, given)
     if tasks:
         reports = _run_tasks(model, tasks, engine_options, given)
@@ -94,19 +92,19 @@ def evaluate(*, model: str, tasks: tuple[Path, ...], as_json: bool, engine_optio
 
 
 def _check(tasks: tuple[Path, ...], given: dict[str, Any]) -> None:
-    """Raise UsageError for options that the command would not look at."""
+    """Raise UsageError for options that would be ignored."""
     if (unused := first_given(_TEXT_OPTIONS if tasks else _TASK_OPTIONS)) is not None:
         raise UsageError(
-            f"{unused} belongs to {'a text' if tasks else 'tasks'}: {'leave out' if tasks else 'add'} --task"
+            f"{unused} applies only to {'a text' if tasks else 'tasks'}: {'leave out' if tasks else 'add'} --task"
         )
     if given["reference"] is None and (unused := first_given(_REFERENCE_OPTIONS)) is not None:
-        raise UsageError(f"{unused} needs --reference: the model that is compared with")
+        raise UsageError(f"{unused} needs --reference, the model to compare with")
     if given["per_token"] is not None:
         check_folder(given["per_token"])
     if given["stride"] is not None and given["convention"] == "chunks":
-        raise UsageError("--stride belongs to --convention strided; chunks follow each other")
+        raise UsageError("--stride applies only to --convention strided; add it, or leave out --stride")
     if given["few_shot_from"] is not None and not given["few_shot"]:
-        raise UsageError("--few-shot-from needs --few-shot with the number of examples")
+        raise UsageError("--few-shot-from needs --few-shot, the number of examples")
 
 
 def _evaluate_text(
@@ -137,7 +135,7 @@ def _run_tasks(model: str, tasks: tuple[Path, ...], options: Options, given: dic
     from octavo.quality.tasks import read_task
 
     few_shot = {"few_shot": given["few_shot"], "few_shot_from": given["few_shot_from"]}
-    read = [read_task(path, limit=given["limit"], **few_shot) for path in tasks]  # an error comes before the load
+    read = [read_task(path, limit=given["limit"], **few_shot) for path in tasks]  # reports errors before loading
     path, options = find_model(model, options)
     with ProgressBar() as progress:
         config = EngineConfig.resolve(str(path), options)
@@ -154,7 +152,7 @@ def _write_text(report: TextReport) -> None:
         "convention": report.convention,
         "counted": f"{perplexity.num_tokens:,} tokens in {report.num_windows} windows",
         "perplexity": f"{perplexity.perplexity:.4f} ± {perplexity.standard_error:.4f}",
-        "loss": f"{perplexity.mean_nll:.5f} nats a token; {report.top1_accuracy:.2%} of the tokens were the likeliest",
+        "loss": f"{perplexity.mean_nll:.5f} nats per token; {report.top1_accuracy:.2%} of the tokens were ranked first",
         "speed": f"{report.tokens_per_s:,.0f} tokens/s, {report.seconds:.1f} s",
     }
     if divergence is not None:
@@ -185,7 +183,7 @@ def _write_tasks(reports: list[TaskReport]) -> None:
 
 
 def _write_tokens(path: Path, tokens: TokenFigures) -> None:
-    """A line for each counted token; a file that is already there is replaced only by a whole one."""
+    """Write a line for each counted token; an existing file is replaced only once the new one is complete."""
     from octavo.loader.atomic_file import AtomicFile
 
     with AtomicFile(path, magic=b"") as file:

@@ -1,4 +1,4 @@
-"""`octavo finetune`: a LoRA adapter for a model, learnt from examples."""
+"""`octavo finetune`: train a LoRA adapter from examples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STOPPED = 130
     "--output",
     type=click.Path(path_type=Path),
     metavar="ADAPTER",
-    help="folder of the adapter [default: the name of the data with -lora]",
+    help="folder for the adapter [default: the data file's name plus -lora]",
 )
 @click.option(
     "--rank", type=click.IntRange(1, 1024), default=16, show_default=True, help="rank of the adapter's matrices"
@@ -53,37 +53,37 @@ _STOPPED = 130
     help="peak learning rate",
 )
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="passes over the data")
-@click.option("--batch-tokens", type=click.IntRange(1), default=1024, show_default=True, help="tokens of a step")
+@click.option("--batch-tokens", type=click.IntRange(1), default=1024, show_default=True, help="tokens per step")
 @click.option(
-    "--sequence-length", type=click.IntRange(2), default=1024, show_default=True, help="most tokens of an example"
+    "--sequence-length", type=click.IntRange(2), default=1024, show_default=True, help="maximum tokens per example"
 )
 @click.option(
     "--held-out",
     type=click.FloatRange(0, 0.9),
     default=0.05,
     show_default=True,
-    help="share of the lines to keep out of training and measure the loss on",
+    help="share of the lines held out to measure the loss on",
 )
-@click.option("--held-out-every", type=click.IntRange(1), metavar="STEPS", help="[default: ten times in the run]")
+@click.option("--held-out-every", type=click.IntRange(1), metavar="STEPS", help="[default: ten times per run]")
 @click.option(
     "--target-modules",
     default="all-linear",
     show_default=True,
-    help="last names of the modules that change, such as q_proj,v_proj",
+    help="modules to train, such as q_proj,v_proj",
 )
 @click.option(
     "--frozen",
     type=click.Choice(["auto", "kept", "stored"]),
     default="auto",
     show_default=True,
-    help="weights that are not trained: kept in memory as floats, or dequantized whenever they are needed",
+    help="how to hold frozen weights: as floats in memory, or dequantized whenever they are needed",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="for the order of examples and for initial values",
+    help="seed for the order of examples and the initial values",
 )
 @click.option("--restart", is_flag=True, help="discard an unfinished run and start over")
 @click.option("--force", is_flag=True, help="replace ADAPTER if it exists")
@@ -91,10 +91,9 @@ _STOPPED = 130
 def finetune(model: str, data: Path, output: Path | None, **options: Any) -> None:
     """Train a LoRA adapter for MODEL on the answers in FILE, on the CPU.
 
-    The loss counts answers only: the assistant's messages, completions, or all of a text. The weights of MODEL stay as
-    they are; GGUF files of any type work. ADAPTER is a folder as PEFT writes it. A run that has ended early, in
-    whatever way, goes on with the same command; its state is in ADAPTER.partial. Needs torch: pip install
-    'octavo[train]'.
+    The loss covers only answers: the assistant's messages, completions, or all of a text. The weights of MODEL are not
+    changed, and GGUF files of any type work. ADAPTER is a folder in PEFT's format. An interrupted run resumes with the
+    same command; its state is in ADAPTER.partial. Needs torch: pip install 'octavo[train]'.
     """
     from octavo.finetune.finetune import FinetuneOptions, open_finetuning, run_folder
     from octavo.finetune.finetune import finetune as train
@@ -129,13 +128,13 @@ def _check_adapter(adapter: Path, may_replace: bool) -> None:
     if not adapter.exists():
         return
     if not (adapter / CONFIG_NAME).is_file():
-        raise UsageError(f"{adapter}: this is no adapter; write to another name", param="output")
+        raise UsageError(f"{adapter}: exists and is not an adapter; choose another name", param="output")
     if not may_replace:
-        raise UsageError(f"{adapter}: exists already; --force replaces it", param="output")
+        raise UsageError(f"{adapter}: already exists; --force replaces it", param="output")
 
 
 class _Shown:
-    """The lines and the bar of a run on standard error."""
+    """Progress of a run on standard error."""
 
     def __init__(self, work: Finetuning, bar: ProgressBar) -> None:
         self._work, self._bar = work, bar
@@ -146,19 +145,19 @@ class _Shown:
         examples, plan = self._work.examples, self._work.plan
         learned = sum(text.num_learned for text in plan.texts)
         _say(
-            f"{examples.num_lines:,} lines: {len(plan.texts):,} examples with {learned:,} learnt tokens, "
-            f"{len(plan.held_out):,} held out; {len(plan.steps):,} steps, {self._total:,} tokens in all"
+            f"{examples.num_lines:,} lines: {len(plan.texts):,} examples with {learned:,} trained tokens,  "
+            f"{len(plan.held_out):,} held out; {len(plan.steps):,} steps, {self._total:,} tokens in total"
         )
         if examples.num_cut or examples.num_dropped:
             _say(
-                f"{examples.num_cut:,} examples are longer than --sequence-length and lose their end; "
-                f"{examples.num_dropped:,} have no answer before it and are left out"
+                f"{examples.num_cut:,} examples are longer than --sequence-length and were cut; "
+                f"{examples.num_dropped:,} have no answer before the cut and were dropped"
             )
 
     def begin(self, memory: str, steps: int) -> None:
         _say(memory)
         if steps:
-            _say(f"goes on after {steps:,} of {len(self._work.plan.steps):,} steps")
+            _say(f"resuming after {steps:,} of {len(self._work.plan.steps):,} steps")
         self._before, self._start = self._work.plan.num_tokens(0, steps), time.monotonic()
         self._bar.update("training", self._before, self._total)
 
@@ -178,7 +177,7 @@ def _say(text: str) -> None:
 
 
 def _every(seconds: float) -> Callable[[], bool]:
-    """True once in so many seconds."""
+    """A function that returns True once per this many seconds."""
     last = time.monotonic()
 
     def is_due() -> bool:
@@ -193,14 +192,14 @@ def _every(seconds: float) -> Callable[[], bool]:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """A function that is true once SIGINT or SIGTERM came. The second one ends the process as always."""
+    """A function that returns True once SIGINT or SIGTERM has arrived. The second signal ends the process as usual."""
     came = False
 
     def stop(number: int, _frame: object) -> None:
         nonlocal came
         came = True
         signal.signal(number, before[signal.Signals(number)])
-        _say("stops after this step")
+        _say("stopping after this step")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -213,7 +212,7 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
 def _report(adapter: Path, work: Finetuning, done: Finetuned, seconds: float, as_json: bool) -> None:
     steps, losses, held_out = done.progress.steps, done.progress.losses, done.progress.held_out
     if not done.nbytes:
-        _say(f"stopped after {steps:,} of {len(work.plan.steps):,} steps; the same command goes on")
+        _say(f"stopped after {steps:,} of {len(work.plan.steps):,} steps; run the same command again to resume")
         raise SystemExit(_STOPPED)
     recent = losses[-_RECENT:]
     last = sum(recent) / len(recent)

@@ -1,7 +1,7 @@
-"""`octavo`: the commands, and the handling of errors.
+"""`octavo`: commands and error handling.
 
 Exit codes: 0 success; 1 internal error; 2 invalid command; 3 model cannot be loaded; 4 the server's port or memory is
-not available; 5 the engine died too often; 130 Ctrl-C; 141 the reader of the output has closed it.
+not available; 5 the engine died too often; 130 Ctrl-C; 141 the reader of the output closed it.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from octavo.cli.config_file import defaults
 from octavo.cli.terminal import ReaderGoneError, show_help_without_command, write
 from octavo.errors import OctavoError
 
-# Each with its module, the command's name there, and its summary: the list of commands imports none of them.
+# Module, function and summary of each command, so that the list of commands imports none of them.
 _COMMANDS = {
     "run": ("run.run", "Answer a prompt."),
     "chat": ("chat.chat", "Chat with a model."),
-    "serve": ("serve.serve", "Serve models over HTTP, with the APIs of OpenAI, Anthropic and others."),
+    "serve": ("serve.serve", "Serve models over HTTP, compatible with OpenAI, Anthropic and other APIs."),
     "ps": ("servers.ps", "List running servers: their models, state and requests."),
-    "stop": ("servers.stop", "Stop a server, after its running requests have finished (see `octavo serve --drain`)."),
-    "pull": ("models.pull", "Download models, or update those already downloaded."),
+    "stop": ("servers.stop", "Stop a server once its running requests have finished (see `octavo serve --drain`)."),
+    "pull": ("models.pull", "Download or update models."),
     "create": ("named.create", "Create a named model with its own settings from a Modelfile."),
-    "cp": ("named.cp", "Give a model a second NAME."),
+    "cp": ("named.cp", "Give a model another name."),
     "list": ("models.list_models", "List the models on this machine."),
     "rm": ("models.rm", "Delete downloaded models."),
-    "cache": ("cache.cache", "List or delete the prompts that `octavo serve --prompt-cache-dir DIR` has kept."),
+    "cache": ("cache.cache", "List or delete the prompts kept by `octavo serve --prompt-cache-dir DIR`."),
     "show": ("show.show", "Describe a model: architecture, formats, sizes, context, template, licence."),
-    "batch": ("batch.batch", "Answer all requests in a file; run it again to resume where it stopped."),
-    "run-batch": ("batch.run_batch", "Answer all requests of a file: `octavo batch` in the words of vLLM."),
-    "plan": ("plan.plan", "Show how much memory a model needs, and how much context fits this machine."),
+    "batch": ("batch.batch", "Answer all requests in a file. Run the same command again to resume."),
+    "run-batch": ("batch.run_batch", "Answer all requests in a file: `octavo batch` with vLLM's options."),
+    "plan": ("plan.plan", "Show how much memory a model needs and how much context fits on this machine."),
     "quantize": (
         "quantize.quantize",
-        "Write SRC with smaller types: as the GGUF file DST, or as the Hugging Face checkpoint in the folder DST.",
+        "Quantize SRC to DST, a GGUF file or the folder of a Hugging Face checkpoint.",
     ),
-    "convert": ("quantize.convert", "Write SRC, a safetensors checkpoint or a GGUF file, as DST with float weights."),
-    "prune": ("prune.prune", "Write SRC without its least important parts as the GGUF file DST."),
+    "convert": ("quantize.convert", "Convert SRC, a safetensors checkpoint or a GGUF file, to DST with float weights."),
+    "prune": ("prune.prune", "Remove the least important parts of SRC and write the GGUF file DST."),
     "distill": (
         "distill.distill",
-        "Train STUDENT to predict the next tokens that TEACHER does, and write it as the GGUF file DST.",
+        "Train STUDENT to imitate TEACHER, and write it as the GGUF file DST.",
     ),
     "finetune": ("finetune.finetune", "Train a LoRA adapter for MODEL on the answers in FILE, on the CPU."),
     "bench": ("bench.bench", "Measure the speed of a model on this machine."),
-    "eval": ("evaluate.evaluate", "Judge a model by its perplexity, its divergence from a reference, or tasks."),
+    "eval": ("evaluate.evaluate", "Measure the quality of a model: perplexity, divergence from a reference, or tasks."),
     "compare": (
         "compare.compare",
-        "Compare models by size, quality, speed and memory, or engines by their speed and their answers.",
+        "Compare models by size, quality, speed and memory, or engines by speed and answers.",
     ),
     "doctor": (
         "doctor.doctor",
@@ -65,7 +65,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports only the command that is asked for."""
+    """Command group that imports only the command it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(_COMMANDS)
@@ -130,18 +130,18 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = [*arguments[1:2], "--help"]
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     at = next((i for i, word in enumerate(options) if word.partition("=")[0] == "--config"), None)
-    if at is not None:  # before the command or after it
+    if at is not None:  # before or after the command
         end = at + (1 if "=" in options[at] else 2)
         arguments = [*arguments[at:end], *arguments[:at], *arguments[end:]]
     _set_up_logging(logging.DEBUG if is_debug else logging.WARNING)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # invalid bytes, or characters that the terminal lacks
+        if isinstance(stream, io.TextIOWrapper):  # invalid bytes, or characters that the terminal cannot show
             stream.reconfigure(errors="replace")
     sys.exit(_run(arguments, is_debug))
 
 
 class _FlagFormatter(logging.Formatter):
-    """Writes warnings of the engine with the names of its options as flags."""
+    """Format the engine's warnings with option names as flags."""
 
     def format(self, record: logging.LogRecord) -> str:
         from octavo.cli.options import in_flags
@@ -179,7 +179,7 @@ def _run(arguments: list[str], is_debug: bool) -> int:
     except MemoryError:
         from octavo.backends.memory import address_space_note
 
-        remedy = "take a smaller model, or lower --kv-cache-memory or --max-model-len"
+        remedy = "use a smaller model, or lower --kv-cache-memory or --max-model-len"
         return _fail(3, f"out of memory: {remedy}{address_space_note()}", is_debug)
     except Exception as error:
         what = f"internal error: {type(error).__name__}: {error} (run again with --debug for the traceback)"
@@ -187,7 +187,7 @@ def _run(arguments: list[str], is_debug: bool) -> int:
 
 
 def _discard_output() -> None:
-    """Discard what is still buffered, or the interpreter complains when it flushes it at exit."""
+    """Discard buffered output; the interpreter would complain when it flushes it at exit."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

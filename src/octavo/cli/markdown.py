@@ -1,4 +1,4 @@
-"""Markdown that streams to a terminal: headings, bold and italic text, code and lists get a style as they come."""
+"""Markdown streamed to a terminal: style headings, bold and italic text, code and lists as they arrive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _HEADING = re.compile(r"#{1,6}")
 
 
 class MarkdownStyle:
-    """The styles of one answer. It sees word after word, and holds nothing back."""
+    """Styles of one answer. Works word by word and holds nothing back."""
 
     def __init__(self) -> None:
         self._is_heading = self._is_bold = self._is_italic = self._is_code = False
 
     def word(self, word: str, *, begins_line: bool) -> tuple[str, int]:
-        """A word with its styles in place of its marks, and the number of its columns."""
+        """Replace a word's marks with styles; also return its width in columns."""
         if begins_line and not self._is_code:
             if _HEADING.fullmatch(word):
                 self._is_heading = True
@@ -34,11 +34,11 @@ class MarkdownStyle:
         return "".join(out), columns
 
     def code_line(self, text: str) -> str:
-        """A piece of a line of fenced code."""
+        """Style a piece of a line of fenced code."""
         return f"{_CODE}{text}{_NOT_CODE}" if text else ""
 
     def end_line(self, *, ends_paragraph: bool) -> str:
-        """End the heading; at the end of a paragraph also what was never closed."""
+        """End the heading, and at the end of a paragraph all open styles."""
         out = ""
         if self._is_heading or (ends_paragraph and self._is_bold):
             out += _NOT_BOLD
@@ -49,7 +49,7 @@ class MarkdownStyle:
         return out
 
     def _switch(self, mark: str, before: str, after: str) -> str | None:
-        """The style that a mark begins or ends; None: it is text, such as the star of a product."""
+        """Style that a mark starts or ends; None if it is plain text, such as a multiplication sign."""
         if mark == "`":
             self._is_code = not self._is_code
             return _CODE if self._is_code else _NOT_CODE

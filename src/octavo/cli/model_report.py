@@ -1,4 +1,4 @@
-"""The report on models beside each other, for every command that writes one: its options, its table and its plots."""
+"""Report that compares models: its options, table and plots."""
 
 from __future__ import annotations
 
@@ -23,32 +23,30 @@ _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 NAMES = ("text", "tokens", "window", "turns", "plots", "reference_cache")
 _OPTIONS = (
+    click.option("--text", type=_PATH, metavar="FILE", help="UTF-8 text [default: built-in, half prose, half code]"),
+    click.option("--tokens", type=_COUNT, help="use only windows with this many tokens in total, spread over the text"),
+    click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens per window"),
     click.option(
-        "--text", type=_PATH, metavar="FILE", help="text in UTF-8 [default: a built-in one, half prose, half code]"
-    ),
-    click.option("--tokens", type=_COUNT, help="take windows of so many tokens in all, spread evenly over the text"),
-    click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens of a window"),
-    click.option(
-        "--reference-cache", default="8GiB", show_default=True, metavar="SIZE", help="disk space for all references"
+        "--reference-cache", default="8GiB", show_default=True, metavar="SIZE", help="disk space for cached references"
     ),
     click.option(
         "--plots", type=_PATH, metavar="FOLDER", help="write plots to FOLDER, as SVG and PNG (octavo[report])"
     ),
     click.option(
-        "--turns", type=click.IntRange(min=0), default=3, show_default=True, help="speed measurements of each model"
+        "--turns", type=click.IntRange(min=0), default=3, show_default=True, help="speed measurements per model"
     ),
 )
 
 
 def with_report_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of the report; the command receives them as NAMES."""
+    """Add the report's options; the command receives them by `NAMES`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def prepare_report(given: dict[str, Any]) -> JudgedText:
-    """The text of the report. Makes the folder of plots. An error in the options comes before a model is fetched."""
+    """Return the report's text and make the folder for plots, so that errors come before a model is downloaded."""
     from octavo.quality.texts import read_text
 
     parse_bytes("reference_cache", given["reference_cache"])
@@ -59,7 +57,7 @@ def prepare_report(given: dict[str, Any]) -> JudgedText:
 
 
 def check_windows(given: dict[str, Any], text: JudgedText, model: Path) -> None:
-    """Raise UsageError for a text that is too short in the model's tokens, before the long work."""
+    """Raise UsageError if the text has too few tokens for this model, before the long work."""
     from octavo.quality.evaluation import WindowOptions, tokenizer_of
 
     tokenizer = tokenizer_of(str(model))
@@ -75,7 +73,10 @@ def report_models(
     *,
     as_json: bool = False,
 ) -> None:
-    """Compare the models, which have names, and write the report. options: of their engine."""
+    """Compare the named models and write the report.
+
+    options: engine options.
+    """
     from octavo.engine.loading.devices import free_memory
     from octavo.quality.evaluation import ReferenceOptions, WindowOptions
     from octavo.quality.model_comparison import ComparisonOptions, compare_models
@@ -99,12 +100,12 @@ def report_models(
 
 
 def short_name(model: str) -> str:
-    """The name of a model in the report: that of its file or folder."""
+    """Name of a model in the report: its file or folder."""
     return Path(model).name.removesuffix(".gguf") or model
 
 
 def _write_plots(comparison: ModelComparison, folder: Path | None) -> None:
-    """Without matplotlib the table stands alone, and a line says how to get the plots."""
+    """Write the plots; without matplotlib, say how to get them."""
     from octavo.quality.plots import REMEDY, write_plots
 
     if folder is None:

@@ -1,4 +1,4 @@
-"""`octavo pull`, `octavo list` and `octavo rm`: the models on this machine."""
+"""`octavo pull`, `octavo list` and `octavo rm`: manage the models on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.errors import UsageError
 @click.argument("models", shell_complete=complete_model, nargs=-1, required=True, metavar="MODEL...")
 @click.option("--revision", help="branch, tag or commit of the repository [default: the newest]")
 def pull(*, models: tuple[str, ...], revision: str | None) -> None:
-    """Download models, or update those already downloaded.
+    """Download or update models.
 
     MODEL is a short name (`octavo list --all`), a hub id such as org/name or org/name:Q4_K_M, or a hub URL.
     """
@@ -28,12 +28,12 @@ def pull(*, models: tuple[str, ...], revision: str | None) -> None:
 
 
 @click.command("list")
-@click.option("--all", "every", is_flag=True, help="list every short name instead, with its repository")
+@click.option("--all", "every", is_flag=True, help="list all short names and their repositories instead")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 def list_models(*, every: bool, as_json: bool) -> None:
     """List the models on this machine.
 
-    These are the downloaded ones, your own GGUF files that were used, and the names of `octavo create` and `octavo cp`.
+    Shows downloaded models, your own GGUF files that you used, and names made by `octavo create` or `octavo cp`.
     """
     from octavo.loader.library import age, installed
     from octavo.loader.named_models import every as every_name
@@ -45,7 +45,7 @@ def list_models(*, every: bool, as_json: bool) -> None:
         own = [{"name": m.name, "bytes": None, "used": None, "path": m.model} for m in named]
         write_json([*own, *[{"name": m.name, "bytes": m.nbytes, "used": m.used, "path": str(m.path)} for m in models]])
     elif not models and not named:
-        write("No models are downloaded. `octavo run` downloads smollm2; `octavo list --all` lists short names.\n")
+        write("No models yet. `octavo run` downloads smollm2; `octavo list --all` shows the short names.\n")
     else:
         rows = [{"NAME": m.name, "SIZE": "", "USED": "", "PATH": f"made from {m.model}"} for m in named]
         rows += [
@@ -53,7 +53,7 @@ def list_models(*, every: bool, as_json: bool) -> None:
             for m in models
         ]
         write_table(rows, right=("SIZE",))
-        write(f"{size(sum(m.nbytes for m in models))} in all\n")
+        write(f"{size(sum(m.nbytes for m in models))} in total\n")
     return None
 
 
@@ -61,9 +61,9 @@ def list_models(*, every: bool, as_json: bool) -> None:
 @click.argument("names", shell_complete=complete_model, nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 def rm(*, names: tuple[str, ...], yes: bool) -> None:
-    """Delete downloaded models. NAME is as `octavo list` shows it, or a short name.
+    """Delete downloaded models. NAME is a name from `octavo list`, or a short name.
 
-    Your own files are only taken off the list, and a name of `octavo create` or `cp` leaves its model.
+    Your own files are only removed from the list. Deleting a name made by `octavo create` or `cp` keeps its model.
     """
     import sys
 
@@ -84,21 +84,21 @@ def rm(*, names: tuple[str, ...], yes: bool) -> None:
         model = known.get(name) or known.get(label_of(name) or "") or by_path.get(path)
         if model is None:
             there = [*(named.name for named in every_name()), *known]
-            raise UsageError(f"there is no model {name!r}; known are: {', '.join(there) or 'none'}")
+            raise UsageError(f"there is no model {name!r}; available: {', '.join(there) or 'none'}")
         chosen.append(model)
     total = size(sum(model.nbytes for model in chosen if not model.is_own))
     if not yes and not all(model.is_own for model in chosen):
         if not is_terminal(sys.stdin):
-            raise UsageError(f"deleting {total} needs a yes: run it at a terminal, or give --yes")
+            raise UsageError(f"deleting {total} needs confirmation: run at a terminal, or give --yes")
         listed = ", ".join(model.name for model in chosen if not model.is_own)
         click.confirm(f"Delete {listed} ({total})?", abort=True, err=True)
     for named in own:
         forget(named.name)
-        write(f"deleted the name {named.name}; {named.model} stays\n")
+        write(f"deleted the name {named.name}; {named.model} is kept\n")
     for model in chosen:
         remove(model)
         if model.is_own:
-            write(f"{model.name} is off the list; the file stays\n")
+            write(f"removed {model.name} from the list; the file is kept\n")
         else:
             write(f"deleted {model.name} ({size(model.nbytes)})\n")
 
@@ -111,5 +111,5 @@ def _list_names(as_json: bool) -> None:
     if as_json:
         return write_json(names)
     write_table([{"NAME": name, "REPOSITORY": repository} for name, repository in names.items()])
-    write("A type may follow: qwen3:4b-q8_0. Without one, Q4_K_M is taken if the repository has it.\n")
+    write("Add a type if you like: qwen3:4b-q8_0. The default is Q4_K_M if the repository has it.\n")
     return None

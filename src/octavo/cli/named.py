@@ -1,4 +1,4 @@
-"""`octavo create` and `octavo cp`: names of the user's own for models with their settings."""
+"""`octavo create` and `octavo cp`: your own names for models and their settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo.errors import UsageError
 def create(*, name: str, file: Path) -> None:
     """Create a named model with its own settings from a Modelfile.
 
-    FILE has Ollama's format, with the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`,
+    FILE is an Ollama Modelfile with the instructions FROM, PARAMETER, SYSTEM, TEMPLATE (Jinja) and ADAPTER. `run`,
     `chat`, `serve`, `show` and `LLM` accept NAME; `octavo rm` deletes it. Nothing is copied.
     """
     from octavo.loader.modelfile import read_modelfile
@@ -41,9 +41,9 @@ def create(*, name: str, file: Path) -> None:
 @click.argument("source", shell_complete=complete_model)
 @click.argument("name")
 def cp(*, source: str, name: str) -> None:
-    """Give a model a second NAME.
+    """Give a model another name.
 
-    SOURCE may be a name of yours, whose settings NAME then has too. Nothing is copied.
+    If SOURCE is one of your own names, NAME gets its settings too. Nothing is copied.
     """
     from octavo.loader.aliases import ALIASES
     from octavo.loader.named_models import NamedModel, expanded, store
@@ -57,7 +57,7 @@ def cp(*, source: str, name: str) -> None:
 
 
 def _check_model(model: str) -> None:
-    """Raise UsageError if that is no file, and no name of a model either. Ask no network."""
+    """Raise UsageError unless this is a file or a known model name. Does not use the network."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import nearest
     from octavo.loader.references import parse
@@ -65,4 +65,4 @@ def _check_model(model: str) -> None:
     if model.lower() in ALIASES or env.user_path(model).exists() or parse(model) is not None:
         return
     near = nearest(model, ALIASES)
-    raise UsageError(f"{model}: no such file, and no model of that name{f'; did you mean {near}?' if near else ''}")
+    raise UsageError(f"{model}: no such file or model{f'; did you mean {near}?' if near else ''}")

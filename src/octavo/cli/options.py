@@ -24,37 +24,37 @@ from octavo.server.config import ServerConfig
 DEFAULT_MODEL = "smollm2"
 
 Options = dict[str, Any]
-"""The options given on the command line, by field name."""
+"""Options given on the command line, by field name."""
 _Flag = tuple[Any, str, Any]  # type, help, default
 
 _SAMPLING_HELP: dict[str, str] = {
-    "temperature": "randomness of the choice of tokens; 0: always the most likely token",
-    "top_p": "sample from the most likely tokens whose probabilities add up to this",
-    "top_k": "sample from this many most likely tokens; 0: from all",
-    "min_p": "leave out tokens less likely than this fraction of the most likely one",
-    "typical_p": "sample from the most typical tokens whose probabilities add up to this",
-    "repetition_penalty": "above 1: tokens of the prompt and the answer become less likely",
-    "presence_penalty": "above 0: tokens that are already in the answer become less likely",
-    "frequency_penalty": "above 0: a token becomes less likely each time it appears in the answer",
-    "seed": "seed of the random numbers; the same seed gives the same answer",
-    "stop": "stop before this text; may be given several times",
-    "stop_token_ids": "stop at this token id; may be given several times",
-    "bad_words": "text that must not appear in the answer; may be given several times",
-    "allowed_token_ids": "sample only from these token ids; may be given several times",
+    "temperature": "sampling randomness; 0 always picks the most likely token",
+    "top_p": "sample from the most likely tokens that together reach this probability",
+    "top_k": "sample from this many of the most likely tokens; 0 means all",
+    "min_p": "drop tokens less likely than this fraction of the most likely one",
+    "typical_p": "sample from the most typical tokens that together reach this probability",
+    "repetition_penalty": "above 1, make tokens of the prompt and answer less likely",
+    "presence_penalty": "above 0, make tokens already in the answer less likely",
+    "frequency_penalty": "above 0, make a token less likely each time it appears in the answer",
+    "seed": "random seed; the same seed gives the same answer",
+    "stop": "stop before this text; may be repeated",
+    "stop_token_ids": "stop at this token id; may be repeated",
+    "bad_words": "text that must not appear in the answer; may be repeated",
+    "allowed_token_ids": "sample only this token id; may be repeated",
     "include_stop_str_in_output": "keep the stop text in the answer",
     "ignore_eos": "continue after the end-of-text token, up to --max-tokens",
-    "min_tokens": "minimum length of the answer, in tokens",
-    "max_tokens": "maximum length of the answer, in tokens",
-    "logprobs": "with --json: log-probabilities of each token and of this many most likely ones",
+    "min_tokens": "minimum tokens in the answer",
+    "max_tokens": "maximum tokens in the answer",
+    "logprobs": "with --json: log-probabilities of each token and this many of the most likely ones",
     "skip_special_tokens": "leave control tokens out of the text",
 }
-# Beyond every useful answer: a model that repeats itself comes to an end.
+# Longer than any useful answer; stops a model that repeats itself.
 MAX_ANSWER_TOKENS = 4096
-# Those of `octavo.loader.generation_config`, which is not imported here because that takes a tenth of a second.
+# As in `octavo.loader.generation_config`; importing that module takes a tenth of a second.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 _SHOWN_DEFAULTS: Options = {**dict.fromkeys(MODEL_DEFAULTS, "the model's"), "max_tokens": MAX_ANSWER_TOKENS}
 _SHORT_FLAGS = {"tensor_parallel_size": ["--tp"], "pipeline_parallel_size": ["--pp"], "data_parallel_size": ["--dp"]}
-# The names that users of llama.cpp and vLLM know.
+# Names known from llama.cpp and vLLM.
 _SHORT_FLAGS |= {
     "temperature": ["--temp"],
     "max_tokens": ["-n", "--predict", "--n-predict"],
@@ -71,7 +71,7 @@ _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of `EngineConfig`; the command receives the given ones as `engine_options`."""
+    """Add an option for each field of `EngineConfig`; the command receives them as `engine_options`."""
     options = _options_of(EngineConfig)
     del options["model"]  # the command's argument
     return _with_options(command, "engine_options", options, "Engine")
@@ -83,7 +83,7 @@ def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `with_model_options`, and those of larger models, drafts, the GPU, ranks and replicas."""
+    """Add the options of `with_model_options`, and options for offloading, drafts, the GPU, ranks and replicas."""
     places = ("device", "backend", "gpu_layers", "gpu_offload", "gpu_offload_users", "gpu_memory")
     groups = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return _with_some_options(
@@ -97,7 +97,7 @@ def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of `ServerConfig`; the command receives the given ones as `server_options`.
+    """Add an option for each field of `ServerConfig`; the command receives them as `server_options`.
 
     Durations are strings (`30s`) and repeated options are lists: `ServerConfig.from_options` reads both.
     """
@@ -118,33 +118,32 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_default_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--temperature` and `--seed` of requests that leave them open; the command gets them as
-    `default_sampling`."""
+    """Add `--temperature` and `--seed` for requests that do not set them, as `default_sampling`."""
     options: dict[str, _Flag] = {
-        "temperature": (float, "temperature for requests that set none", "the model's"),
-        "seed": (int, "seed for requests that set none; by default, or with -1, a random one each time", None),
+        "temperature": (float, "temperature of requests that set none", "the model's"),
+        "seed": (int, "seed of requests that set none; by default, or with -1, random each time", None),
     }
     return _with_options(command, "default_sampling", options, "Sampling")
 
 
 def first_given(names: Iterable[str]) -> str | None:
-    """The first of these parameters of the running command that its command line has, as a flag: `--few-shot`."""
+    """First of these parameters given on the command line, as a flag: `--few-shot`."""
     source = click.get_current_context().get_parameter_source
     return next((f"--{name.replace('_', '-')}" for name in names if source(name) is ParameterSource.COMMANDLINE), None)
 
 
 def sampling_params(options: Options) -> SamplingParams:
-    """The parameters of one answer, before the model's defaults are known. Raises UsageError."""
+    """Parameters of one answer before the model's defaults apply. Raises UsageError."""
     return SamplingParams(**{"max_tokens": MAX_ANSWER_TOKENS, **options})
 
 
 def sampling_names() -> list[str]:
-    """The names of the sampling parameters that apply to a conversation."""
+    """Names of the sampling parameters that apply to a conversation."""
     return [name for name in _SAMPLING_HELP if name != "logprobs"]
 
 
 def parse_sampling_value(name: str, text: str) -> Any:
-    """A sampling parameter's value as a user types it; words in quotes for lists. Raises UsageError."""
+    """Parse a sampling parameter's value as typed by a user; lists are words in quotes. Raises UsageError."""
     if name not in sampling_names():
         near = difflib.get_close_matches(name, sampling_names(), 1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(sampling_names())}"
@@ -160,9 +159,9 @@ def parse_sampling_value(name: str, text: str) -> Any:
 
 
 def in_flags(message: str) -> str:
-    """The message with the names of options as flags: `--max-queue is -1` for `max_queue is -1`.
+    """Rewrite option names in a message as flags: `--max-queue is -1` for `max_queue is -1`.
 
-    A name that is a word of English too, such as `host`, is taken for one only where the message begins with it.
+    A name that is also an English word, such as `host`, is rewritten only at the start of the message.
     """
     fields = {*_options_of(EngineConfig), *_options_of(ServerConfig), *_SAMPLING_HELP} - {"model"}
     names = "|".join(sorted((name for name in fields if "_" in name), key=len, reverse=True))
@@ -172,7 +171,7 @@ def in_flags(message: str) -> str:
 
 
 def _options_of(config: type[Any]) -> dict[str, _Flag]:
-    """An option for each field of a dataclass: its type from the annotation, its help from the metadata."""
+    """An option for each field of a dataclass: type from the annotation, help from the metadata."""
     hints = get_type_hints(config)
     return {
         field.name: (_flag_type(hints[field.name]), field.metadata.get("help", ""), field.default)
@@ -181,10 +180,10 @@ def _options_of(config: type[Any]) -> dict[str, _Flag]:
 
 
 def _flag_type(hint: Any) -> Any:
-    """The type of one value on the command line; a list of it if the option may be given several times.
+    """Type of one value on the command line; a list of it if the option may be repeated.
 
-    If a field takes strings as well as numbers, such as "2GiB", or several strings as well as one, the flag has the
-    more general type.
+    If a field takes strings as well as numbers, such as "2GiB", or one string or several, the flag has the more general
+    type.
     """
     is_union = get_origin(hint) in (Union, UnionType)
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if is_union else [hint]
@@ -197,7 +196,7 @@ def _flag_type(hint: Any) -> Any:
 def _with_options(
     command: Callable[..., None], target: str, options: dict[str, _Flag], heading: str
 ) -> Callable[..., None]:
-    """The command with one option for each of `options`; it receives the given ones as the argument `target`."""
+    """Add `options` to a command, which receives the given ones as the argument `target`."""
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
@@ -224,9 +223,9 @@ _CHECKS: dict[str, Callable[[Options], object]] = {
 
 
 def _check_overruled(given: Options, names: set[str], check: Callable[[Options], object]) -> None:
-    """Check the values of the configuration file that the command line overrules, which nothing else looks at.
+    """Check values of the configuration file that the command line overrides, which are otherwise never checked.
 
-    A value is wrong if it is so beside the rest of the file and beside what is used instead of it. Raises UsageError.
+    A value is wrong if it conflicts with the rest of the file, and also with the overriding options. Raises UsageError.
     """
     context = click.get_current_context()
     file = context.default_map or {}

@@ -1,4 +1,4 @@
-"""`octavo plan`: the memory that a model needs, and the options that fit this machine, without loading it."""
+"""`octavo plan`: show the memory a model needs and the options that fit this machine, without loading it."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     "--ctx", type=click.IntRange(min=1), help="tokens of prompt and answer per user [default: the model's context]"
 )
 @click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="concurrent requests")
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
 @click.option("--simulate", "simulated", metavar="TEXT", help=simulate.HELP)
 @with_plan_options
 def plan(
     *, model: str, ctx: int | None, users: int, as_json: bool, simulated: str | None, engine_options: Options
 ) -> None:
-    """Show how much memory a model needs, and how much context fits this machine. Reads only the headers.
+    """Show how much memory a model needs and how much context fits on this machine. Reads only the headers.
 
-    MODEL is a path, a hub id or a short name; of a model that is not downloaded yet, the headers are fetched.
-    A model larger than the memory runs from disk: the plan says how fast, from a measurement of the disk.
-    The exit code is 3 if the model cannot run with the context given by --ctx or, without --ctx, with any.
+    MODEL is a path, a hub id or a short name; for a model that is not downloaded, only the headers are fetched.
+    A model larger than the memory runs from disk; the plan measures the disk and shows how fast that is.
+    The exit code is 3 if the model cannot run with the context given by --ctx or, without --ctx, with any context.
     """
     from octavo.engine.loading.devices import free_memory
     from octavo.engine.loading.memory_needs import memory_needs
 
-    if simulated is not None:  # which tries numbers of ranks itself
+    if simulated is not None:  # the simulation tries numbers of ranks itself
         whole_experts = bool(engine_options.pop("enable_expert_parallel", False))
-    EngineConfig.resolve(model, engine_options)  # an error comes before a download
+    EngineConfig.resolve(model, engine_options)  # reports errors before a download
     with _headers(model, engine_options) as (checkpoint, place, options):
         config = EngineConfig.resolve(model, options)
         context = _checked_context(ctx or checkpoint.config.max_position_embeddings)
@@ -72,8 +72,8 @@ def plan(
         _write(needs, suggestion)
     if needs.from_disk is None and not (needs.fits if ctx is not None else needs.largest_context):
         raise InsufficientMemoryError(
-            f"{model} does not fit: {needs.users} x {needs.context:,} tokens need {size(needs.total_bytes)}, "
-            f"{size(needs.available_bytes - needs.headroom_bytes)} can be used; {_advice(needs)}"
+            f"{model} does not fit: {needs.users} x {needs.context:,} tokens need {size(needs.total_bytes)}, but "
+            f"{size(needs.available_bytes - needs.headroom_bytes)} is available; {_advice(needs)}"
         )
 
 
@@ -85,7 +85,7 @@ def _checked_context(wanted: int) -> int:
 
 @contextmanager
 def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | None, Options]]:
-    """A model's headers, opened. See `find_headers`."""
+    """Open a model's headers. See `find_headers`."""
     from octavo.loader.checkpoint import open_checkpoint
 
     with find_headers(model, options) as (path, place, left), closing(open_checkpoint(path)) as checkpoint:
@@ -93,11 +93,11 @@ def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | N
 
 
 def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """The needs of the draft model or head that the options name, or of the model's own head; None: there is none.
+    """Memory of the draft model or head in the options, or of the model's own head; None without either.
 
-    Raises UsageError, ModelLoadError.
+    Raises UsageError and ModelLoadError.
     """
-    # Its imports are those of an engine.
+    # These imports load the engine.
     from octavo.engine.loading.draft_model import check_vocabulary
     from octavo.engine.loading.draft_needs import draft_needs, head_needs, separate_head_needs
     from octavo.loader.checkpoint import open_checkpoint
@@ -114,7 +114,7 @@ def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftN
 
 
 def _suggestion(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | str | None:
-    """The needs of the draft model that the catalogue knows, from its headers; its name: they cannot be read."""
+    """Memory of the draft model suggested by the catalogue, from its headers, or its name if they cannot be read."""
     from octavo.engine.loading.draft_needs import draft_needs
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.hub import resolve_model
@@ -137,18 +137,18 @@ def _draft_facts(draft: DraftNeeds) -> str:
     name = "the model's own head" if draft.is_head else f"-md {draft.model}"
     return (
         f"{name}: {size(draft.weight_bytes + draft.workspace_bytes)} more, "
-        f"{size(draft.kv_bytes_per_token)} a token in the cache; a guess takes {draft.cost:.2f} of a step, "
-        f"{draft.gain:.1f} times as fast if 8 of 10 are right"
+        f"{size(draft.kv_bytes_per_token)} of cache per token; a guess takes {draft.cost:.2f} of a step, "
+        f"{draft.gain:.1f} times as fast if 8 of 10 guesses are right"
     )
 
 
 def _suggestion_facts(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> dict[str, str]:
-    """The line about the draft model that is there, or about one that would gain something."""
+    """The line about the draft model in use, or about one that would be faster."""
     if needs.draft is not None:
         cache = f"its cache for these users, {size(needs.draft.kv_bytes)}, is counted above"
         return {"draft model": f"{_draft_facts(needs.draft)}; {cache}, as it is"}
     if isinstance(suggestion, str):
-        return {"draft model": f"-md {suggestion}: not priced, because its header cannot be read now"}
+        return {"draft model": f"-md {suggestion}: no estimate, because its header cannot be read now"}
     return {"draft model": _draft_facts(suggestion)} if suggestion is not None and suggestion.gain > 1 else {}
 
 
@@ -161,14 +161,14 @@ def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
             "weights": f"{size(needs.weight_bytes)}; {needs.bits_per_weight:.2f} bits per weight in the file"
             + (f", {needs.quantization}" if needs.quantization else ""),
             "workspace": size(needs.workspace_bytes),
-            "KV cache": f"{needs.kv_format}, {size(needs.kv_bytes_per_token)} a token"
-            + (f", {size(needs.state_bytes)} a sequence for its states; " if needs.state_bytes else "; ")
+            "KV cache": f"{needs.kv_format}, {size(needs.kv_bytes_per_token)} per token"
+            + (f", {size(needs.state_bytes)} per sequence for states; " if needs.state_bytes else "; ")
             + f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",
             "in all": f"{size(needs.total_bytes)} of {size(needs.available_bytes)} free, "
-            f"{size(needs.headroom_bytes)} of which stay free: {fit}",
+            f"{size(needs.headroom_bytes)} kept free: {fit}",
             "largest context": f"{needs.largest_context:,} tokens for {_count(needs.users)} "
             f"(the model's own: {needs.model_context:,})",
-            "most users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
+            "max users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
             **({"from disk": _disk_facts(needs.from_disk)} if needs.from_disk else {}),
             "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
             f"at {needs.context:,} tokens of context"
@@ -192,32 +192,32 @@ def _adapter_facts(needs: MemoryNeeds) -> str:
 
 def _replica_facts(needs: MemoryNeeds) -> str:
     return (
-        f"{needs.replicas}, in all {size(needs.replicas * needs.total_bytes)}; the lines above are of one, with its "
+        f"{needs.replicas}, {size(needs.replicas * needs.total_bytes)} in total; the lines above are for one, with its "
         "share of the users and of the memory"
     )
 
 
 def _rank_facts(rank: RankNeeds) -> str:
     exchange = (
-        f"; gives {size(rank.exchanged_bytes_per_token)} a token to its stage in {rank.exchanges} exchanges a step"
+        f"; sends its stage {size(rank.exchanged_bytes_per_token)} per token in {rank.exchanges} exchanges per step"
     )
     logits = (
-        f", and {size(rank.logits_bytes_per_row)} for each row of logits that is not sampled from the best candidates"
+        f", and {size(rank.logits_bytes_per_row)} per row of logits that cannot be sampled from the best candidates"
     )
     return (
         f"stage {rank.stage}, part {rank.part}: weights {size(rank.weight_bytes)}, workspace "
-        f"{size(rank.workspace_bytes)}, KV cache {size(rank.kv_bytes_per_token)} a token"
+        f"{size(rank.workspace_bytes)}, KV cache {size(rank.kv_bytes_per_token)} per token"
         + (exchange if rank.exchanges else "")
         + (logits if rank.logits_bytes_per_row else "")
         + (f"; experts {rank.experts[0]} to {sum(rank.experts) - 1}" if rank.experts else "")
-        + (f"; hands on {size(rank.handed_on_bytes_per_token)} a token" if rank.handed_on_bytes_per_token else "")
+        + (f"; passes on {size(rank.handed_on_bytes_per_token)} per token" if rank.handed_on_bytes_per_token else "")
     )
 
 
 def _image_facts(images: ImageNeeds) -> str:
     return (
         f"encoder {size(images.weight_bytes)}, its workspace {size(images.workspace_bytes)}, at most "
-        f"{size(images.cache_bytes)} of encoded rows, all part of the sum; 1024 x 1024 pixels are "
+        f"{size(images.cache_bytes)} of encoded images, all included above; 1024 x 1024 pixels take "
         f"{images.square_tokens:,} tokens"
     )
 
@@ -225,31 +225,31 @@ def _image_facts(images: ImageNeeds) -> str:
 def _gpu_facts(gpu: DeviceNeeds) -> str:
     text = (
         f"{gpu.gpu_layers} of {gpu.num_layers} layers, weights {size(gpu.gpu_weight_bytes)}, workspace "
-        f"{size(gpu.gpu_workspace_bytes)}, KV cache {size(gpu.gpu_kv_bytes_per_token)} a token, in "
+        f"{size(gpu.gpu_workspace_bytes)}, KV cache {size(gpu.gpu_kv_bytes_per_token)} per token, within "
         f"{size(gpu.limit_bytes)}; "
     )
     if gpu.streamed_layers:
-        text += f"{gpu.streamed_layers} of them are copied there in each step, {size(gpu.cpu_weight_bytes)}; "
+        text += f"{gpu.streamed_layers} are copied there in each step, {size(gpu.cpu_weight_bytes)}; "
     elif gpu.cpu_weight_bytes:
         what = f"the experts of {gpu.cpu_experts} layers" if gpu.cpu_experts else "the other layers"
         text += (
-            f"the CPU has {what}, weights {size(gpu.cpu_weight_bytes)}, KV cache "
-            f"{size(gpu.cpu_kv_bytes_per_token)} a token; "
+            f"the CPU runs {what}, weights {size(gpu.cpu_weight_bytes)}, KV cache "
+            f"{size(gpu.cpu_kv_bytes_per_token)} per token; "
         )
     reason = f"; {gpu.reason}" if gpu.reason else ""
-    return f"{text}at most {gpu.tokens_per_s:.3g} tokens/s from rates measured now{reason}"
+    return f"{text}at most {gpu.tokens_per_s:.3g} tokens/s from rates measured just now{reason}"
 
 
 def _disk_facts(disk: FromDisk) -> str:
     return (
-        f"{disk.resident_layers} of {disk.num_layers} layers ({size(disk.resident_bytes)}) stay in memory; each token "
+        f"{disk.resident_layers} of {disk.num_layers} layers ({size(disk.resident_bytes)}) stay in memory; a token "
         f"reads {size(disk.bytes_per_token)} at {size(disk.disk_bytes_per_s)}/s, measured: at most "
         f"{disk.tokens_per_s:.2g} tokens/s for each user"
     )
 
 
 def _options(needs: MemoryNeeds) -> str:
-    """Options that reserve the whole cache: by default it gets at most half of the free memory."""
+    """Options that reserve the whole cache, which by default gets at most half of the free memory."""
     mebibytes = -(-needs.kv_bytes // (1 << 20))
     kv_dtype = "" if needs.kv_dtype == EngineConfig.kv_dtype else f" --kv-dtype {needs.kv_dtype}"
     draft = "" if needs.draft is None or needs.draft.is_head else f" -md {needs.draft.model}"

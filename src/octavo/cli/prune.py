@@ -1,4 +1,4 @@
-"""`octavo prune`: a model without its least important parts."""
+"""`octavo prune`: remove the least important parts of a model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
     metavar="TEXT",
-    help="text on which the importance of the parts is measured",
+    help="text to measure the importance of the parts on",
 )
 @click.option("--layers", type=click.IntRange(0), default=0, metavar="N", help="remove N layers, by block influence")
-@click.option("--heads", type=_SHARE, metavar="SHARE", help="remove this share of the groups of heads of each layer")
-@click.option("--ffn", type=_SHARE, metavar="SHARE", help="remove this share of the feed-forward columns of each layer")
+@click.option("--heads", type=_SHARE, metavar="SHARE", help="remove this share of each layer's head groups")
+@click.option("--ffn", type=_SHARE, metavar="SHARE", help="remove this share of each layer's feed-forward columns")
 @click.option(
     "--sparsity", metavar="SHARE|2:4", help="set this share of each row to zero, or two of every four weights"
 )
@@ -51,21 +51,21 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     type=click.IntRange(1, 10_000),
     default=8,
     show_default=True,
-    help="pieces of 512 tokens that are taken of the text",
+    help="number of 512-token pieces to take from the text",
 )
-@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads; 0: one per core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option(
     "--report",
     is_flag=True,
-    help="then compare SRC and DST, as `octavo compare` does; the options below are for this report",
+    help="afterwards compare SRC and DST like `octavo compare`; the options below apply to this report",
 )
 @with_report_options
 def prune(**options: Any) -> None:
-    """Write SRC without its least important parts as the GGUF file DST.
+    """Remove the least important parts of SRC and write the GGUF file DST.
 
-    The result is an ordinary model with fewer layers, heads or columns, or with zeros among its weights; quantize it as
-    any other. --report says what it lost; `octavo distill SRC DST` heals it.
+    The result is an ordinary model with fewer layers, heads or columns, or with zeros among its weights; you can
+    quantize it like any other. --report shows the loss in quality; `octavo distill SRC DST` recovers some of it.
     """
     from octavo.compress.importance import split_text
     from octavo.compress.prune import prune as pruned
@@ -75,7 +75,7 @@ def prune(**options: Any) -> None:
 
     wanted = _wanted(options)
     if not options["report"] and (unused := first_given(NAMES)) is not None:
-        raise UsageError(f"{unused} is of the report: add --report")
+        raise UsageError(f"{unused} applies only to the report: add --report")
     destination: Path = options["destination"]
     text = prepare_report(options) if options["report"] else None
     path, _ = find_model(options["source"], {})
@@ -118,7 +118,7 @@ def _wanted(options: dict[str, Any]) -> PruneOptions:
         except ValueError:
             raise UsageError(f"--sparsity {text!r}: write a share such as 0.5, or 2:4") from None
         if not 0 < sparsity < 1:
-            raise UsageError(f"--sparsity {text} must lie between 0 and 1")
+            raise UsageError(f"--sparsity {text} must be between 0 and 1")
     wanted = PruneOptions(
         layers=options["layers"],
         heads=options["heads"] or 0.0,
@@ -127,5 +127,5 @@ def _wanted(options: dict[str, Any]) -> PruneOptions:
         method=cast(Any, options["method"]),
     )
     if not (wanted.layers or wanted.heads or wanted.ffn or wanted.sparsity):
-        raise UsageError("nothing is to be removed; give --layers, --heads, --ffn or --sparsity")
+        raise UsageError("nothing to remove; give --layers, --heads, --ffn or --sparsity")
     return wanted

@@ -1,4 +1,4 @@
-"""`octavo quantize` and `octavo convert`: a model of smaller types, or in another form."""
+"""`octavo quantize` and `octavo convert`: change a model's types or its file format."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ float_type = click.option(
     type=click.Choice(["f32", "f16", "bf16"]),
     default="f16",
     show_default=True,
-    help="type of the matrices of DST",
+    help="type of DST's matrices",
 )
-"""The option of commands whose result is in floats."""
+"""Option of commands that write float weights."""
 
 
 @click.command()
@@ -52,56 +52,56 @@ float_type = click.option(
     "--bpw",
     type=click.FloatRange(1, 32),
     metavar="BITS",
-    help="instead of --type: the mixture with the lowest measured loss at up to this many bits per weight",
+    help="instead of --type: find the mixture with the lowest measured loss within this many bits per weight",
 )
 @click.option(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="text on which --bpw measures the loss [default: the text of --imatrix], and gptq, awq and w8a8 "
-    "their inputs; for these also JSON lines with texts or conversations",
+    help="text on which --bpw measures the loss [default: the text of --imatrix], and calibration data for gptq, awq "
+    "and w8a8; for these also JSON lines with texts or conversations",
 )
 @click.option(
     "--tensor-type",
     "overrides",
     multiple=True,
     metavar="PATTERN=TYPE",
-    help="another type for tensors in whose GGUF name this regular expression is found; the first match counts",
+    help="type for tensors whose GGUF name matches this regular expression; the first match wins",
 )
-@click.option("--keep", multiple=True, metavar="PATTERN", help="tensors that stay as they are; a regular expression")
+@click.option("--keep", multiple=True, metavar="PATTERN", help="regular expression for tensors to leave unchanged")
 @click.option(
     "--imatrix",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE|TEXT",
-    help="importance of columns: a llama-imatrix file, or a text to measure it on",
+    help="column importance: a llama-imatrix file, or a text to measure it on",
 )
 @click.option(
     "--save-imatrix",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="keep the importance for the next time, in llama.cpp's GGUF form",
+    help="save the importance to this file, in llama.cpp's GGUF format",
 )
 @click.option(
     "--calibration-chunks",
     type=click.IntRange(1, 10_000),
     default=64,
     show_default=True,
-    help="pieces of 512 tokens that are taken of a text",
+    help="number of 512-token pieces to take from a text",
 )
 @checkpoint_options
 @click.option("--max-part-size", metavar="SIZE", help="write parts of at most this size, such as 4GiB")
-@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads; 0: one per core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--dry-run", is_flag=True, help="only show the types and the size")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def quantize(**options: Any) -> None:
-    """Write SRC with smaller types: as the GGUF file DST, or as the Hugging Face checkpoint in the folder DST.
+    """Quantize SRC to DST, a GGUF file or the folder of a Hugging Face checkpoint.
 
-    SRC has float32, float16 or bfloat16 weights: a GGUF file, or a safetensors checkpoint. A GGUF file that is
-    quantized already is accepted with a warning. The types of checkpoints are gptq-4bit (2, 3, 4, 8), rtn-4bit
-    (the same, rounded to the nearest), awq, nf4, fp4, int8 (bitsandbytes), fp8, w8a8 and mxfp4 (compressed-tensors;
-    if DST ends with .gguf, mxfp4 is the GGUF mixture of that name); their source is a safetensors checkpoint. The
-    result appears under its name when it is complete.
+    SRC is a GGUF file or a safetensors checkpoint with float32, float16 or bfloat16 weights. A GGUF file that is
+    already quantized is accepted with a warning. The checkpoint types are gptq-4bit (2, 3, 4, 8), rtn-4bit (the same,
+    rounded to nearest), awq, nf4, fp4, int8 (bitsandbytes), fp8, w8a8 and mxfp4 (compressed-tensors; if DST ends with
+    .gguf, mxfp4 is the GGUF mixture of that name); they need a safetensors checkpoint as SRC. DST appears only when it
+    is complete.
     """
     from octavo.compress.quantize import choose_types, nearest_file_type, parse_mixture
     from octavo.compress.source import open_source
@@ -140,13 +140,13 @@ def quantize(**options: Any) -> None:
 
 
 def _calibration_text(options: dict[str, Any]) -> Path | None:
-    """The text for --bpw. Raises UsageError if there is none, or nothing that it is for."""
+    """Text for --bpw. Raises UsageError if it is missing or unused."""
     from octavo.compress.importance import is_text
 
     text: Path | None = options["calibration"]
     if options["bpw"] is None:
         if text is not None:
-            raise UsageError("--calibration is for --bpw; --imatrix takes a text too")
+            raise UsageError("--calibration needs --bpw; without it, give the text to --imatrix")
         return None
     if text is None and options["imatrix"] is not None and is_text(options["imatrix"]):
         return cast(Path, options["imatrix"])
@@ -158,7 +158,7 @@ def _calibration_text(options: dict[str, Any]) -> Path | None:
 def _choices_of_size(
     model: SourceModel, options: TypeOptions, bits: float, text: Path, importance: ImportanceMatrix | None
 ) -> list[TypeChoice]:
-    """Measure the loss of each tensor, as far as that is not known from an earlier run, and choose the types."""
+    """Measure the loss of each tensor, unless an earlier run did, and choose the types."""
     from octavo import env
     from octavo.compress.quantize import check_size, choose_by_size, free_tensors
     from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, least_bytes
@@ -186,12 +186,12 @@ def _choices_of_size(
     type=click.Choice(["gguf", "safetensors"]),
     default="gguf",
     show_default=True,
-    help="form of the result: a GGUF file, or a folder that transformers reads",
+    help="output format: a GGUF file, or a folder that transformers reads",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["f32", "f16", "bf16"]),
-    help="type of the matrices, in safetensors of all tensors [default: as in SRC]",
+    help="type of the matrices, or with --to safetensors of all tensors [default: as in SRC]",
 )
 @click.option(
     "--max-part-size", metavar="SIZE", help="parts or shards of at most this size, such as 4GiB [shards: 5GB]"
@@ -203,15 +203,15 @@ def _choices_of_size(
     metavar="ADAPTER[:SCALE]",
     help="merge this adapter into the weights: a PEFT folder, or a GGUF file",
 )
-@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads; 0: one per core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def convert(**options: Any) -> None:
-    """Write SRC, a safetensors checkpoint or a GGUF file, as DST with float weights.
+    """Convert SRC, a safetensors checkpoint or a GGUF file, to DST with float weights.
 
-    DST is a GGUF file, or with --to safetensors a new folder. The result has the configuration, vocabulary, chat
-    template and sampling of SRC. It is checked: what its form cannot say is an error. It appears under its name when it
-    is complete. With --lora each weight becomes W + scale B A, computed in float32 and rounded once.
+    DST is a GGUF file or, with --to safetensors, a new folder. It keeps the configuration, vocabulary, chat template
+    and sampling defaults of SRC; anything that its format cannot hold is an error. DST appears only when it is
+    complete. With --lora each weight becomes W + scale B A, computed in float32 and rounded once.
     """
     from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture
 
@@ -242,7 +242,7 @@ def _opened(path: Path, adapters: Sequence[tuple[Path, float]]) -> AbstractConte
 
 
 def _adapter(text: str) -> tuple[Path, float]:
-    """`ADAPTER` or `ADAPTER:SCALE`. A path that exists is one as a whole."""
+    """Parse `ADAPTER` or `ADAPTER:SCALE`. An existing path is taken as a whole."""
     path, scale = (text, 1.0) if Path(text).exists() else scaled_path(text)
     return Path(path), scale
 
@@ -273,7 +273,7 @@ def _write_folder(path: Path, destination: Path, max_part_bytes: int | None, opt
 
 
 def _float_type(path: Path, tensors: Sequence[WeightInfo] | Sequence[SourceTensor]) -> str:
-    """The type of most numbers of a model. Raises UsageError if that is no float type."""
+    """Type of most of a model's numbers. Raises UsageError if it is not a float type."""
     from octavo.quantization.packed import DENSE_TYPES
 
     counts: Counter[str] = Counter()
@@ -281,13 +281,13 @@ def _float_type(path: Path, tensors: Sequence[WeightInfo] | Sequence[SourceTenso
         counts[tensor.type_name] += math.prod(tensor.shape)
     [(found, _)] = counts.most_common(1)
     if found not in DENSE_TYPES:
-        raise UsageError(f"{path} is quantized, mostly as {found}; choose its new type with --dtype")
+        raise UsageError(f"{path} is quantized, mostly as {found}; choose the new type with --dtype")
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The file that is written, and the options of writing."""
+    """Output file and its options."""
 
     destination: Path
     file_type: int
@@ -313,7 +313,7 @@ def _quantize(model: SourceModel, choices: list[TypeChoice], work: Work) -> None
 
 
 def _importance(model: SourceModel, path: Path | None, chunks: int, save: Path | None) -> ImportanceMatrix | None:
-    """Read or measured; and written, if asked for."""
+    """Read or measure the importance, and save it if requested."""
     from octavo.compress.importance import is_text, read_importance, write_importance
 
     if path is None:
@@ -322,7 +322,7 @@ def _importance(model: SourceModel, path: Path | None, chunks: int, save: Path |
         return None
     matrix = _measured(model, path, chunks) if is_text(path) else read_importance(path)
     if not any(tensor.name in matrix.squares for tensor in model.tensors):
-        raise UsageError(f"{path}: it names no tensor of this model; it belongs to another one")
+        raise UsageError(f"{path}: none of its names is a tensor of this model; give this model's own file")
     if save is not None:
         write_importance(save, matrix)
     return matrix
@@ -343,7 +343,7 @@ def _measured(model: SourceModel, path: Path, chunks: int) -> ImportanceMatrix:
 
 
 def tokens_of(checkpoint: Checkpoint, path: Path) -> tuple[list[int], int | None]:
-    """The tokens of a text, and the one that texts of this model begin with. Raises UsageError if it is not UTF-8."""
+    """Tokens of a text, and the token that texts of this model begin with. Raises UsageError if it is not UTF-8."""
     from octavo.quality.texts import read_utf8
     from octavo.tokenizer import load_tokenizer
 
@@ -367,7 +367,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise UsageError(f"pattern {text!r} is no regular expression: {error}") from error
+        raise UsageError(f"pattern {text!r} is not a regular expression: {error}") from error
 
 
 def _bytes_of(text: str | None) -> int | None:
@@ -380,9 +380,9 @@ def check_destination(source: Path, destination: Path, may_replace: bool) -> Non
     check_folder(destination)
     if destination.exists():
         if os.path.samefile(source, destination):
-            raise UsageError(f"{destination}: this is the source; write to another name")
+            raise UsageError(f"{destination}: this is the source; choose another name")
         if not may_replace:
-            raise UsageError(f"{destination}: exists already; --force replaces it")
+            raise UsageError(f"{destination}: already exists; --force replaces it")
 
 
 def _warn(choices: list[TypeChoice]) -> None:
@@ -392,19 +392,19 @@ def _warn(choices: list[TypeChoice]) -> None:
     if again:
         first = again[0]
         advice = (
-            "their floats are as exact as those codes: take the float model if there is one"
+            "their floats are only as exact as the quantized weights: use the float model if there is one"
             if first.type_name in DENSE_TYPES
             else "quantizing the float model gives a better result"
         )
         click.echo(
-            f"octavo: warning: {len(again)} tensors are quantized already, {first.tensor.name} as "
+            f"octavo: warning: {len(again)} tensors are already quantized, {first.tensor.name} as "
             f"{first.tensor.type_name}; {advice}",
             err=True,
         )
     if misfits := [c for c in choices if "does not fit" in c.note]:
         first = misfits[0]
         click.echo(
-            f"octavo: {len(misfits)} tensors have widths that their type does not allow; "
+            f"octavo: {len(misfits)} tensors have a width that their type does not support; "
             f"{first.tensor.name}: {first.note}, so it is {first.type_name}",
             err=True,
         )
@@ -416,7 +416,7 @@ def _warn_growth(choices: list[TypeChoice]) -> None:
     before = sum(stored_bytes(choice.tensor.type_name, choice.tensor.shape) for choice in choices)
     if (after := sum(choice.nbytes for choice in choices)) > before:
         click.echo(
-            f"octavo: warning: the result is larger than SRC, {size(after)} instead of {size(before)}: take a type "
+            f"octavo: warning: the result is larger than SRC, {size(after)} instead of {size(before)}: choose a type "
             "with fewer bits",
             err=True,
         )

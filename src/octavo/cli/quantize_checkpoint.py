@@ -37,14 +37,14 @@ _OPTIONS = {
 
 
 def checkpoint_options(command: _Command) -> _Command:
-    """The options that only these types have."""
+    """Options of these types."""
     decorators = [
         click.option(
             "--group-size",
             type=click.Choice(["32", "64", "128", "-1"]),
-            help="gptq, rtn, awq: columns with one scale; -1: a whole row  [default: 128 if it fits]",
+            help="gptq, rtn, awq: columns per scale; -1 means the whole row  [default: 128 if it fits]",
         ),
-        click.option("--act-order", is_flag=True, help="gptq: the most important columns first (desc_act)"),
+        click.option("--act-order", is_flag=True, help="gptq: quantize the most important columns first (desc_act)"),
         click.option("--asymmetric", is_flag=True, help="gptq, rtn: use a zero point for each group"),
         click.option(
             "--damping",
@@ -54,7 +54,7 @@ def checkpoint_options(command: _Command) -> _Command:
         click.option(
             "--smoothing",
             type=click.FloatRange(0, 1),
-            help="w8a8: how much of the activations' range goes to the weights; 0: none  [default: 0.5]",
+            help="w8a8: how much of the activations' range to move to the weights; 0: none  [default: 0.5]",
         ),
     ]
     for decorator in reversed(decorators):
@@ -63,9 +63,9 @@ def checkpoint_options(command: _Command) -> _Command:
 
 
 def is_checkpoint_type(name: str, destination: Path) -> bool:
-    """True for a type of these. `mxfp4` is also one of GGUF files: the destination decides.
+    """True for a type of Hugging Face checkpoints. `mxfp4` is also a GGUF type: the destination decides.
 
-    Raises UsageError for a name without its bits, such as `gptq`, and for one that neither has.
+    Raises UsageError for a name without its bits, such as `gptq`, and for an unknown name.
     """
     from octavo.compress.mixtures import MIXTURES, find_mixture
 
@@ -75,26 +75,26 @@ def is_checkpoint_type(name: str, destination: Path) -> bool:
 
     if name.lower() in ("gptq", "rtn"):
         found = ", ".join(known for known in TYPES if known.startswith(name.lower()))
-        raise UsageError(f"type {name!r}: say the bits: {found}", param="type")
+        raise UsageError(f"type {name!r}: add the number of bits: {found}", param="type")
     if name.lower() not in TYPES and find_mixture(name) is None:
-        known = f"{', '.join(MIXTURES)}; of checkpoints {', '.join(TYPES)}"
-        raise UsageError(f"type {name!r} is unknown; known are {known}", param="type")
+        known = f"{', '.join(MIXTURES)}; for checkpoints {', '.join(TYPES)}"
+        raise UsageError(f"type {name!r} is unknown; choose one of {known}", param="type")
     return name.lower() in TYPES
 
 
 def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that GGUF types do not have."""
+    """Raise UsageError for an option that GGUF types do not support."""
     for name, flag in _OPTIONS.items():
-        if options[name] is not None and options[name] is not False:  # zero is an option too
+        if options[name] is not None and options[name] is not False:  # zero counts as given
             asked = "--bpw" if options["type_name"] is None else f"--type {options['type_name']}"
             raise UsageError(
-                f"{flag} is no option of {asked} and a GGUF file; it is for checkpoints of gptq, rtn, awq or w8a8",
+                f"{flag} does not apply to {asked} and a GGUF file; it is for gptq, rtn, awq or w8a8 checkpoints",
                 param=name,
             )
 
 
 def quantize_to_checkpoint(path: Path, keep: list[re.Pattern[str]], options: Mapping[str, Any]) -> None:
-    """Write the folder, or with `--dry-run` only tell what it would have. max_shard_bytes: in `options`."""
+    """Write the folder, or with `--dry-run` describe it. `options` also has `max_shard_bytes`."""
     from octavo.compress.checkpoints.methods import choose_method
     from octavo.compress.checkpoints.quantization_plan import plan_quantization
     from octavo.loader.checkpoint import open_checkpoint
@@ -102,8 +102,8 @@ def quantize_to_checkpoint(path: Path, keep: list[re.Pattern[str]], options: Map
     for name, flag in _ONLY_GGUF.items():
         if options[name]:
             raise UsageError(
-                f"{flag} is for GGUF types; --type {options['type_name']} writes a checkpoint, to which --keep, "
-                "--calibration and --group-size belong: leave it out",
+                f"{flag} is for GGUF types; --type {options['type_name']} writes a checkpoint, which takes --keep, "
+                "--calibration and --group-size: leave it out",
                 param=name,
             )
     destination: Path = options["destination"]
@@ -145,12 +145,12 @@ def _texts(method: QuantizationMethod, checkpoint: Checkpoint, options: Mapping[
     if not method.needs_inputs:
         if path is not None:
             raise UsageError(
-                f"--calibration is no option of --type {options['type_name']}; leave it out", param="calibration"
+                f"--calibration does not apply to --type {options['type_name']}; leave it out", param="calibration"
             )
         return []
     if path is None:
         raise UsageError(
-            f"--type {options['type_name']} needs --calibration FILE: some pages of text like that of the model's use",
+            f"--type {options['type_name']} needs --calibration FILE: a few pages of text like the model will see",
             param="calibration",
         )
     return read_calibration(path, checkpoint, options["calibration_chunks"])
@@ -163,12 +163,12 @@ def _run(plan: QuantizationPlan, method: QuantizationMethod, texts: list[Tokens]
     tokens, widest = sum(map(len, texts)), max(plan.shape(name)[1] for name in plan.names)
     if method.kind == "gptq" and tokens < widest:
         click.echo(
-            f"octavo: warning: the calibration text gives {tokens:,} tokens, fewer than the {widest:,} columns of the "
-            "widest matrix, so the errors fit that text alone: give more text, or raise --calibration-chunks",
+            f"octavo: warning: the calibration text has {tokens:,} tokens, fewer than the {widest:,} columns of the "
+            "widest matrix, so the result overfits that text: give more text, or raise --calibration-chunks",
             err=True,
         )
     if destination.with_name(f"{destination.name}.partial").exists():
-        click.echo(f"octavo: {destination}.partial: looking for finished layers of an earlier run", err=True)
+        click.echo(f"octavo: {destination}.partial: looking for layers finished by an earlier run", err=True)
     with ProgressBar(announced=True) as progress:
         result = quantize_checkpoint(
             plan,
@@ -183,25 +183,28 @@ def _run(plan: QuantizationPlan, method: QuantizationMethod, texts: list[Tokens]
     if result.unseen:
         click.echo(
             f"octavo: warning: no token of the calibration text reached {len(result.unseen)} matrices of experts, such "
-            f"as {result.unseen[0]}; they are rounded to the nearest: give more text",
+            f"as {result.unseen[0]}; they were rounded to nearest: give more text",
             err=True,
         )
     _report(plan, method, result.nbytes, options["as_json"])
 
 
 def check_folder_destination(source: Path, destination: Path, may_replace: bool) -> None:
-    """Raise UsageError unless a model's folder can be written there. source: the folder it is made of."""
+    """Raise UsageError unless a model's folder can be written there.
+
+    source: the folder of the source model.
+    """
     if destination.suffix in (".gguf", ".safetensors"):
         raise UsageError(f"{destination}: the result is a folder; give it a name without {destination.suffix}")
     check_folder(destination)
     if not destination.exists():
         return
     if destination.resolve() == source.resolve():
-        raise UsageError(f"{destination}: this is the source; write to another name")
+        raise UsageError(f"{destination}: this is the source; choose another name")
     if not may_replace:
-        raise UsageError(f"{destination}: exists already; --force replaces it")
+        raise UsageError(f"{destination}: already exists; --force replaces it")
     if not destination.is_dir() or destination.is_symlink() or not (destination / "config.json").is_file():
-        raise UsageError(f"{destination}: --force replaces only the folder of a model, with its config.json")
+        raise UsageError(f"{destination}: --force only replaces a model's folder, one with a config.json")
 
 
 def _report(plan: QuantizationPlan, method: QuantizationMethod, nbytes: int | None, as_json: bool) -> None:
@@ -214,4 +217,4 @@ def _report(plan: QuantizationPlan, method: QuantizationMethod, nbytes: int | No
     text = f"{len(plan.names)} matrices, {numbers:,} numbers of {method.form.bits} bits"
     if method.kind in ("gptq", "rtn", "awq"):
         text += f", groups of {group}" if method.form.group else ", a scale for each row"
-    write(text + (f"; {size(nbytes)} in all\n" if nbytes is not None else "\n"))
+    write(text + (f"; {size(nbytes)} in total\n" if nbytes is not None else "\n"))

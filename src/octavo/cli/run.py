@@ -1,4 +1,4 @@
-"""`octavo run`: one prompt, one streamed answer."""
+"""`octavo run`: answer one prompt, streamed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DASHED_PROMPT = re.compile(r"-(?!-?[\w-]+=)(?:\s|\d|.*\s)", re.DOTALL)
 
 
 class _RunCommand(HeadedCommand):
-    """A word with white space or a digit after its dash, such as `-5 + 3?`, is a prompt, not a list of options."""
+    """Treat a word with white space or a digit after its dash, such as `-5 + 3?`, as a prompt."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with_value = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
@@ -54,8 +54,8 @@ class _RunCommand(HeadedCommand):
 
 @click.command(cls=_RunCommand)
 @click.argument("words", shell_complete=complete_model, nargs=-1, metavar="[MODEL] PROMPT")
-@click.option("-m", "--model", shell_complete=complete_model, help="the model, as an option instead of a word")
-@click.option("-p", "--prompt", metavar="TEXT", help="the prompt, as an option instead of a word")
+@click.option("-m", "--model", shell_complete=complete_model, help="the model, instead of the MODEL argument")
+@click.option("-p", "--prompt", metavar="TEXT", help="the prompt, instead of the PROMPT argument")
 @click.option("--system", help="system message before the prompt")
 @click.option(
     "-f",
@@ -63,15 +63,13 @@ class _RunCommand(HeadedCommand):
     "files",
     multiple=True,
     metavar="FILE",
-    help="text, image, PDF or video before the prompt; may be repeated",
+    help="text, image, PDF or video to put before the prompt; may be repeated",
 )
-@click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")
-@click.option("--closed-objects", is_flag=True, help="objects have only the properties that --schema names")
-@click.option("--grammar", metavar="TEXT", help="the answer matches this grammar, in Lark or GBNF")
-@click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
-@click.option(
-    "--choice", multiple=True, metavar="TEXT", help="a text that the answer may be; give one --choice for each"
-)
+@click.option("--schema", metavar="FILE", help="make the answer JSON that matches the JSON schema in this file")
+@click.option("--closed-objects", is_flag=True, help="allow only the properties named by --schema")
+@click.option("--grammar", metavar="TEXT", help="make the answer match this Lark or GBNF grammar")
+@click.option("--regex", metavar="TEXT", help="make the answer match this regular expression")
+@click.option("--choice", multiple=True, metavar="TEXT", help="allow this text as the answer; repeat for each choice")
 @click.option(
     "--lora", metavar="PATH[:SCALE]", help="LoRA adapter: a PEFT folder or a GGUF file; SCALE multiplies its effect"
 )
@@ -79,7 +77,7 @@ class _RunCommand(HeadedCommand):
     "--prompt-cache", metavar="FILE", help="save the KV cache of the prompt to this file, and reuse it next time"
 )
 @click.option("--prompt-cache-all", is_flag=True, help="with --prompt-cache: save the answer too")
-@click.option("--prompt-cache-ro", is_flag=True, help="with --prompt-cache: read the file, never write it")
+@click.option("--prompt-cache-ro", is_flag=True, help="with --prompt-cache: never write the file")
 @click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")
 @click.option("--verbose", is_flag=True, help="print counts, times and rates at the end, on standard error")
 @click.option("--json", "as_json", is_flag=True, help="print text, token ids and timings as JSON at the end")
@@ -102,8 +100,8 @@ def run(
 ) -> None:
     """Answer a prompt. The answer is printed as it is generated.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. Without a prompt at a terminal, a conversation begins.
-    Text on standard input is put before the prompt; with - as PROMPT it is the prompt.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Without a prompt, a terminal starts a conversation.
+    Text on standard input goes before the prompt; if PROMPT is -, it is the prompt.
     """
     started = time.monotonic()
     closed_objects = constraint.pop("closed_objects")
@@ -115,13 +113,13 @@ def run(
     given, is_marked = _words(words, model, prompt), prompt is not None
     model, prompt = _model_and_prompt(given, default, texts, has_images=bool(images), is_marked=is_marked)
     if raw and system is not None:
-        raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
+        raise UsageError("--system needs the chat template, which --raw skips: use only one of them")
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json, which shows them")
     if lora is not None:
         engine_options = {**engine_options, "lora_modules": {_ADAPTER: lora}}
     if prompt is None:
-        cache.refuse("a conversation at the terminal keeps its prompts in memory")
+        cache.refuse("a conversation keeps its prompts in memory")
         from octavo.cli.chat import converse
 
         converse(model, system, engine_options, sampling_options, adapter="" if lora is None else _ADAPTER)
@@ -142,14 +140,16 @@ def run(
             click.echo(_summary(report["timings"]), err=True)
         if "max_tokens" not in sampling_options:
             say_limit(parts[-1])
-        with suppress(KeyboardInterrupt):  # the answer is there; a later start may keep them
+        with suppress(KeyboardInterrupt):  # the answer is complete; a later start can write the cache
             llm.wait_until_kept()
 
 
 @dataclass(frozen=True, slots=True)
 class _PromptCache:
-    """The file of `--prompt-cache`, with llama.cpp's meaning: it is read if it is there, and written if it lacks a part
-    of the prompt. keeps_answer: it is always written, with the answer."""
+    """The file of `--prompt-cache`, as in llama.cpp: read if it exists, written if it lacks a part of the prompt.
+
+    keeps_answer: always write it, including the answer.
+    """
 
     path: str | None
     keeps_answer: bool
@@ -159,11 +159,9 @@ class _PromptCache:
         if self.path is None and (self.keeps_answer or self.is_read_only):
             raise UsageError("--prompt-cache-all and --prompt-cache-ro need --prompt-cache FILE")
         if self.keeps_answer and self.is_read_only:
-            raise UsageError("--prompt-cache-all writes the file that --prompt-cache-ro only reads: leave one out")
+            raise UsageError("--prompt-cache-all writes the file and --prompt-cache-ro forbids it: leave one out")
         if self.is_read_only and not Path(str(self.path)).exists():
-            raise UsageError(
-                f"--prompt-cache {self.path}: there is no such file; leave out --prompt-cache-ro to make it"
-            )
+            raise UsageError(f"--prompt-cache {self.path}: no such file; leave out --prompt-cache-ro to create it")
 
     def refuse(self, reason: str) -> None:
         if self.path is not None:
@@ -174,7 +172,7 @@ class _PromptCache:
             llm.restore_prompt(str(Path(self.path).resolve()))
 
     def save(self, llm: LLM, last: RequestOutput) -> None:
-        """Keep the prompt of an answer. The answer is there: a problem is only a warning."""
+        """Save the prompt of an answer. Failure is only a warning, because the answer is complete."""
         if self.path is None or self.is_read_only:
             return
         num_tokens, num_cached, size = len(last.prompt_token_ids), last.num_cached_tokens, llm.block_size
@@ -190,7 +188,7 @@ class _PromptCache:
 def _constraint(
     schema: str | None, grammar: str | None, regex: str | None, choice: tuple[str, ...]
 ) -> StructuredOutputsParams | None:
-    """The constraint on the answer, if one is given. Raises UsageError for several, or for a file without a schema."""
+    """Constraint on the answer, if any. Raises UsageError for several, or for a file without a schema."""
     values = {"schema": schema, "grammar": grammar, "regex": regex, "choice": choice or None}
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if len(given) > 1:
@@ -199,12 +197,12 @@ def _constraint(
         try:
             return StructuredOutputsParams(json=json.loads(_read(schema)))
         except ValueError as error:
-            raise UsageError(f"--schema {schema}: no JSON schema: {error}") from error
+            raise UsageError(f"--schema {schema}: not a valid JSON schema: {error}") from error
     return StructuredOutputsParams(**given) if given else None
 
 
 def _is_image(file: str) -> bool:
-    """True for a file that begins as images, PDF documents or videos do, so not for one that cannot be read."""
+    """True for a file that begins like an image, a PDF document or a video; False if it cannot be read."""
     from octavo.media.headers import begins_image
     from octavo.media.reels import kind_of
 
@@ -217,14 +215,14 @@ def _is_image(file: str) -> bool:
 
 
 def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
-    """A raw prompt with the images before it."""
+    """Raw prompt with the images before it."""
     if not images:
         return llm.encode(prompt)
     return {"prompt": llm.image_mark * len(images) + prompt, "multi_modal_data": {"image": images}}
 
 
 def _default_and_named(model: str | None) -> tuple[str, str | None]:
-    """The model without a name, and the one that the command line names; the configuration file sets the first."""
+    """The default model, which the configuration file can set, and the model named on the command line."""
     source = click.get_current_context().get_parameter_source("model")
     if model is not None and source is ParameterSource.DEFAULT_MAP:
         return model, None
@@ -232,10 +230,10 @@ def _default_and_named(model: str | None) -> tuple[str, str | None]:
 
 
 def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tuple[str | None, list[str]]:
-    """The model, if one is named, and the prompt in at most one word. Raises UsageError if either is given twice."""
+    """Model, if one is named, and prompt in at most one word. Raises UsageError if either is given twice."""
     rest = list(words)
     if len(rest) > 2:
-        raise UsageError(f"run takes a model and a prompt, not {len(rest)} words: put quotes around the prompt")
+        raise UsageError(f"run takes a model and a prompt, not {len(rest)} words: quote the prompt")
     if model is None and rest and (len(rest) == 2 or prompt is not None or _is_model(rest[0])):
         model = rest.pop(0)
     elif model is not None and len(rest) == 2:
@@ -248,9 +246,12 @@ def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tup
 def _model_and_prompt(
     given: tuple[str | None, list[str]], default: str, files: tuple[str, ...], *, has_images: bool, is_marked: bool
 ) -> tuple[str, str | None]:
-    """The prompt with the texts of files and standard input before it; None: a conversation at the terminal.
+    """Model, and prompt with the texts of files and standard input before it; None for a conversation at the terminal.
 
-    given: of `_words`. has_images: they may come without a prompt. is_marked: the word is that of --prompt.
+    given: result of `_words`.
+    has_images: images are given, so the prompt may be empty.
+    is_marked: the word comes from --prompt.
+
     Raises UsageError if there is no prompt.
     """
     named, rest = given
@@ -264,7 +265,7 @@ def _model_and_prompt(
     texts = [_read(file) for file in files]
     if rest == ["-"] or (has_input and "-" not in files):
         texts.append(_read("-"))
-    # An empty input is that of a script without one.
+    # A script without input has an empty one.
     prompt = "\n\n".join(text for text in (*texts, question) if text.strip())
     if not prompt and not has_images:
         raise UsageError("the prompt is empty: octavo run [MODEL] PROMPT")
@@ -274,7 +275,7 @@ def _model_and_prompt(
 
 
 def _read(file: str) -> str:
-    """The text of a file, or of standard input if it is -. Raises UsageError if it cannot be read."""
+    """Text of a file, or of standard input for -. Raises UsageError if it cannot be read."""
     try:
         if file != "-":
             return Path(file).read_text("utf-8")
@@ -286,7 +287,7 @@ def _read(file: str) -> str:
 
 
 def _is_model(word: str) -> bool:
-    """True if a single word names a model: a file, a hub id or address, or a name of `octavo list --all`."""
+    """True if a single word names a model: a file, a hub id or address, or a name from `octavo list --all`."""
     if word.endswith((".gguf", ".safetensors")):
         return True
     with suppress(OSError, ValueError):  # a prompt can be longer than a path
@@ -300,12 +301,12 @@ def _is_model(word: str) -> bool:
 
     try:
         return word.lower() in ALIASES or find(word) is not None or parse(word) is not None
-    except ModelLoadError:  # an address of something else, which loading explains
+    except ModelLoadError:  # not an address of a model; loading explains it
         return True
 
 
 def _refuse_near_miss(word: str, default: str) -> None:
-    """Raise UsageError if the only word is nearly the name of a model, and so hardly a question."""
+    """Raise UsageError if the only word is almost a model's name, and so hardly a question."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import nearest
 
@@ -334,7 +335,7 @@ def _stream(
                     write(part.outputs[0].text)
         except KeyboardInterrupt:
             if show:
-                write("\n")  # so that the shell's prompt starts on a new line
+                write("\n")  # the shell's prompt starts on a new line
             raise
     if show:
         write("\n")
@@ -370,13 +371,13 @@ def _report(model: str, prompt: str, parts: list[RequestOutput], load_s: float, 
 
 
 def _summary(timings: dict[str, Any]) -> str:
-    """Counts, times and rates in lines."""
+    """Counts, times and rates, one per line."""
     rates = [timings["prefill_tokens_per_s"], timings["decode_tokens_per_s"]]
     drafts = ""
     if drafted := timings["num_draft_tokens"]:
         right = timings["num_accepted_draft_tokens"]
         steps = max(timings["num_generated_tokens"] - 1 - right, 1)
-        drafts = f"drafts  {right:,} of {drafted:,} right, {(steps + right) / steps:.2f} tokens a step\n"
+        drafts = f"drafts  {right:,} of {drafted:,} right, {(steps + right) / steps:.2f} tokens per step\n"
     prefill, decode = (f", {rate:,.0f} tokens/s" if rate else "" for rate in rates)
     return (
         f"load    {timings['load_s']:.2f} s\n"

@@ -1,4 +1,4 @@
-"""`octavo serve`: one or several models over HTTP."""
+"""`octavo serve`: serve one or several models over HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _ServeCommand(HeadedCommand):
-    """Takes several values behind `--lora-modules`, as vLLM does: all that follow with an `=` or as JSON."""
+    """Accept several values after `--lora-modules`, as vLLM does: all that follow with an `=` or as JSON."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest: list[str] = []
@@ -62,7 +62,7 @@ class _ServeCommand(HeadedCommand):
 @click.command(cls=_ServeCommand)
 @click.argument("models", shell_complete=complete_model, nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
 @click.option(
-    "-m", "--model", "more_models", multiple=True, metavar="MODEL", help="a model, as an option instead of a word"
+    "-m", "--model", "more_models", multiple=True, metavar="MODEL", help="a model, instead of the MODEL argument"
 )
 @with_default_sampling
 @with_server_options
@@ -75,10 +75,10 @@ def serve(
     engine_options: Options,
     default_sampling: Options,
 ) -> None:
-    """Serve models over HTTP, with the APIs of OpenAI, Anthropic and others.
+    """Serve models over HTTP, compatible with OpenAI, Anthropic and other APIs.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. In requests a file is called by its name without the
-    suffix, or by its path. Several models need names and are loaded on demand.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Requests name a file by its name without the suffix,
+    or by its path. Several models need names and are loaded on demand.
 
     Exit codes: 2 for an invalid option, 3 if the model cannot be loaded, 4 if the port or the memory is not
     available, 5 if the engine died too often.
@@ -86,9 +86,9 @@ def serve(
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
     if more_models and click.get_current_context().get_parameter_source("models") is ParameterSource.DEFAULT_MAP:
-        models = ()  # those of the configuration file
+        models = ()  # from the configuration file
     words, options = [*models, *more_models] or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options}
-    if default_sampling.get("seed") == -1:  # llama.cpp's word for a random one
+    if default_sampling.get("seed") == -1:  # llama.cpp's value for a random seed
         del default_sampling["seed"]
     if default_sampling:
         fixed = EngineConfig(override_generation_config=options.get("override_generation_config")).sampling_overrides
@@ -103,7 +103,7 @@ def serve(
     if helping:
         _help_another_machine(helping)
         return
-    # Imported here so that other commands do not wait for the web server's modules.
+    # Imported here so that other commands start faster.
     import anyio
 
     from octavo.server.http.access_log import set_up_logging
@@ -126,22 +126,22 @@ def serve(
 
 
 def _with_adapters(options: Options, config: ServerConfig) -> Options:
-    """The engine's options with room for adapters, if there may be some."""
+    """Engine options with room for adapters, if requests may use some."""
     is_wanted = config.lora_dir or config.allow_runtime_lora or config.admin_key or config.admin_key_file
     return {**options, "enable_lora": True} if is_wanted or options.get("lora_modules") else options
 
 
 def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
-    """Raise UsageError where there can be no replicas."""
+    """Raise UsageError where replicas are impossible."""
     size = models[0].data_parallel_size
     if size > 1 and len(models) > 1:
-        raise UsageError(f"data_parallel_size is {size} beside {len(models)} models; only a single MODEL has replicas")
+        raise UsageError(f"data_parallel_size is {size} with {len(models)} models; only a single MODEL has replicas")
     if size > 1 and config.in_process:
-        raise UsageError(f"data_parallel_size is {size} beside in_process, which runs one engine; leave out one")
+        raise UsageError(f"data_parallel_size is {size} with in_process, which runs one engine; leave one out")
 
 
 def _launched(engine_options: Options) -> Options:
-    """The place among several machines that a launcher has set, unless the options say it."""
+    """Add the rank settings of a launcher's environment, unless the options set them."""
     is_given = "nnodes" in engine_options or engine_options.get("distributed_executor") == "ray"
     found = {} if is_given else env.cluster_of_launcher()
     if missing := {name: value for name, value in found.items() if name not in engine_options}:
@@ -162,14 +162,14 @@ def _help_another_machine(configs: list[EngineConfig]) -> None:
 def _end_at_once_on_signals() -> None:
     """Exit on SIGTERM and SIGINT while there is nothing to clean up, until the server installs its own handlers.
 
-    The handlers raise no exception: raised in the middle of an import, it could turn into any other.
+    The handlers do not raise: inside an import, the exception could turn into any other.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
 class _Report:
-    """Implements `octavo.server.models.model_loader.LoadReport`: lines on standard error."""
+    """`octavo.server.models.model_loader.LoadReport` with lines on standard error."""
 
     def __init__(self, url: str, progress: ProgressBar, began: float) -> None:
         self._url = url
@@ -181,7 +181,7 @@ class _Report:
         self._progress.update(what, done, total)
 
     def phase(self, name: str, seconds: float) -> None:
-        if not self._is_ready:  # later loads are reported in the log
+        if not self._is_ready:  # the log reports later loads
             _say(f"  {name:<10} {seconds:6.2f} s")
 
     def ready(self, model: ServedModel) -> None:
@@ -204,7 +204,7 @@ def _say(line: str) -> None:
 
 
 def configs_of(words: list[str], engine_options: Options, aliases: Sequence[str]) -> dict[str, EngineConfig]:
-    """The models by id: the name that it was given, else the first alias, else what `served_name` finds.
+    """Models by id: the given name, else the first alias, else what `served_name` finds.
 
     Raises UsageError.
     """
@@ -226,10 +226,10 @@ def configs_of(words: list[str], engine_options: Options, aliases: Sequence[str]
     for given in adapters:
         parent = given.parent or next(iter(configs))
         if parent not in configs:
-            raise UsageError(f"base_model_name is {parent!r:.100}; there is {', '.join(configs)}")
+            raise UsageError(f"base_model_name is {parent!r:.100}; available: {', '.join(configs)}")
         known = configs[parent].adapters
         if given.name in known:
-            raise UsageError(f"lora_modules has two adapters of the name {given.name!r:.100}")
+            raise UsageError(f"lora_modules has two adapters named {given.name!r:.100}")
         modules = {name: f"{path}:{scale}" for name, (path, scale) in known.items()}
         modules[given.name] = f"{given.source}:{given.scale}"
         configs[parent] = replace(configs[parent], lora_modules=modules)

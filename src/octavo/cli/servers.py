@@ -1,4 +1,4 @@
-"""`octavo ps` and `octavo stop`: the servers that run on this machine for this user."""
+"""`octavo ps` and `octavo stop`: list and stop this user's servers on this machine."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def ps(*, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="stop every server of this user")
 @click.option("--now", is_flag=True, help="do not wait for running requests")
 def stop(*, target: str | None, every: bool, now: bool) -> None:
-    """Stop a server, after its running requests have finished (see `octavo serve --drain`).
+    """Stop a server once its running requests have finished (see `octavo serve --drain`).
 
-    Without an argument it asks first, because another shell may have started the server.
+    Without an argument, asks first, because another shell may have started the server.
     """
     chosen = _chosen(running_servers(), target, every)
     for server in chosen:
-        for _ in range(1 + now):  # the second signal ends the wait
+        for _ in range(1 + now):  # a second signal skips the wait
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server.pid, signal.SIGTERM)
             time.sleep(_POLL_S * now)
@@ -67,15 +67,15 @@ def stop(*, target: str | None, every: bool, now: bool) -> None:
 
 def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> list[RunningServer]:
     if not servers:
-        raise UsageError("no server of this user is running; `octavo serve MODEL` starts one")
+        raise UsageError("you have no running server; `octavo serve MODEL` starts one")
     if every and target is not None:
-        raise UsageError(f"either --all or {target!r}, not both")
+        raise UsageError(f"give either --all or {target!r}, not both")
     if every:
         return servers
     listed = "; ".join(f"{server.pid} at {server.url} ({', '.join(server.models)})" for server in servers)
     if target is None:
         if len(servers) > 1:
-            raise UsageError(f"{len(servers)} servers are running: name one, or give --all: {listed}")
+            raise UsageError(f"{len(servers)} servers are running: name one or give --all: {listed}")
         if not is_terminal(sys.stdin):
             raise UsageError(f"say which server to stop, or give --all; running: {listed}")
         click.confirm(f"Stop {listed}?", abort=True, err=True)
@@ -84,18 +84,18 @@ def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> li
     named = [server for server in servers if words.intersection(_names(server))]
     if len(named) != 1:
         many = "no server" if not named else f"{len(named)} servers"
-        raise UsageError(f"{many} of this user matches {target!r}; there are: {listed}")
+        raise UsageError(f"{target!r} matches {many} of yours; running: {listed}")
     return named
 
 
 def _names(server: RunningServer) -> tuple[str, ...]:
-    """The words that mean this server."""
+    """Words that identify this server."""
     url = urlsplit(server.url)
     return (str(server.pid), str(url.port), url.netloc, server.url.rstrip("/"), *server.models)
 
 
 def _facts(server: RunningServer) -> dict[str, Any]:
-    """The server as its user sees it. It may be loading, busy, or want a key."""
+    """Facts about a server, which may be loading, busy, or require a key."""
     status, _ = _ask(f"{server.url}/health/ready")
     state = {200: "ready", 503: "loading or ending"}.get(status, "not answering")
     status, load = _ask(f"{server.url}/load")
@@ -110,14 +110,14 @@ def _facts(server: RunningServer) -> dict[str, Any]:
 
 
 def _row(facts: dict[str, Any]) -> dict[str, str]:
-    """The facts for people."""
+    """A table row for people."""
     texts = {name.upper(): _text(value) for name, value in facts.items() if name != "up_s"}
     return {**texts, "UP": duration(facts["up_s"])}
 
 
 def _ask(url: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of an answer; status 0: none."""
-    # A certificate of one's own may not be known to this machine, and nothing secret is sent.
+    """Status and body of an answer; status 0 if there is none."""
+    # The certificate may be self-signed, and nothing secret is sent.
     trusting = ssl.create_default_context()
     trusting.check_hostname = False
     trusting.verify_mode = ssl.CERT_NONE

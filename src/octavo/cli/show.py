@@ -1,4 +1,4 @@
-"""`octavo show`: a description of a model, from its headers."""
+"""`octavo show`: describe a model from its headers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ORIGIN = {"name": "name", "organization": "made by", "size_label": "size label"
 
 @click.command(cls=HeadedCommand)
 @click.argument("model", shell_complete=complete_model)
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
 @with_model_options
 def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     """Describe a model: architecture, formats, sizes, context, template, licence. Reads only its headers.
 
-    MODEL is a path, a hub id or a short name; of a model that is not downloaded yet, the headers are fetched. It may
-    also be the path of an adapter (LoRA): its ranks, modules and size.
+    MODEL is a path, a hub id or a short name; for a model that is not downloaded, only the headers are fetched. It may
+    also be the path of a LoRA adapter: shows its ranks, modules and size.
     """
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.named_models import find
@@ -45,7 +45,7 @@ def show(*, model: str, as_json: bool, engine_options: Options) -> None:
         write_json(asdict(adapter)) if as_json else _write_adapter(adapter)
         return
 
-    EngineConfig.resolve(model, engine_options)  # an error comes before a download
+    EngineConfig.resolve(model, engine_options)  # reports errors before a download
     with (
         find_headers(model, engine_options) as (path, place, options),
         closing(open_checkpoint(path)) as checkpoint,
@@ -84,14 +84,14 @@ def _write_adapter(adapter: AdapterFacts) -> None:
             "rank": ranks + scaled,
             "modules": ", ".join(f"{count} {name}" for name, count in adapter.modules.items()),
             "size": f"{adapter.num_parameters:,} parameters, {size(adapter.file_bytes)}",
-            **({"acts from tokens": tokens} if tokens else {}),
+            **({"activated by tokens": tokens} if tokens else {}),
             **({"not supported": adapter.problem} if adapter.problem else {}),
         }
     )
 
 
 def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
-    """The facts under their names in the JSON output; sizes in bytes, lengths in tokens.
+    """Facts by their names in the JSON output; sizes in bytes, lengths in tokens.
 
     Raises OctavoError for options that do not fit the model.
     """
@@ -140,14 +140,14 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
 
 
 def parameters(total: int, active: int, experts: ExpertCost | None) -> str:
-    """The parameters of a model and, of a mixture, those that a token uses."""
+    """Parameter counts of a model, and for a mixture of experts also those used per token."""
     if experts is None:
         return f"{total:,}"
-    return f"{total:,}, of which a token uses {active:,} ({experts.num_active} of {experts.num_experts} experts)"
+    return f"{total:,}, {active:,} used per token ({experts.num_active} of {experts.num_experts} experts)"
 
 
 def experts_read(experts: ExpertCost) -> str:
-    """The bytes of experts that a token reads."""
+    """Bytes of experts read per token."""
     return f"{size(experts.bytes_read)} of {size(experts.num_bytes)}"
 
 
@@ -155,9 +155,11 @@ def experts_read(experts: ExpertCost) -> str:
 class _InMemory:
     """A model as the engine holds it.
 
-    matrices: by format. experts: of a mixture. kv_format, kv_bytes_per_token: of the cache. warnings: about weights
-    that grow, or the reason why the model cannot be loaded. providers: the library or kernel of each kind of operation
-    that has a choice, on a GPU.
+    matrices: facts about each format.
+    experts: facts about a mixture of experts.
+    kv_format, kv_bytes_per_token: of the cache.
+    warnings: about weights that grow, or why the model cannot be loaded.
+    providers: the kernel library chosen for each kind of operation, on a GPU.
     """
 
     matrices: list[dict[str, Any]]
@@ -248,7 +250,7 @@ def _write(facts: dict[str, Any]) -> None:
             "context": f"{facts['context_length']:,} tokens",
             "vocabulary": f"{facts['vocab_size']:,} tokens ({facts['tokenizer'] or 'no tokenizer'})",
             "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
-            "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
+            "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, {facts['head_dim']} wide",
             **({"KV cache": _cache(facts)} if facts["kv_format"] else {}),
             **({"images": _image_facts(facts["images"])} if facts["images"] else {}),
             "chat template": "yes" if facts["has_chat_template"] else "no",
@@ -263,7 +265,7 @@ def _write(facts: dict[str, Any]) -> None:
 
 
 def _images(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any] | None:
-    """The part that sees; None: there is none here."""
+    """Facts about the vision encoder, or None."""
     from octavo.engine.loading.encoder import image_needs
 
     needs = image_needs(engine, checkpoint)
@@ -272,16 +274,16 @@ def _images(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any] | No
 
 def _image_facts(images: dict[str, Any]) -> str:
     return (
-        f"yes, an encoder of {size(images['weight_bytes'])}; 1024 x 1024 pixels are {images['square_tokens']:,} tokens"
+        f"yes, an encoder of {size(images['weight_bytes'])}; 1024 x 1024 pixels take {images['square_tokens']:,} tokens"
     )
 
 
 def _cache(facts: dict[str, Any]) -> str:
-    return f"{facts['kv_format']}, {size(facts['kv_bytes_per_token'])} a token"
+    return f"{facts['kv_format']}, {size(facts['kv_bytes_per_token'])} per token"
 
 
 def _write_table(facts: dict[str, Any]) -> None:
-    """The matrices as the engine holds them; those of the file if it cannot hold them."""
+    """Write a table of the matrices as the engine holds them, or as in the file if it cannot hold them."""
     write("\n")
     if not facts["in_memory"]:
         found = facts["formats"].items()

@@ -1,4 +1,4 @@
-"""`octavo plan --simulate`: ways to divide many machines, beside each other."""
+"""`octavo plan --simulate`: compare ways to divide a model over many machines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
 
 HELP = (
-    "compare ways to divide many machines with these figures, in bytes, seconds and operations per second: "
-    "'nodes=2+8,sockets=2,bandwidth=2e11,compute=8e12,memory=2e11' (of a socket) and latency, link (between machines), "
+    "compare ways to divide the model over machines with these figures, in bytes, seconds and operations per second: "
+    "'nodes=2+8,sockets=2,bandwidth=2e11,compute=8e12,memory=2e11' (per socket), and latency, link (between machines), "
     "local_latency, local_link (between sockets), efficiency"
 )
 _NODES = (2, 4, 8, 16, 32, 64)
-_SHOWN = 4  # choices for each number of machines
-MOST_CANDIDATES = 256  # of a rank for a row of logits
+_SHOWN = 4  # choices per number of machines
+MOST_CANDIDATES = 256  # of one rank per row of logits
 
 
 def write_simulation(
@@ -38,7 +38,12 @@ def write_simulation(
     whole_experts: bool,
     as_json: bool,
 ) -> None:
-    """text: of the option. context: tokens of each user. whole_experts: on each rank, of a mixture."""
+    """Write the table.
+
+    text: value of the option.
+    context: tokens per user.
+    whole_experts: give each rank whole experts of a mixture.
+    """
     from octavo.bench.simulation import Load, simulate
     from octavo.engine.loading.devices import backend_name
     from octavo.loader.generation_config import sampling_defaults
@@ -65,17 +70,17 @@ def write_simulation(
     )
     for assumption in assumptions:
         click.echo(assumption)
-    click.echo("nodes  tensor  pipeline  replicas  memory of a rank  one user   all users  first token")
+    click.echo("nodes  tensor  pipeline  replicas  memory per rank  one user   all users  first token")
     for count in nodes:
         for each in [each for each in choices if each.nodes == count][:_SHOWN]:
             click.echo(_row(each))
 
 
 def needs_all_logits(sampling: Mapping[str, int | float], *, on_torch: bool = False) -> bool:
-    """True if ranks cannot sample such tokens from the best candidates of each.
+    """True if ranks cannot sample from the best candidates of each rank.
 
-    The rules are those of csrc/sample_plan.h, and on torch of `octavo.backends.torch.rank_sampling.offers_of`, where
-    only `top_k` limits the candidates.
+    The rules match csrc/sample_plan.h and, on torch, `octavo.backends.torch.rank_sampling.offers_of`, where only
+    `top_k` limits the candidates.
     """
     temperature, top_k, top_p, min_p, typical_p = (
         sampling.get(name, neutral)
@@ -95,14 +100,14 @@ def _assumptions(load: Load, sampling: str) -> list[str]:
         else "from the best candidates of each rank, which count nothing"
     )
     found = [
-        "Computed, not measured: a step takes as long as its bytes or its operations, and its exchanges. Left out are "
-        "scheduling, sampling, uneven lengths of requests and other traffic: the speed is lower.",
+        "Computed, not measured: a step takes as long as its bytes or operations, plus its exchanges. Scheduling, "
+        "sampling, uneven request lengths and other traffic are ignored: the real speed is lower.",
         f"The ranks of a machine are its sockets. Tokens are sampled {how} (sampling options: {sampling}).",
     ]
     if load.whole_experts:
         found.append(
-            "Whole experts on each rank. Tokens are taken to choose experts evenly and independently, and the ranks of "
-            "a stage wait for the one that has most to do. Real texts choose less evenly: the speed is lower."
+            "Whole experts on each rank. Assumes that tokens choose experts evenly and independently, and the ranks of "
+            "a stage wait for the busiest one. Real texts choose less evenly: the real speed is lower."
         )
     return found
 
@@ -117,7 +122,7 @@ def _row(each: Division) -> str:
 
 
 def machines_of(text: str) -> tuple[list[int], Machines]:
-    """The numbers of machines and their figures from `nodes=2+8,link=3e9`. Raises UsageError naming a wrong part."""
+    """Parse `nodes=2+8,link=3e9` to numbers of machines and their figures. Raises UsageError naming a wrong part."""
     from octavo.bench.simulation import Machines
 
     known = {field.name for field in fields(Machines)}
@@ -126,7 +131,7 @@ def machines_of(text: str) -> tuple[list[int], Machines]:
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name != "nodes" and name not in known:
-            raise UsageError(f"--simulate: {name!r} is none of nodes, {', '.join(sorted(known))}")
+            raise UsageError(f"--simulate: {name!r} is not one of nodes, {', '.join(sorted(known))}")
         try:
             if name == "nodes":
                 nodes = [int(each) for each in value.split("+")]

@@ -1,4 +1,4 @@
-"""Terminal output that commands share: loading with progress, text and JSON."""
+"""Terminal output shared by commands: loading with progress, text and JSON."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _LEAST_COLUMNS = 16
 
 
 def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[Path, Options]:
-    """The file or directory of a model, downloaded with progress if needed; and the options that remain for it.
+    """File or directory of a model, downloaded with progress if needed, and the remaining options.
 
-    options: fields of `EngineConfig`, of which `revision` belongs to the hub id. refresh: as the hub has it now.
+    options: fields of `EngineConfig`; `revision` applies to the hub id.
+    refresh: download the hub's current version.
     """
     from octavo.loader.hub import resolve_model
     from octavo.loader.named_models import expanded
@@ -49,7 +50,7 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
 
 
 def mark_own_file(model: str) -> None:
-    """Note the use of a model that is a GGUF file of the user."""
+    """Record that one of the user's own GGUF files was used."""
     if model.endswith(".gguf") and (path := env.user_path(model)).is_file():
         from octavo.loader.library import mark_file
 
@@ -58,9 +59,10 @@ def mark_own_file(model: str) -> None:
 
 @contextmanager
 def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | None, Options]]:
-    """The files of a model as far as `open_checkpoint` reads them, with nothing but headers if they are not here yet.
+    """Files of a model as `open_checkpoint` reads them; only the headers if the model is not downloaded.
 
-    Yields the file or directory, the place of one that is not here, and the options that remain as `find_model` does.
+    Yields the file or directory, a description for a model that is not downloaded, and the remaining options as
+    `find_model` does.
     """
     from octavo.loader.named_models import expanded
     from octavo.loader.remote_headers import remote_headers
@@ -79,16 +81,19 @@ def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | Non
 
 
 def check_folder(path: Path) -> None:
-    """Raise UsageError if a file cannot be written because its folder is missing: to be asked before long work."""
+    """Raise UsageError if the file's folder is missing. Call it before long work."""
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such directory; make it first")
+        raise UsageError(f"{path.parent}: no such directory; create it first")
 
 
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
-    """Load a model with progress, for one user. options: fields of `EngineConfig`. will_chat: see `LLM`.
+    """Load a model with progress, for one user.
 
-    What is made here lives as long as the process. Garbage collection looks at none of it, now or later: while 300,000
-    strings of a vocabulary are made, that would take a twentieth of the start.
+    options: fields of `EngineConfig`.
+    will_chat: see `LLM`.
+
+    All objects made here live as long as the process and are hidden from garbage collection: with the 300,000 strings
+    of a vocabulary, collecting would take 5 % of the start.
     """
     gc.disable()
     try:
@@ -110,18 +115,18 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
 
 
 def show_help_without_command(context: click.Context) -> None:
-    """Show the help of a command group if no subcommand was given."""
+    """Show a command group's help if no subcommand was given."""
     if context.invoked_subcommand is None:
         write(context.get_help() + "\n")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """False for a stream that is closed, too."""
+    """True for a terminal; False for a closed stream."""
     return stream is not None and stream.isatty()
 
 
 def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
-    """The parts of an answer. Before the first one a terminal shows how much of the prompt is read, after a second."""
+    """Yield an answer's parts. After a second without one, a terminal shows how much of the prompt has been read."""
     over = threading.Event()
 
     def show() -> None:
@@ -139,28 +144,31 @@ def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
     finally:
         over.set()
         if thread.ident is not None:
-            thread.join()  # the bar is gone before the text comes
+            thread.join()  # remove the bar before the text appears
     yield first
     yield from stream
 
 
 def say_limit(last: RequestOutput) -> None:
-    """Says on standard error why the answer ends in the middle, if it does. last: its last output."""
+    """Explain on standard error why the answer stops in the middle, if it does.
+
+    last: the answer's last output.
+    """
     if last.outputs[0].finish_reason == "length":
-        from octavo.cli.options import MAX_ANSWER_TOKENS  # which the help of all commands does without
+        from octavo.cli.options import MAX_ANSWER_TOKENS  # not needed for the help of commands
 
         count = last.metrics.num_generated_tokens
         full = "the context of the model is full"
-        why = f"{count:,} is the limit; --max-tokens sets another" if count >= MAX_ANSWER_TOKENS else full
+        why = f"{count:,} is the limit; --max-tokens changes it" if count >= MAX_ANSWER_TOKENS else full
         click.echo(f"octavo: the answer ends after {count:,} tokens: {why}", err=True)
 
 
 class ReaderGoneError(Exception):
-    """The reader of the output has closed it. Not a BrokenPipeError, because connections raise that too."""
+    """The reader closed the output. Not a BrokenPipeError, because connections raise that too."""
 
 
 def write(text: str) -> None:
-    """Write text to standard output and flush it. Raises ReaderGoneError, or OSError: a full disk, for example."""
+    """Write text to standard output and flush it. Raises ReaderGoneError, or OSError, for example for a full disk."""
     if sys.stdout is None:
         raise OSError(errno.EBADF, "is closed", "standard output")
     try:
@@ -171,19 +179,22 @@ def write(text: str) -> None:
 
 
 def write_json(value: object, *, indent: int | None = 2) -> None:
-    """Write one JSON document to standard output. indent: None is a single line."""
+    """Write one JSON document to standard output.
+
+    indent: spaces, or None for a single line.
+    """
     write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
 
 
 def has_colour() -> bool:
-    """True if standard output is a terminal that shows colours, and the user wants them (`NO_COLOR`)."""
+    """True if standard output is a terminal that shows colours, unless `NO_COLOR` is set."""
     return is_terminal(sys.stdout) and env.wants_colour()
 
 
 def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) -> None:
-    """Write names and values in two columns; at a terminal, long values in several lines.
+    """Write names and values in two columns; a terminal wraps long values.
 
-    colours: of values, by name.
+    colours: colours of values, by name.
     """
     width, columns = max(map(len, facts)), _columns()
     shown = has_colour()
@@ -197,9 +208,10 @@ def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) ->
 def write_table(
     rows: list[dict[str, str]], *, right: Collection[str] = (), colours: dict[str, str] | None = None
 ) -> None:
-    """Write rows of the same columns under their names. At a terminal the widest columns are cut until a row fits.
+    """Write rows under column headings. A terminal shortens the widest columns until a row fits.
 
-    right: the columns that are aligned to the right. colours: of whole values.
+    right: columns to align to the right.
+    colours: colours of whole values.
     """
     names = list(rows[0])
     lines = [names, *(list(row.values()) for row in rows)]
@@ -226,27 +238,30 @@ def write_table(
 
 
 def write_note(text: str) -> None:
-    """Write lines of prose; at a terminal, long ones in several."""
+    """Write lines of prose; a terminal wraps long ones."""
     for line in text.splitlines():
         write("\n".join(_wrapped(line, _columns())) + "\n")
 
 
 def _columns() -> int:
-    """The width of the terminal; 0: standard output is none."""
+    """Width of the terminal, or 0 if standard output is not one."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """The lines of a text. columns: 0 keeps it in one."""
+    """Lines of a text.
+
+    columns: width, or 0 for a single line.
+    """
     if not columns or len(text) <= columns:
         return [text]
-    from textwrap import wrap  # here, because most starts show no such text
+    from textwrap import wrap  # imported here because it is rarely needed
 
     return wrap(text, columns, break_long_words=False, break_on_hyphens=False)
 
 
 def _cut(text: str, columns: int) -> str:
-    """A text without its middle if it is longer."""
+    """Shorten a text in its middle if it is too long."""
     if len(text) <= columns:
         return text
     end = (columns - 1) * 2 // 3

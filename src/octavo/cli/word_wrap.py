@@ -1,4 +1,4 @@
-"""Text that streams to a terminal without words broken at its edge."""
+"""Text streamed to a terminal without breaking words at its edge."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _FENCE = "```"
 
 
 class WordWrap:
-    """Writes text as it comes, and begins a new line before a word that would cross the edge of the terminal.
+    """Writes text as it arrives, starting a new line before a word that would cross the edge of the terminal.
 
     A word is held back until it is complete. Fenced code keeps its lines.
-    width: columns; None: those of the terminal; 0: lines are not broken. style: of Markdown; None: the text as it is.
+
+    width: columns, None for the terminal's width, or 0 for no wrapping.
+    style: Markdown style, or None for plain text.
     """
 
     def __init__(self, width: int | None = None, style: MarkdownStyle | None = None) -> None:
@@ -22,12 +24,12 @@ class WordWrap:
         self._style = style
         self._column = 0
         self._word = ""
-        self._line = ""  # its beginning, enough to see a fence
-        self._is_empty = True  # the line has no word yet
+        self._line = ""  # start of the line, enough to recognize a fence
+        self._is_empty = True  # no word on the line yet
         self._in_code = False
 
     def write(self, text: str) -> None:
-        """Take a piece of text."""
+        """Add a piece of text."""
         if not self._width:
             write(text)
             return
@@ -38,12 +40,12 @@ class WordWrap:
                 out.append(self._take_space(character))
             else:
                 self._word += character
-                if len(self._word) >= self._width:  # no line holds it
+                if len(self._word) >= self._width:  # too long for any line
                     out.append(self._take_word())
         write("".join(out))
 
     def end(self) -> None:
-        """Write the word that was held back, and end all styles."""
+        """Write the word that was held back and end all styles."""
         word = self._take_word()
         write(word if self._style is None else word + self._style.end_line(ends_paragraph=True))
 
@@ -60,7 +62,7 @@ class WordWrap:
         return f"\n{shown}" if breaks else shown
 
     def _styled(self, word: str) -> tuple[str, int]:
-        """The word as it is shown, and its columns."""
+        """The styled word and its width in columns."""
         if self._style is None:
             return word, len(word)
         if self._in_code or self._line.startswith(_FENCE):
@@ -69,7 +71,7 @@ class WordWrap:
 
     def _take_space(self, character: str) -> str:
         if character == " " and self._column == 0 and not self._is_empty and self._style is not None:
-            return ""  # behind the mark of a heading
+            return ""  # after a heading's mark
         if character == " " and (self._in_code or self._column < self._width):
             self._column += 1
             return " "
