@@ -49,8 +49,8 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
         ({"backend": ""}, "backend must be a name"),
         ({"deterministic": "yes"}, "deterministic must be True or False, not 'yes'"),
         ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; it must be float16, int8 or fp8"),
-        ({"kv_dtype": "bf16"}, "kv_dtype 'bf16' is not offered"),
-        ({"kv_dtype": "bfloat16"}, "kv_dtype 'bfloat16' is not offered: float16 takes as much memory"),
+        ({"kv_dtype": "bf16"}, "kv_dtype 'bf16' is not supported"),
+        ({"kv_dtype": "bfloat16"}, "kv_dtype 'bfloat16' is not supported: float16 takes no more memory"),
         ({"kv_dtype": ["int8"]}, "kv_dtype is "),
         (
             {"quantization": "gptq"},

@@ -45,7 +45,7 @@ def test_the_package_has_both() -> None:
         ({"key": b"x" * 65}, "1 to 64 bytes"),
         ({"key": "text"}, "1 to 64 bytes"),
         ({"values": [[1.0]]}, "numpy array of float32"),
-        ({"values": VALUES.astype(np.float64)}, r"float64 \[2, 3\]; they are a numpy array of float32"),
+        ({"values": VALUES.astype(np.float64)}, r"float64 \[2, 3\]; they must be a numpy array of float32"),
         ({"values": VALUES[0]}, r"float32 \[3\]"),
         ({"values": VALUES[:1]}, r"\[1, 3\]; a span of length 2 has \[2, width\]"),
         ({"values": VALUES[:, :0]}, r"\[2, 0\]"),
@@ -66,7 +66,7 @@ def test_wrong_spans_are_refused(fields: dict[str, Any], message: str) -> None:
         ([5, 0, 0, 0], [Span(2, 1, b"a"), Span(1, 1, b"b")], "span 1 begins at 1"),
         ([5, 0], [Span(1, 2, b"a")], "covers positions 1 to 2, but the prompt has 2 tokens"),
         ([5, 0, 7], [Span(1, 2, b"a")], "token ids of span 0 are not all 0"),
-        ([5, 0], ["image"], "holds 'image'; it holds only Span"),
+        ([5, 0], ["image"], "holds 'image'; it may hold only Span"),
         ([5, 0], 5, "spans of a prompt is 5; it is a list of Span"),
     ],
 )
@@ -79,7 +79,7 @@ def test_all_values_of_a_prompt_have_a_limit() -> None:
     half = np.broadcast_to(np.float32(1), (1, MAX_VALUES_BYTES // 8)).copy()
     spans = [Span(0, 1, b"a", half), Span(1, 1, b"b", half)]
     assert len(Prompt([0, 0], spans)) == 2
-    with pytest.raises(UsageError, match=f"a prompt can have {MAX_VALUES_BYTES}"):
+    with pytest.raises(UsageError, match=f"a prompt may have {MAX_VALUES_BYTES}"):
         Prompt([0, 0, 0], [*spans, Span(2, 1, b"c", half[:, :1])])
 
 

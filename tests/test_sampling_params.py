@@ -241,7 +241,7 @@ def test_lists_become_tuples_that_nobody_can_change() -> None:
 
 
 def test_stop_strings_need_text() -> None:
-    with pytest.raises(UsageError, match="stop needs text"):
+    with pytest.raises(UsageError, match="stop needs the text"):
         SamplingParams(stop="a", detokenize=False)
 
 

@@ -24,7 +24,7 @@ def test_json_and_dictionary_say_the_same() -> None:
     ("options", "problem"),
     [
         ({"speculation": "fast"}, "speculation is 'fast'; it must be auto, off or ngram"),
-        ({"speculative_config": "{"}, "speculative_config is no JSON"),
+        ({"speculative_config": "{"}, "speculative_config is not valid JSON"),
         ({"speculative_config": "[1]"}, "must be an object"),
         ({"speculative_config": {"metod": "ngram"}}, "no key 'metod'; did you mean method"),
         ({"speculative_config": {"method": "fast"}}, "method is 'fast'; it must be auto"),

@@ -1,4 +1,4 @@
-"""Octavo runs and serves large language models. Names load when they are first used: importing stays light."""
+"""Octavo runs and serves large language models. Names load on first use, so that importing stays cheap."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Light ones first: a name is looked up in this order.
+# Names are looked up in this order, cheap modules first.
 _MODULES = ("errors", "sampling_params", "outputs", "prompt", "generation_request", "lora_request", "llm", "async_llm")
 
 __all__ = [

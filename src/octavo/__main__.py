@@ -1,10 +1,10 @@
-"""The command `octavo`, which is also `python -m octavo`."""
+"""The command `octavo`, also run by `python -m octavo`."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C is quiet from here on, also while the libraries of the terminal are imported."""
+    """Run the command line. Ctrl-C exits quietly from here on, even while terminal libraries are being imported."""
     try:
         from octavo.cli.main import main as run
     except KeyboardInterrupt:

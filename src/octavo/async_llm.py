@@ -36,7 +36,7 @@ from octavo.tokenizer.chat_template import Message
 
 
 class AsyncLLM(LoadedLLM):
-    """A loaded model for event loops, and threads with loops of their own: all share one engine."""
+    """A loaded model for asyncio. Event loops in several threads share one engine."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AsyncLLM(LoadedLLM):
         will_chat: bool = False,
         **options: Any,
     ) -> None:
-        """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
+        """Take the arguments of `LLM`. Loading blocks: do it before the loop runs, or in `asyncio.to_thread`."""
         super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
         self._client = LocalClient(self._session)
 
@@ -57,13 +57,16 @@ class AsyncLLM(LoadedLLM):
         request_id: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one prompt: `async for output in llm.generate(...)`; each output holds all so far.
+        """Answer one prompt: `async for output in llm.generate(...)`; each output holds the whole answer so far.
 
-        With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output. Steps that
-        end while the program does something else share an output.
-        The request ends when the iterator is closed or its task is cancelled. request_id: unique while it runs.
-        options: fields of `RequestOptions`, such as priority; and lora_request, a `LoRARequest`.
-        Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
+        With `output_kind` DELTA each output holds only the new part; with FINAL_ONLY there is one output. If the
+        program falls behind, one output covers several steps. Closing the iterator or cancelling its task ends the
+        request.
+
+        request_id: unique among running requests.
+        options: fields of `RequestOptions`, such as priority, and lora_request, a `LoRARequest`.
+
+        Raises UsageError if the request is wrong and EngineDeadError if the engine fails.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         async with aclosing(self._outputs(prompt, params, request_id, options)) as outputs:
@@ -74,7 +77,7 @@ class AsyncLLM(LoadedLLM):
     async def _outputs(
         self, prompt: PromptInput, params: Params, request_id: str | None, options: Mapping[str, Any]
     ) -> AsyncGenerator[RequestOutput | PoolingOutput, None]:
-        # Tokenizing a book takes a while; other requests of this loop must not wait for it.
+        # Tokenizing a book takes long enough to delay other requests of this loop.
         known = RequestOptions(**await asyncio.to_thread(self._session.with_adapter, dict(options)))
         request = await asyncio.to_thread(self._session.describe, prompt, params, options=known)
         builder = OutputBuilder(request.params, request.prompt, request.text)
@@ -85,7 +88,7 @@ class AsyncLLM(LoadedLLM):
     async def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one prompt piece by piece: each output holds only what is new, as with `LLM.stream`."""
+        """Answer one prompt piece by piece: each output holds only the new part, as with `LLM.stream`."""
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         deltas = params.with_output_kind(RequestOutputKind.DELTA)
         async with aclosing(self.generate(prompt, deltas, **options)) as outputs:
@@ -95,7 +98,7 @@ class AsyncLLM(LoadedLLM):
     async def beam_search(
         self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, **options: Any
     ) -> BeamSearchOutput:
-        """The most likely answers to one prompt: `sequences` are the finished beams, best first."""
+        """Return the most likely answers to one prompt: `sequences` are the finished beams, best first."""
         whole = check_beams(params).with_output_kind(RequestOutputKind.FINAL_ONLY)
         async with aclosing(self.generate(prompt, whole, request_id, **options)) as outputs:
             return beams_of(await anext(outputs))
@@ -109,7 +112,10 @@ class AsyncLLM(LoadedLLM):
         chat_template: str | None = None,
         **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
+        """Answer one conversation like `generate`.
+
+        template_arguments: see `LLM.chat`.
+        """
         options = take_options(template_arguments)
         prompt = await asyncio.to_thread(self._session.chat_prompt, messages, chat_template, **template_arguments)
         params = in_conversation(self.get_default_sampling_params() if sampling_params is None else sampling_params)
@@ -124,7 +130,10 @@ class AsyncLLM(LoadedLLM):
         request_id: str | None = None,
         **options: Any,
     ) -> EmbeddingRequestOutput:
-        """The vector of one text. pooling: see `LLM.embed`; the rest as `generate`."""
+        """Return the embedding of one text.
+
+        pooling: see `LLM.embed`. The other arguments are those of `generate`.
+        """
         params = PoolingParams(pooling=pooling)
         encoded = await asyncio.to_thread(self._session.to_prompt, prompt)
         output = await self._vector(encoded, params, request_id, options)
@@ -133,7 +142,7 @@ class AsyncLLM(LoadedLLM):
     async def token_embed(
         self, prompt: PromptInput, request_id: str | None = None, **options: Any
     ) -> PoolingRequestOutput:
-        """A vector of each token of one text. See `LLM.token_embed`."""
+        """Return an embedding for each token of one text. See `LLM.token_embed`."""
         encoded = await asyncio.to_thread(self._session.to_prompt, prompt)
         output = await self._vector(encoded, PoolingParams(task="token_embed"), request_id, options)
         return token_vectors(list(encoded.token_ids), output)
@@ -147,7 +156,7 @@ class AsyncLLM(LoadedLLM):
         instruction: str | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """Score of pairs of texts, see `LLM.score`."""
+        """Score pairs of texts. See `LLM.score`."""
         plan = await asyncio.to_thread(self._session.plan_scores, data_1, data_2, truncate_prompt_tokens, instruction)
         tasks = [asyncio.create_task(self._vector(*prompt, None, options)) for prompt in plan.prompts]
         try:
@@ -167,7 +176,7 @@ class AsyncLLM(LoadedLLM):
         return output
 
     def abort(self, request_id: str) -> None:
-        """End a request within a step; its iterator gets a last output with finish_reason `abort`."""
+        """End a request within a step; its iterator yields a last output with finish_reason `abort`."""
         self._session.abort(request_id)
 
     async def __aenter__(self) -> AsyncLLM:

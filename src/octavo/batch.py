@@ -1,4 +1,4 @@
-"""The arrays of one step: the engine's input to an executor, and the executor's output."""
+"""Arrays of one step: the engine's input to an executor, and the executor's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.floating[Any]]
 
 SamplingRows = NDArray[np.void]
 
-# Sampling options of one output row. The native sampler reads these rows as a struct, csrc/sampling.h.
+# Sampling options of one output row; csrc/sampling.h defines the same struct.
 SAMPLING_ROW = np.dtype(
     [
         ("temperature", np.float32),  # 0: greedy
@@ -29,15 +29,15 @@ SAMPLING_ROW = np.dtype(
         ("presence_penalty", np.float32),  # 0: off
         ("frequency_penalty", np.float32),  # 0: off
         ("seed", np.uint64),
-        ("counter", np.uint64),  # number of the token within its sequence: with the seed, all of the randomness
-        ("target", np.int32),  # -1: sample. Else no sampling: the log-probability of this token is wanted
-        ("num_logprobs", np.int32),  # -1: none, 0: only the chosen token's, n: also the n most likely
+        ("counter", np.uint64),  # index of the token in its sequence; with the seed it determines all randomness
+        ("target", np.int32),  # -1: sample; otherwise compute only this token's log-probability
+        ("num_logprobs", np.int32),  # -1: none, 0: the chosen token's, n: also the n most likely
     ]
 )
 
 
 def greedy_rows(num_rows: int) -> SamplingRows:
-    """Rows [num_rows] of SAMPLING_ROW that take the most likely token, with every option off."""
+    """Rows [num_rows] of SAMPLING_ROW for greedy sampling, with every option off."""
     rows = np.zeros(num_rows, SAMPLING_ROW)
     for name in ("top_p", "typical_p", "repetition_penalty"):
         rows[name] = 1
@@ -47,7 +47,7 @@ def greedy_rows(num_rows: int) -> SamplingRows:
 
 
 def token_mask(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.uint32]:
-    """A mask [ceil(vocab_size / 32)] that allows these tokens; bit i of word w is token 32 w + i."""
+    """Mask [ceil(vocab_size / 32)] that allows these tokens; bit i of word w is token 32 w + i."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[list(token_ids)] = 1
     mask: NDArray[np.uint32] = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
@@ -56,17 +56,17 @@ def token_mask(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.uint32]:
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """Sampling options of the output rows. R = rows, in the order of `Batch.logits_indices`.
+    """Sampling options of the R output rows, in the order of `Batch.logits_indices`.
 
-    The meaning is `octavo.backends.sampling`; the order of the stages is written there.
+    `octavo.backends.sampling` defines the options and the order of the stages.
     """
 
     rows: SamplingRows  # [R], of SAMPLING_ROW
-    # Tokens seen so far, compressed rows: entries history_start[r] to history_start[r + 1] belong to row r.
+    # Tokens seen so far as compressed rows: entries history_start[r] to history_start[r + 1] belong to row r.
     history_start: Int32  # [R + 1]
     history_ids: Int32  # distinct token ids within a row
-    history_counts: Int32  # how often among the generated tokens (0: only in the prompt)
-    # Added to the logits before everything else (logit_bias, bad_words and min_tokens as -inf), compressed rows.
+    history_counts: Int32  # occurrences among the generated tokens (0: only in the prompt)
+    # Added to the logits first (logit_bias; -inf for bad_words and min_tokens), as compressed rows.
     bias_start: Int32  # [R + 1]
     bias_ids: Int32
     bias_values: Float32
@@ -81,99 +81,97 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class DomainRows:
-    """The rows of a domain in a step: S sequences, C components of a position. None: the domain has no such array."""
+    """Rows of a domain in a step: S sequences, C components per position. None: no such array."""
 
     count: int
-    starts: Int32 | None = None  # [S + 1], where each sequence starts; the last is `count`
+    starts: Int32 | None = None  # [S + 1], start of each sequence; the last is `count`
     positions: Int32 | None = None  # [C, count]
-    # By name (`octavo.graph.values.IndexArray`): one row of another domain, or several, for each row [count * width].
+    # By name (`octavo.graph.values.IndexArray`): `width` rows of another domain for each row [count * width].
     indices: Mapping[str, Int32] = field(default_factory=dict)
-    # Of a domain with caches (`octavo.graph.cache.KVCache.domain`): the rows of each sequence of the step in the cache
-    # after it [N], also where the step has none; and where keys and values of each row are written [G, count], as
-    # `Batch.slot_mapping` has it, of which only the groups of this domain are read.
+    # For domains with caches (`octavo.graph.cache.KVCache.domain`): cached rows of each sequence after this step [N],
+    # including sequences without rows in it; and the slots to write keys and values to [G, count], as in
+    # `Batch.slot_mapping`. Only the groups of this domain are read.
     lengths: Int32 | None = None
     slots: Int32 | None = None
 
 
 @dataclass(slots=True)
 class BlockBytes:
-    """Blocks of the cache, and memory outside it for their bytes: of all layers, as they lie in the cache.
+    """Blocks of the cache, and memory outside it that holds their bytes in all layers, laid out as in the cache.
 
-    What they mean depends on the executor: only one whose engine has the same `CacheIdentity` can take them. The same
-    of slots for states, whose numbers are the block_ids then.
+    Only an executor whose engine has the same `CacheIdentity` can read them. For states, block_ids are slots.
     """
 
     block_ids: Int32  # [B]
-    data: NDArray[np.uint8]  # [B, bytes], each row contiguous: `CacheSizes.moved_bytes`, or `moved_state_bytes`
+    data: NDArray[np.uint8]  # [B, bytes], each row contiguous; bytes is `CacheSizes.moved_bytes` or `moved_state_bytes`
 
 
 class LateTokens(NamedTuple):
-    """N sequences of a step that is submitted while the step before still computes guesses for them.
+    """N sequences whose step is submitted while the previous step still verifies their drafts.
 
-    The arrays of the batch suppose that all guesses are right. For each that is not, and for those behind it, the
-    device takes one off the positions and lengths of the sequence, moves its slots, and takes its tokens from a row
-    before and its draws from a number before.
+    The batch assumes that all drafts are accepted. For each rejected draft, the device decrements the sequence's
+    positions and lengths, moves its slots, and takes its tokens from an earlier row and its draws from an earlier
+    number.
     """
 
-    rows: Int32  # [N], of the step before: the first that draws a token for the sequence
-    tokens: Int32  # [N], of the step before: the token of that row
-    num_drafts: Int32  # [N], the tokens behind it that are guesses; 0: it had none
-    only_outputs: bool = False  # only the rows that are wanted move: the tokens are right and wrong ones
+    rows: Int32  # [N], previous step: first row that draws a token for the sequence
+    tokens: Int32  # [N], previous step: token of that row
+    num_drafts: Int32  # [N], drafts after that token; 0: none
+    only_outputs: bool = False  # move only the output rows; the tokens include rejected drafts
 
 
 @dataclass(slots=True)
 class Batch:
-    """One step. T = scheduled tokens, N = requests (sequences).
+    """One step of T scheduled tokens for N sequences.
 
-    R = rows whose logits are wanted, H = rows whose hidden states are; both together are the outputs of the step.
-
-    G = groups of layers with block tables of their own (`octavo.graph.cache.CacheLayout`).
+    R is the number of rows with logits, H of rows with hidden states; together they are the outputs of the step. G is
+    the number of layer groups with their own block tables (`octavo.graph.cache.CacheLayout`).
     """
 
     token_ids: Int32  # [T], grouped by request
     positions: Int32  # [T], position of each token in its sequence
-    query_start_loc: Int32  # [N + 1], where each request's tokens start
+    query_start_loc: Int32  # [N + 1], start of each sequence's tokens
     seq_lens: Int32  # [N], tokens in the cache after this step
-    block_tables: Int32  # [G, N, max_blocks]; entries beyond a sequence's blocks or before its window are not read
-    slot_mapping: Int32  # [G, T], block_id * block_size + offset where each token's K and V are written; not read of
+    block_tables: Int32  # [G, N, max_blocks]; entries outside a sequence's blocks or window are not read
+    slot_mapping: Int32  # [G, T], where to write each token's K and V: block_id * block_size + offset; not read for
     # groups of another domain (`DomainRows.slots`)
     logits_indices: Int32  # [R], index into the T tokens
-    # [H], the same for hidden states: the input of the output head, which is skipped if no logits are wanted
+    # [H], the same for hidden states (inputs of the output head). Without logits the head is skipped.
     hidden_indices: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    # Blocks that are read into memory before the step changes any, complete once `wait` has returned: so a block that
-    # is about to be overwritten needs no step of its own. Then those that are written from memory, in their order.
+    # Blocks to copy to memory before the step changes any; complete once `wait` returns, so that saving a block does
+    # not take a step of its own. Then blocks to copy from memory, in this order.
     block_saves: BlockBytes | None = None
     block_loads: BlockBytes | None = None
-    # Of a graph with states (`octavo.graph.cache.StateCache`): the same of slots, before any state is copied.
+    # The same for state slots (`octavo.graph.cache.StateCache`), before any state is copied.
     snapshot_saves: BlockBytes | None = None
     snapshot_loads: BlockBytes | None = None
-    # [copies, 2], source and destination of cache blocks, then copied in this order before anything is computed
+    # [copies, 2], source and destination of cache blocks, copied next in this order, before computing
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
-    # Of a graph with states: the slot of each sequence [N]; copies of slots [copies, 2], made first and in this order;
-    # and [N, S, 2], ascending, numbers of a sequence's tokens of this step after which its states are also written to
-    # another slot, and that slot (-1: no more are written).
+    # For graphs with states: slot of each sequence [N]; copies of slots [copies, 2], made first, in this order; and
+    # [N, S, 2], ascending: a number of the sequence's tokens in this step after which to save its states to another
+    # slot, and that slot (-1: nothing more to save).
     state_slots: Int32 | None = None
     state_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     state_saves: Int32 | None = None
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
-    inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot
-    token_types: Int32 | None = None  # [T], which of a pair's two texts each token belongs to; None: all 0
-    # [T], the row of the step before whose token this is, -1: `token_ids` holds it. None: it holds all. That step may
-    # still run; only for executors with `max_in_flight` above 1. -2 - n: guess n of a draft model.
+    inputs: tuple[Float32, ...] = ()  # for a graph segment: values of `Input` operations, by slot
+    token_types: Int32 | None = None  # [T], text (0 or 1) of a pair that each token belongs to; None: all 0
+    # [T], row of the previous step whose token this is; -1: `token_ids` holds it, -2 - n: draft n of a draft model.
+    # None: `token_ids` holds all. The previous step may still be running (executors with `max_in_flight` above 1).
     token_sources: Int32 | None = None
-    late: LateTokens | None = None  # only for executors that settle drafts
-    # Of a head that drafts [T], in place of `inputs`: the token of the model's step before whose hidden states each of
-    # its tokens takes; -1 - n: those of row n of its own step before.
+    late: LateTokens | None = None  # only for executors that resolve rejected drafts
+    # For a draft head, in place of `inputs` [T]: token of the model's previous step whose hidden states each of its
+    # tokens takes; -1 - n: row n of the head's own previous step.
     hidden_at: Int32 | None = None
-    guesses_at: int = -1  # of a draft model: the first of its tokens becomes this guess, and so on; -1: none does
-    # Rows of further domains by their names; a domain that is missing has none. Those of `tokens` have only positions,
-    # with which tokens rotate in place of `positions`, and indices. Without them all components are `positions`.
+    guesses_at: int = -1  # for a draft model: index of the draft that its first token becomes; -1: none
+    # Rows of further domains by name; a missing domain has none. Those of `tokens` have only indices, and positions to
+    # rotate with in place of `positions`. Without them all components are `positions`.
     domains: Mapping[str, DomainRows] = field(default_factory=dict)
 
     @property
     def output_indices(self) -> Int32:
-        """[R + H], the tokens of the output rows: those of `logits_indices`, then those of `hidden_indices`."""
+        """Tokens of the output rows [R + H]: `logits_indices`, then `hidden_indices`."""
         if not len(self.hidden_indices):
             return self.logits_indices
         return np.concatenate([self.logits_indices, self.hidden_indices])
@@ -181,25 +179,25 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The results of a step, in the order of `Batch.logits_indices` and, for hidden states, `Batch.hidden_indices`.
+    """Results of a step, in the order of `Batch.logits_indices` and, for hidden states, `Batch.hidden_indices`.
 
-    Log-probabilities are the model's own: before bias, penalties and temperature.
+    Log-probabilities are the model's own, before bias, penalties and temperature.
     """
 
     token_ids: Int32  # [R]; the sampled token, or the target
-    logprobs: Float32  # [R]; of that token; NaN where num_logprobs is -1
+    logprobs: Float32  # [R]; log-probability of that token; NaN where num_logprobs is -1
     ranks: Int32  # [R]; 1 = most likely; 0 where num_logprobs is -1
-    top_ids: Int32  # [R, max(num_logprobs, 0)], most likely first, -1 beyond a row's own number
+    top_ids: Int32  # [R, max(num_logprobs, 0)], most likely first, -1 beyond a row's num_logprobs
     top_logprobs: Float32  # same shape
     logits: Float32 | None = None  # [R, vocab] if return_logits
-    values: tuple[Float32, ...] = ()  # of a segment that makes no logits: its outputs, the inputs of the next one
-    hidden_states: Float32 | None = None  # [H, hidden] if there are hidden_indices: the input of the output head
-    taps: Float32 | None = None  # [H, cols], the same of `Graph.tap`, for a graph that has one
-    computed_ids: Int32 | None = None  # [T], the tokens that were computed, if some were guesses from the device
+    values: tuple[Float32, ...] = ()  # for a segment without logits: its outputs, the inputs of the next one
+    hidden_states: Float32 | None = None  # [H, hidden] if there are hidden_indices: inputs of the output head
+    taps: Float32 | None = None  # [H, cols], the same for `Graph.tap`, if the graph has one
+    computed_ids: Int32 | None = None  # [T], the computed tokens, if some were drafts from the device
 
     @classmethod
     def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:
-        """The arrays of so many rows: token -1, no probabilities. Sampling writes every element."""
+        """Arrays for `num_rows` rows: token -1, no probabilities. Sampling writes every element."""
         tops = (num_rows, num_top)
         return cls(
             token_ids=np.full(num_rows, -1, np.int32),

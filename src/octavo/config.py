@@ -1,4 +1,4 @@
-"""The engine's options. Flags and documentation are made from these fields."""
+"""Options of the engine. Flags and documentation are generated from these fields."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from octavo.unknown_options import advice_on, in_our_words
 
 KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
-CPU_KV_DTYPES: tuple[KVDtype, ...] = ("float16", "int8")  # those of every backend
+CPU_KV_DTYPES: tuple[KVDtype, ...] = ("float16", "int8")  # supported by every backend
 WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Offload = Literal["auto", "cpu", "stream"]
 DistributedExecutor = Literal["processes", "ray"]
 Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
-# Called with (phase, bytes done, bytes in all) while a model is loaded. The phases are in words for people: `packing`.
+# Called with (phase, bytes done, total bytes) while a model is loaded. Phases are for people: `packing`.
 LoadProgress: TypeAlias = Callable[[str, int, int], None]
 
 SamplingValue: TypeAlias = "int | float | tuple[str, ...]"
 
-# The sampling that `override_generation_config` may fix, with the names of `SamplingParams`.
+# Sampling values that `override_generation_config` can set, with the names of `SamplingParams`.
 SAMPLING_DEFAULTS: tuple[str, ...] = (
     "temperature",
     "top_p",
@@ -44,24 +44,24 @@ SAMPLING_DEFAULTS += ("frequency_penalty", "seed", "max_tokens", "stop")
 _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002 - the word that command line parsers use
-    """A field of a configuration, with the help of its flag."""
+def option(default: Any, help: str) -> Any:  # noqa: A002 - the name used by command line parsers
+    """A configuration field with the help text of its flag."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The options of an engine. Every field is checked on construction; an invalid one raises UsageError."""
+    """Options of an engine. Fields are checked on construction; an invalid one raises UsageError."""
 
     model: str = option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
-    revision: str | None = option(None, "branch, tag or commit of a hub id; default: the newest version")
+    revision: str | None = option(None, "branch, tag or commit on the hub; default: the newest version")
     quantization: Quantization | None = option(  # noqa: RUF009 - a literal cannot change
         None, "quantize an unquantized model while it is loaded: nf4, fp4, int8, int4 or fp8"
     )
     dtype: WeightDtype = option(  # noqa: RUF009 - a literal cannot change
         "auto",
         "in-memory number type of unquantized weights: auto (as stored), float32, float16 or bfloat16; "
-        "the CPU computes in float32 whichever is chosen",
+        "the CPU always computes in float32",
     )
     trust_remote_code: bool = option(False, "accepted for compatibility; code from a model repository is never run")
     device: str | None = option(
@@ -91,14 +91,14 @@ class EngineConfig:
     )
     max_num_seqs: int = option(64, "maximum number of sequences that run at once")
     max_num_batched_tokens: int | None = option(
-        None, "maximum tokens computed in one step; a lower value makes streams smoother; default: 512, on a GPU 2048"
+        None, "maximum tokens computed in one step; lower makes streams smoother; default: 512, on a GPU 2048"
     )
     max_itl: int = option(
         200,
         "target milliseconds between tokens of a stream: a maximum while long prompts run, else a mean; 0: no limit",
     )
     kv_cache_memory: int | str | None = option(
-        None, "memory of the KV cache, in bytes or as '2GiB'; default: at most half of the free memory"
+        None, "memory for the KV cache, in bytes or as '2GiB'; default: at most half of the free memory"
     )
     kv_dtype: KVDtype = option(  # noqa: RUF009 - a literal cannot change
         "float16",
@@ -106,36 +106,36 @@ class EngineConfig:
     )
     deterministic: bool = option(
         False,
-        "on a GPU too, give a request the same answer alone and in any batch; slower there, and always so on the CPU",
+        "make answers independent of batching on a GPU too (slower); on the CPU they always are",
     )
-    block_size: int = option(16, "tokens in one block of the KV cache")
-    enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same beginning")
+    block_size: int = option(16, "tokens per KV cache block")
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same prefix")
     speculation: SpeculationMode = option(  # noqa: RUF009 - a literal cannot change
         "auto",
-        "guess upcoming tokens from the text so far and verify several per step where that is faster; answers stay "
+        "draft upcoming tokens from the text so far and verify several per step where that is faster; answers stay "
         "the same: ngram, off, or auto (ngram on the CPU)",
     )
     draft_model: str | None = option(
         None,
-        "model that guesses next tokens: a small one with the same vocabulary, an EAGLE-3 head or a Gemma 4 assistant",
+        "draft model: a small one with the same vocabulary, an EAGLE-3 head or a Gemma 4 assistant",
     )
     speculative_config: dict[str, Any] | str | None = option(  # noqa: RUF009 - None cannot change
         None,
-        "settings of speculation as JSON with vLLM's keys: method (ngram, draft_model, eagle3, mtp), model, revision, "
+        "speculation settings as JSON with vLLM's keys: method (ngram, draft_model, eagle3, mtp), model, revision, "
         "num_speculative_tokens, "
         "prompt_lookup_min, prompt_lookup_max",
     )
-    enable_lora: bool = option(False, "make room for adapters (LoRA): each request may name one")
+    enable_lora: bool = option(False, "allow LoRA adapters; each request can name one")
     lora_modules: dict[str, str] | str | None = option(  # noqa: RUF009 - None cannot change
         None,
         "adapters to load at startup, as NAME=PATH, separated by spaces: PEFT folders or GGUF "
         "files; PATH:SCALE multiplies the effect",
     )
     default_lora: str | None = option(None, "adapter of lora_modules for requests that name none")
-    max_loras: int = option(8, "maximum number of different adapters in one step")
+    max_loras: int = option(8, "maximum number of different adapters in a step")
     max_lora_rank: int = option(64, "highest rank of an adapter")
     max_cpu_loras: int = option(
-        64, "adapters to keep in memory; the least recently used are dropped, and read again when needed"
+        64, "adapters to keep in memory; the least recently used are dropped and read again when needed"
     )
     pack_cache: bool | None = option(
         None,
@@ -145,14 +145,14 @@ class EngineConfig:
     pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
     prompt_cache_dir: str | None = option(
         None,
-        "folder that keeps the KV cache of prompts: a prompt with the same beginning is read from there, also after a "
+        "folder that stores the KV cache of prompts, to reuse it for prompts with the same prefix, even after a "
         "restart; the files reveal the prompts",
     )
-    prompt_cache_size: int | str = option("10GiB", "maximum disk space for the kept prompts of a model")
+    prompt_cache_size: int | str = option("10GiB", "maximum disk space for the stored prompts of a model")
     host_cache_memory: int | str | None = option(
         None, "main memory for blocks evicted from a GPU's KV cache, such as '16GiB'; they are copied back when needed"
     )
-    prompt_cache_private: bool = option(False, "also keep the prompts of requests with a cache_salt or an API key")
+    prompt_cache_private: bool = option(False, "also store prompts of requests with a cache_salt or an API key")
     mmproj: str | None = option(
         None,
         "file with the vision encoder of a GGUF model; none: text only; default: the one *mmproj*.gguf "
@@ -164,19 +164,19 @@ class EngineConfig:
         "at most 1024",
     )
     media_cache_size: int | str = option("256MiB", "memory for caching the encodings of images")
-    num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
+    num_threads: int = option(0, "compute threads; 0: one per core available to this process")
     tensor_parallel_size: int = option(
-        1, "processes on this machine that compute each layer together, each with a part of its weights"
+        1, "processes on this machine that compute each layer together, each with part of its weights"
     )
     pipeline_parallel_size: int = option(
-        1, "stages that the layers are cut into, one after another, each with its own tensor_parallel_size processes"
+        1, "consecutive stages to split the layers into, each with its own tensor_parallel_size processes"
     )
     enable_expert_parallel: bool = option(
         False, "give each of the tensor_parallel_size processes whole experts instead of a part of every expert"
     )
-    nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, the same number on each")
-    node_rank: int = option(0, "number of this machine among nnodes; 0 answers requests, the others help it")
-    master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, to which the others connect")
+    nnodes: int = option(1, "machines to spread the stages of pipeline_parallel_size over evenly")
+    node_rank: int = option(0, "index of this machine among nnodes; 0 answers requests")
+    master: str | None = option(None, "HOST:PORT of the machine with node_rank 0; other machines connect to it")
     distributed_executor: DistributedExecutor = option(  # noqa: RUF009 - a literal cannot change
         "processes",
         "how to start ranks: processes (on this machine and the others of nnodes), or ray (actors on nnodes of a Ray "
@@ -184,17 +184,15 @@ class EngineConfig:
     )
     data_parallel_size: int = option(
         1,
-        "replicas behind the address of `octavo serve`, each with its own processes, memory and share of the cores",
+        "replicas behind one `octavo serve` address, each with its own processes, memory and share of the cores",
     )
     generation_config: str = option(
         "auto",
-        "sampling values where a request sets none: auto (what the model's makers recommend), none (neutral "
+        "sampling values for requests that set none: auto (recommended by the model's makers), none (neutral "
         "values), or the path of a generation_config.json",
     )
-    system_prompt: str | None = option(None, "system message of conversations that have none")
-    chat_template: str | None = option(
-        None, "Jinja template, or a file with one, to use instead of the model's own chat template"
-    )
+    system_prompt: str | None = option(None, "system message for conversations without one")
+    chat_template: str | None = option(None, "Jinja template, or a file with one, to replace the model's chat template")
     override_generation_config: str | None = option(
         None, f"values that override generation_config, as a JSON object with any of {', '.join(SAMPLING_DEFAULTS)}"
     )
@@ -215,7 +213,7 @@ class EngineConfig:
         ):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
-        if isinstance(self.override_generation_config, Mapping):  # as vLLM's Python API takes it
+        if isinstance(self.override_generation_config, Mapping):  # as in vLLM's Python API
             object.__setattr__(self, "override_generation_config", json.dumps(self.override_generation_config))
         self.sampling_overrides  # noqa: B018 - raises
         parse_bytes("pack_cache_size", self.pack_cache_size)
@@ -258,25 +256,25 @@ class EngineConfig:
 
     @property
     def takes_adapters(self) -> bool:
-        """True if requests may name adapters."""
+        """True if requests may use adapters."""
         return self.enable_lora or bool(self.lora_modules)
 
     @property
     def adapters(self) -> dict[str, tuple[str, float]]:
-        """`lora_modules` as paths and scales by name, checked."""
+        """`lora_modules` by name as paths and scales, checked."""
         given = self.lora_modules or {}
         if isinstance(given, str):
             words = [word.partition("=") for word in given.split()]
             if wrong := next((name + mark for name, mark, path in words if not (name and path)), None):
-                raise UsageError(f"lora_modules has {wrong!r:.80}; write NAME=PATH, several with spaces between")
+                raise UsageError(f"lora_modules has {wrong!r:.80}; write NAME=PATH, several separated by spaces")
             given = {name: path for name, _, path in words}
         if not isinstance(given, Mapping) or not all(isinstance(x, str) and x for pair in given.items() for x in pair):
-            raise UsageError(f"lora_modules is {given!r:.80}; give paths by name, or NAME=PATH")
+            raise UsageError(f"lora_modules is {given!r:.80}; give a mapping of names to paths, or NAME=PATH")
         return {name: scaled_path(path) for name, path in given.items()}
 
     @property
     def template_text(self) -> str | None:
-        """The text of `chat_template`. Raises UsageError for a file that cannot be read."""
+        """Text of `chat_template`. Raises UsageError for a file that cannot be read."""
         given = self.chat_template
         if given is None or "{{" in given or "{%" in given:
             return given
@@ -287,12 +285,12 @@ class EngineConfig:
 
     @property
     def num_ranks(self) -> int:
-        """The processes of one engine."""
+        """Number of processes of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def ranks_here(self) -> range:
-        """The ranks of the machine with this `node_rank`; rank 0 is on the first."""
+        """Ranks on the machine with this `node_rank`; rank 0 is on the first."""
         count = self.num_ranks // self.nnodes
         return range(self.node_rank * count, (self.node_rank + 1) * count)
 
@@ -308,12 +306,12 @@ class EngineConfig:
 
     @property
     def num_gpu_layers(self) -> int | None:
-        """`gpu_layers` as a number; None: auto."""
+        """`gpu_layers` as a number; None means auto."""
         return None if self.gpu_layers == "auto" else int(self.gpu_layers)
 
     @property
     def gpu_memory_part(self) -> float | int | None:
-        """`gpu_memory` as bytes, or as a fraction of the GPU's memory if it is a float; None: all that is free."""
+        """`gpu_memory` as bytes, or a float for a fraction of the GPU's memory; None means all free memory."""
         return None if self.gpu_memory is None else _part_of_memory(self.gpu_memory)
 
     @property
@@ -333,7 +331,7 @@ class EngineConfig:
 
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:
-        """A configuration from keyword arguments. Raises UsageError for an unknown one and suggests the nearest."""
+        """Make a configuration from keyword arguments. Raises UsageError for an unknown one, with a suggestion."""
         options = in_our_words(options)
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -343,7 +341,7 @@ class EngineConfig:
 
 
 def scaled_path(text: str) -> tuple[str, float]:
-    """The path and the scale of `PATH:SCALE`; without a scale it is 1. Raises UsageError for one that is not finite."""
+    """Path and scale of `PATH:SCALE`; the default scale is 1. Raises UsageError if the scale is not finite."""
     path, _, scale = text.rpartition(":")
     try:
         number = float(scale)
@@ -357,7 +355,7 @@ def scaled_path(text: str) -> tuple[str, float]:
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """Bytes of `2147483648`, `"2GiB"` or `"2 GB"`. Raises UsageError."""
+    """Parse `2147483648`, `"2GiB"` or `"2 GB"`. Raises UsageError."""
     if isinstance(value, str):
         text = value.strip().lower().replace(" ", "")
         digits = text.rstrip("kmgib")
@@ -373,13 +371,13 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 
 def _read_sampling(text: str) -> dict[str, SamplingValue]:
-    from octavo.sampling_params import SamplingParams  # here, because most configurations fix nothing
+    from octavo.sampling_params import SamplingParams  # imported here because most configurations override nothing
 
     where = "override_generation_config"
     try:
         values = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is {text!r:.80}, which is no JSON: {error}") from None
+        raise UsageError(f"{where} is {text!r:.80}, which is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f'{where} is {text!r:.80}; write an object, such as {{"temperature": 0.2}}')
     if unknown := [name for name in values if name not in SAMPLING_DEFAULTS]:
@@ -393,7 +391,7 @@ def _read_sampling(text: str) -> dict[str, SamplingValue]:
 
 
 def _check_conversation(config: EngineConfig) -> None:
-    """The options about what is put before the messages of a conversation, and its adapter."""
+    """Check the options about system prompt, template and adapter."""
     adapters = config.adapters  # raises
     if config.default_lora is not None and config.default_lora not in adapters:
         known = ", ".join(adapters) or "none"
@@ -405,19 +403,19 @@ def _check_conversation(config: EngineConfig) -> None:
 
 
 def _check_device(config: EngineConfig) -> None:
-    """The options about the place of the computation."""
+    """Check the options about where to compute."""
     device, backend, layers = config.device, config.backend, config.gpu_layers
     if device is not None and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", str(device)):
         raise UsageError(f"device is {device!r}; it must be cpu, cuda, or one of several GPUs, such as cuda:1")
     if device is not None and backend != "auto":
-        raise UsageError(f"device {device} and backend {backend} both say where to compute; give one of them")
+        raise UsageError(f"device {device} and backend {backend} both select where to compute; give one of them")
     if layers != "auto":
         try:
             number = layers if isinstance(layers, int) and not isinstance(layers, bool) else int(str(layers))
         except ValueError:
             number = -1
         if not 0 <= number < 2**31:
-            raise UsageError(f"gpu_layers is {layers!r}; it must be a number of layers from 0 on, or auto")
+            raise UsageError(f"gpu_layers is {layers!r}; it must be 0 or more layers, or auto")
     config.gpu_memory_part  # noqa: B018 - raises
     if config.gpu_offload_users is not None:
         check_integer("gpu_offload_users", config.gpu_offload_users, 1, 4096)
@@ -426,7 +424,7 @@ def _check_device(config: EngineConfig) -> None:
     given = {"gpu_layers": layers not in ("auto", 0, "0"), "gpu_memory": config.gpu_memory is not None}
     if device is not None and device.startswith("cuda") and config.num_ranks > 1 and config.data_parallel_size == 1:
         if given["gpu_layers"] or config.gpu_offload != "auto":
-            raise UsageError("gpu_layers and gpu_offload split a model of one process; ranks have all layers on GPUs")
+            raise UsageError("gpu_layers and gpu_offload work only with a single process; ranks run all layers on GPUs")
         return
     given["gpu_offload"] = config.gpu_offload != "auto"
     name = next((name for name, is_given in given.items() if is_given), None)
@@ -440,11 +438,11 @@ def _check_device(config: EngineConfig) -> None:
             if device
             else f"backend {backend}"
         )
-        raise UsageError(f"{name} is for a GPU, and with {where} everything runs on the CPU; leave out one of them")
+        raise UsageError(f"{name} needs a GPU, but with {where} everything runs on the CPU; leave one of them out")
 
 
 def _part_of_memory(value: float | str) -> float | int:
-    """Bytes, or a fraction as a float. Raises UsageError."""
+    """Parse bytes, or a fraction as a float. Raises UsageError."""
     try:
         number = float(value)
     except ValueError:
@@ -462,13 +460,13 @@ def _part_of_memory(value: float | str) -> float | int:
 
 def _check_kv_dtype(value: object) -> None:
     if value in ("bfloat16", "bf16"):
-        raise UsageError(f"kv_dtype {value!r} is not offered: float16 takes as much memory and keeps three more bits")
+        raise UsageError(f"kv_dtype {value!r} is not supported: float16 takes no more memory and is more precise")
     if value not in KV_DTYPES:
         raise UsageError(f"kv_dtype is {value!r}; it must be {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
 
 
 def _check_processes(config: EngineConfig) -> None:
-    """The options about ranks, machines and replicas."""
+    """Check the options about ranks, machines and replicas."""
     check_integer("tensor_parallel_size", config.tensor_parallel_size, 1, 64)
     check_integer("pipeline_parallel_size", config.pipeline_parallel_size, 1, 64)
     check_integer("nnodes", config.nnodes, 1, 64)
@@ -482,18 +480,18 @@ def _check_processes(config: EngineConfig) -> None:
         raise UsageError("nnodes needs master, the HOST:PORT of the machine with node_rank 0")
     if config.pipeline_parallel_size % config.nnodes:
         raise UsageError(
-            f"pipeline_parallel_size is {config.pipeline_parallel_size}, which {config.nnodes} nodes do not share "
-            "evenly; the ranks of a stage are on one machine, and each machine has as many stages"
+            f"pipeline_parallel_size is {config.pipeline_parallel_size}, which {config.nnodes} nodes cannot share "
+            "evenly; the ranks of a stage are on one machine, and each machine needs the same number of stages"
         )
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise UsageError(
-            "enable_expert_parallel gives each rank some of the experts, and tensor_parallel_size is 1; raise it, or "
+            "enable_expert_parallel distributes experts over ranks, but tensor_parallel_size is 1; raise it, or "
             "leave enable_expert_parallel out"
         )
     if config.data_parallel_size > 1 and config.nnodes > 1:
         raise UsageError(
-            f"data_parallel_size is {config.data_parallel_size} beside nnodes {config.nnodes}; replicas share one "
-            "machine: leave out one of the two, and put replicas of several machines behind a load balancer"
+            f"data_parallel_size is {config.data_parallel_size} with nnodes {config.nnodes}; replicas share one "
+            "machine: leave one of the two out, or put a server per machine behind a load balancer"
         )
     if config.num_ranks * config.data_parallel_size > 1:
         what = "several ranks run" if config.num_ranks > 1 else "several replicas run"
@@ -507,36 +505,33 @@ def _check_processes(config: EngineConfig) -> None:
 def _check_ray(config: EngineConfig) -> None:
     if config.num_ranks == 1:
         raise UsageError(
-            "distributed_executor is ray, which starts the ranks of an engine, and there is one; give "
-            "tensor_parallel_size or pipeline_parallel_size"
+            "distributed_executor ray needs more than one rank; give tensor_parallel_size or pipeline_parallel_size"
         )
     for name, value in (("node_rank", config.node_rank), ("master", config.master)):
         if value:
-            raise UsageError(
-                f"{name} is {value!r} beside distributed_executor ray, which finds it itself; leave it out"
-            )
+            raise UsageError(f"{name} is {value!r} with distributed_executor ray, which sets it itself; leave it out")
     if config.data_parallel_size > 1:
         raise UsageError(
-            f"data_parallel_size is {config.data_parallel_size} beside distributed_executor ray; Ray Serve runs "
-            "replicas (octavo.ray.serve): leave out one of the two"
+            f"data_parallel_size is {config.data_parallel_size} with distributed_executor ray; Ray Serve runs "
+            "replicas (octavo.ray.serve): leave one of the two out"
         )
 
 
 def _check_loading(config: EngineConfig) -> None:
-    """The options about the weights themselves."""
+    """Check the options about the weights."""
     if config.dtype not in get_args(WeightDtype):
         raise UsageError(f"dtype is {config.dtype!r}; it must be {', '.join(get_args(WeightDtype)[:-1])} or bfloat16")
     if config.quantization is not None and config.quantization not in get_args(Quantization):
         raise UsageError(
             f"quantization is {config.quantization!r}; it must be {', '.join(get_args(Quantization)[:-1])} or fp8, for "
-            "an unquantized model; quantized ones are recognized without the option"
+            "an unquantized model; quantized models need no option"
         )
     if config.revision is not None and not (isinstance(config.revision, str) and config.revision):
         raise UsageError(f"revision must be a branch, tag or commit of the hub, not {config.revision!r}")
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:
-    """The value. Raises UsageError where it is no integer, or out of range."""
+    """Return the value. Raises UsageError if it is not an integer or out of range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} must be an integer, not {value!r}")
     if not low <= value <= high:

@@ -1,4 +1,4 @@
-"""Processes that run a script of the package, which may limit itself and which the program may kill at any time."""
+"""Processes that run a script of the package, can restrict themselves, and can be killed at any time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import IO, cast
 
 
 class ConfinedProcess:
-    """A process that answers over its standard output what it gets over its standard input. Not thread-safe."""
+    """A process that reads requests from standard input and writes answers to standard output. Not thread-safe."""
 
     def __init__(self, script: Path, environment: Mapping[str, str] | None = None, *arguments: str) -> None:
-        """script: gets `sys.path` as JSON, and the arguments. environment: None: that of this process."""
+        """script: receives `sys.path` as JSON, and the arguments.
+
+        environment: None means this process's own.
+        """
         self._owner = os.getpid()
-        # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
+        # A session of its own, so that Ctrl-C at the terminal does not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-X", "utf8", str(script), json.dumps(sys.path), *arguments],
             stdin=subprocess.PIPE,
@@ -31,28 +34,28 @@ class ConfinedProcess:
         self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
 
     def is_usable(self) -> bool:
-        """True if the process is alive and belongs to this process; after a fork it belongs to the parent."""
+        """True if the process is alive and was started by this process; after a fork it belongs to the parent."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def write(self, data: bytes) -> None:
-        """Send these bytes. A process that died takes none; that its answer is missing tells the caller."""
+        """Send data. A dead process ignores it; the caller notices when the answer is missing."""
         stdin = cast(IO[bytes], self._process.stdin)
         with suppress(BrokenPipeError):
             stdin.write(data)
             stdin.flush()
 
     def read_line(self) -> bytes | None:
-        """The next line, with its end. None: the process died."""
+        """Next line with its line end, or None if the process died."""
         line = cast(IO[bytes], self._process.stdout).readline()
         return line if line.endswith(b"\n") else None
 
     def read(self, count: int) -> bytes | None:
-        """The next `count` bytes. None: the process died."""
+        """Next `count` bytes, or None if the process died."""
         data = cast(IO[bytes], self._process.stdout).read(count)
         return data if len(data) == count else None
 
     def close(self) -> None:
-        """Kill the process and take its exit status. May be called twice."""
+        """Kill the process and reap it. Calling it twice is allowed."""
         self._finalizer()
 
 

@@ -1,4 +1,4 @@
-"""All environment variables that Octavo reads; no other module uses `os.environ`.
+"""Environment variables that Octavo reads; no other module uses `os.environ`.
 
 | variable             | meaning                                                                                  |
 |----------------------|------------------------------------------------------------------------------------------|
@@ -6,11 +6,11 @@
 | `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                           |
 | `OCTAVO_ISA`         | widest instruction set to use: `scalar`; on x86 `avx2`, `avx512`, `avx512vnni`, `amx`;   |
 |                      | on ARM `neon`, `dotprod`, `i8mm`                                                         |
-| `OCTAVO_NUM_THREADS` | compute threads; default: one for each core that this process may use                    |
-| `OCTAVO_CLUSTER_TOKEN` | the secret that the machines of `--nnodes` share; with it, `octavo serve` reads what     |
-|                      | launchers set: `LWS_*`, `RANK` and `WORLD_SIZE`, `SLURM_*`, `MASTER_ADDR`, `MASTER_PORT` |
+| `OCTAVO_NUM_THREADS` | compute threads; default: one per core available to this process                         |
+| `OCTAVO_CLUSTER_TOKEN` | secret shared by the machines of `--nnodes`; with it, `octavo serve` reads variables of  |
+|                      | launchers: `LWS_*`, `RANK` and `WORLD_SIZE`, `SLURM_*`, `MASTER_ADDR`, `MASTER_PORT`     |
 | `NO_COLOR`           | set: no colours at the terminal                                                          |
-| `OPENAI_API_KEY`     | key for the servers that `octavo compare --engine NAME=URL` asks                         |
+| `OPENAI_API_KEY`     | key for the servers of `octavo compare --engine NAME=URL`                                |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 _MAX_THREADS = 1024
 _LEAST_TOKEN = 16
 _MASTER_PORT = "29500"  # torch's
-# Of each launcher that starts one process on each machine: the number of machines, this one's, the first one's address.
+# Variables of launchers with one process per machine: number of machines, this one's index, the first one's address.
 _LAUNCHERS = (
     ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"),
     ("WORLD_SIZE", "RANK", "MASTER_ADDR"),
@@ -36,12 +36,12 @@ _INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx", "neon", "d
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """A path with the home of `~` or `~name` in its place; a name that nobody has stays as it is."""
+    """Expand `~` or `~name` in a path; an unknown name stays as it is."""
     return Path(os.path.expanduser(path))
 
 
 def cache_dir() -> Path:
-    """Folder of downloaded models; this call does not create it. An empty variable counts as unset."""
+    """Folder of downloaded models, which may not exist. An empty variable counts as unset."""
     if chosen := os.environ.get("OCTAVO_CACHE"):
         return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -49,28 +49,28 @@ def cache_dir() -> Path:
 
 
 def config_file() -> Path:
-    """The user's own file of default options, which need not exist."""
+    """The user's own file of default options, which may not exist."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "octavo" / "config.toml"
 
 
 def completion_instruction() -> str | None:
-    """The instruction of a shell that asks for completions."""
+    """Instruction of a shell that asks for completions, or None."""
     return os.environ.get(COMPLETION_VARIABLE)
 
 
 def shell() -> str:
-    """The name of the user's shell; empty if it is not known."""
+    """Name of the user's shell, or an empty string if unknown."""
     return Path(os.environ.get("SHELL", "")).name
 
 
 def pack_cache_dir() -> Path:
-    """Folder of packed weights; this call does not create it."""
+    """Folder of packed weights, which may not exist."""
     return cache_dir() / "packed"
 
 
 def wants_colour() -> bool:
-    """False if `NO_COLOR` is set (https://no-color.org), or the terminal knows no styles."""
+    """False if `NO_COLOR` is set (https://no-color.org) or the terminal has no styles."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -80,28 +80,28 @@ def is_offline() -> bool:
 
 
 def keep_nccl_on_loopback() -> None:
-    """Has NCCL listen on loopback alone, unless the user has chosen its network."""
+    """Make NCCL listen only on loopback, unless the user has chosen its network."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def quiet_idle_blas_threads() -> None:
-    """Has numpy's threads sleep soon after their work, unless the user has chosen it. Before numpy is imported.
+    """Let numpy's threads sleep soon after their work, unless the user chose otherwise. Call before importing numpy.
 
-    They would spin for 2^26 cycles, which half a second's start feels, and native kernels on the same cores.
+    By default they spin for 2^26 cycles, which slows down the start and native kernels on the same cores.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
 
 
 def keep_tokenizers_on_one_thread() -> None:
-    """Has the tokenizers library encode on the calling thread, unless the user has chosen otherwise.
+    """Make the tokenizers library encode on the calling thread, unless the user has chosen otherwise.
 
-    Octavo gives it one text at a time. On threads of its own the text of a panic would reach the terminal.
+    Octavo gives it one text at a time. On its own threads, the text of a panic would reach the terminal.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def max_instruction_set() -> str | None:
-    """The widest instruction set that native kernels may use; None: no limit. Raises UsageError."""
+    """Widest instruction set for native kernels, or None for no limit. Raises UsageError."""
     value = os.environ.get("OCTAVO_ISA", "").strip().lower()
     if not value:
         return None
@@ -111,7 +111,7 @@ def max_instruction_set() -> str | None:
 
 
 def num_threads() -> int:
-    """Number of compute threads; 0: one for each core that this process may use. Raises UsageError."""
+    """Number of compute threads; 0 means one per core available to this process. Raises UsageError."""
     value = os.environ.get("OCTAVO_NUM_THREADS", "").strip()
     if not value:
         return 0
@@ -121,12 +121,12 @@ def num_threads() -> int:
 
 
 def openai_api_key() -> str | None:
-    """The key for servers of others; None: there is none."""
+    """Key for other servers, or None."""
     return os.environ.get("OPENAI_API_KEY") or None
 
 
 def cluster_token() -> str:
-    """The secret of the machines that run one engine. Raises UsageError if there is none, or a short one."""
+    """Secret of the machines that run one engine. Raises UsageError if it is missing or too short."""
     token = os.environ.get("OCTAVO_CLUSTER_TOKEN", "")
     if len(token) < _LEAST_TOKEN:
         raise UsageError(
@@ -137,9 +137,10 @@ def cluster_token() -> str:
 
 
 def cluster_of_launcher() -> dict[str, int | str]:
-    """nnodes, node_rank and master as LeaderWorkerSet, torch's launchers or Slurm set them, the first of these.
+    """Read nnodes, node_rank and master from variables of LeaderWorkerSet, torch's launchers or Slurm, in this order.
 
-    Empty without OCTAVO_CLUSTER_TOKEN: a job of several machines may run an engine on each. Raises UsageError.
+    Empty without OCTAVO_CLUSTER_TOKEN, because a job of several machines may run a separate engine on each. Raises
+    UsageError.
     """
     found: dict[str, int | str] = {}
     launcher = next((names for names in _LAUNCHERS if os.environ.get(names[0])), None)

@@ -1,19 +1,19 @@
-"""The errors a user can meet, each with its exit code for the command line."""
+"""Errors that users can see, each with its exit code for the command line."""
 
 from __future__ import annotations
 
 
 class OctavoError(Exception):
-    """Base class of every error that Octavo raises on purpose: one clear line, no traceback needed."""
+    """Base class of every error that Octavo raises on purpose: one clear line that needs no traceback."""
 
     exit_code = 1
 
 
 class UsageError(OctavoError, ValueError):
-    """The request or the command is invalid: the message names the value, the limit and the remedy.
+    """The request or command is invalid: the message names the value, the limit and the remedy.
 
     param: name of the invalid field in the request, if it is a single field.
-    code: the reason as a stable identifier for programs, such as `decimal_above_max_value`.
+    code: stable identifier of the reason for programs, such as `decimal_above_max_value`.
     """
 
     exit_code = 2
@@ -37,13 +37,13 @@ class ModelLoadError(OctavoError):
 
 
 class ModelWriteError(OctavoError):
-    """A model cannot be written: the message names file and reason. No partial file has the model's name."""
+    """A model cannot be written: the message names file and reason. No partial file gets the model's name."""
 
     exit_code = 4
 
 
 class InsufficientMemoryError(OctavoError):
-    """A model or a request does not fit into memory: the message shows the arithmetic."""
+    """A model or request does not fit into memory: the message shows the arithmetic."""
 
     exit_code = 3
 
@@ -56,7 +56,8 @@ class OverloadedError(OctavoError):
     """There is no capacity for this request now; the same request may succeed later.
 
     code: `server_overloaded`, `queue_timeout`, `server_shutting_down`, `engine_restarting`, `engine_stalled` or
-    `model_loading`. retry_after_s: seconds to wait before the next attempt.
+        `model_loading`.
+    retry_after_s: seconds to wait before the next attempt.
     """
 
     def __init__(self, message: str, *, code: str, retry_after_s: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""A request for the engine, in the one form that the Python API, the server, the wire and the engine share."""
+"""Requests for the engine, in the form shared by the Python API, the server, the wire and the engine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from octavo.unknown_options import advises
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CACHE_KEY_CHARS = 1024
 BATCH_PRIORITY = 1 << 30
-"""From here on a request has no stream that waits for it: it runs in the rows that cost streams nearly nothing."""
+"""Priority from which no stream waits for a request: it runs in rows that hardly slow streams down."""
 MAX_PREDICTION_CHARS = 2**20
 MAX_ADAPTER_CHARS = 256
 
 
 class PromptImages(TypedDict, total=False):
-    """Images for the marks in a prompt, as vLLM takes them: {"image": one or a list}.
+    """Images for the marks in a prompt, as in vLLM: {"image": one or a list}.
 
-    An image is Pillow's, a numpy array of uint8, a path or the bytes of a file. multi_modal_uuids: names of their
-    contents in the same form, in place of digests.
+    An image is a Pillow image, a numpy array of uint8, a path or the bytes of a file.
+
+    multi_modal_uuids: names of the contents, in the same form, used instead of digests.
     """
 
     multi_modal_data: Mapping[str, Any]
@@ -31,13 +32,13 @@ class PromptImages(TypedDict, total=False):
 
 
 class TextPrompt(PromptImages):
-    """A text as vLLM takes it."""
+    """A text prompt as in vLLM."""
 
     prompt: str
 
 
 class TokensPrompt(PromptImages):
-    """Token ids as vLLM takes them."""
+    """Token ids as in vLLM."""
 
     prompt_token_ids: list[int]
 
@@ -46,18 +47,17 @@ PromptInput: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt | Prom
 
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "all"]
-"""max, all: of checkpoints alone, see `EncoderPooling`."""
+"""`max` and `all` apply only to checkpoints, see `EncoderPooling`."""
 
 
 @advises
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """Parameters for one vector of the whole prompt instead of an answer.
+    """Parameters for one embedding of the whole prompt instead of an answer.
 
-    pooling: the mean of the last hidden states of all tokens, or that of the last or the first token; None: as the
-    checkpoint says. task: the vector itself, the vectors of all tokens one after the other, or the labels of a head and
-    the one score of a causal reranker.
-    second_start: the first token of the second text of a pair, for models that tell the two apart; 0: there is one.
+    pooling: mean of all tokens' last hidden states, or the last or first token's; None for the checkpoint's own.
+    task: the embedding itself, embeddings of all tokens, or the labels of a head (the score of a causal reranker).
+    second_start: first token of a pair's second text, for models that distinguish the two; 0 for a single text.
     """
 
     pooling: Pooling | None = None
@@ -75,7 +75,7 @@ class PoolingParams:
     sampling: ClassVar[SamplingParams] = SamplingParams(detokenize=False)
 
     def with_output_kind(self, kind: RequestOutputKind) -> PoolingParams:  # noqa: ARG002
-        """The same parameters: the vector comes at the end."""
+        """The same parameters: the embedding arrives at the end."""
         return self
 
 
@@ -85,25 +85,24 @@ Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"
 @advises
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """The options of a request, beside its prompt and its parameters.
+    """Options of a request besides its prompt and parameters. Raises UsageError for a wrong value.
 
-    A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class. The
-    metadata are the limits of the field, as arguments of `pydantic.Field`; `check_fields` checks them too.
-    priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
-    prompt_cache_key: a hint that requests with the same one begin alike; several replicas try to give them to one.
-    id_slot: llama.cpp's number for prompt and answer, by which `/slots/{id}` saves them; -1: of a slot that is free.
-    prompt_logprobs_start: the first position of the prompt that has log-probabilities, if they are asked for; those
-    before it are None and may come from the prefix cache.
-    prediction: text that much of the answer is expected to repeat, such as a file to edit. It makes the answer faster
-    where it is right, and changes nothing else.
-    num_speculative_tokens: the most guesses at the next tokens that a step computes; 0: none; None: as the engine does.
-    min_speculative_tokens: fewer guesses than these are not computed. speculative_p_min: nor is a guess, with those
-    behind it, that is right with a lower probability, as far as the engine has seen.
-    adapter: the name of the adapter (LoRA) that the answer is computed with; empty: none.
-    closed_objects: in answers that follow a JSON schema, and in calls of tools that must come or are strict, objects
-    have no properties but those that their schema names, unless it says something about additional ones; None: as the
-    server says, which is False by default.
-    Raises UsageError for a wrong value.
+    To add an option, add one field here: the Python API, every endpoint, the wire and the engine read this class. The
+    metadata hold the field's limits as arguments of `pydantic.Field`; `check_fields` enforces them too.
+
+    priority: lower runs first.
+    cache_salt: only requests with the same salt share blocks of the prefix cache.
+    prompt_cache_key: hint that requests with the same key have a common prefix; replicas route by it.
+    id_slot: llama.cpp's slot number, by which `/slots/{id}` saves the prompt and answer; -1 for any free slot.
+    prompt_logprobs_start: first prompt position with log-probabilities, if requested; earlier positions are None and
+        may come from the prefix cache.
+    prediction: text that much of the answer is expected to repeat, such as a file to edit; affects only the speed.
+    num_speculative_tokens: maximum number of drafts per step; 0 for none, None for the engine's setting.
+    min_speculative_tokens: do not compute fewer drafts than this.
+    speculative_p_min: drop a draft, and all after it, whose observed acceptance rate is lower.
+    adapter: name of the LoRA adapter to use, or empty for none.
+    closed_objects: in answers that follow a JSON schema, and in required or strict tool calls, forbid properties that
+        the schema does not name, unless it sets additionalProperties; None for the server's setting (default False).
     """
 
     priority: int = field(default=0, metadata={"ge": -(2**31), "le": 2**31 - 1})
@@ -123,7 +122,7 @@ class RequestOptions:
 
 
 class Pin(NamedTuple):
-    """The first num_tokens tokens of a prompt stay in the cache longer than others, for so many seconds."""
+    """Keep the first num_tokens tokens of a prompt in the cache longer than others, for a number of seconds."""
 
     num_tokens: int
     seconds: float
@@ -133,10 +132,10 @@ class Pin(NamedTuple):
 class GenerationRequest:
     """One prompt with the parameters and options of its request.
 
-    text: what the prompt was made of, if it was a text; for `RequestOutput.prompt`.
-    pins: beginnings of the prompt to be evicted last; it changes nothing else.
-    is_measured: False keeps the request out of the figures of `EngineMetrics`, for one that warms an engine up.
-    is_followed: outputs come for every computed part of the prompt, too, and all of them have metrics.
+    text: the text the prompt was made from, if any, for `RequestOutput.prompt`.
+    pins: prefixes of the prompt to evict last; they change nothing else.
+    is_measured: False keeps a warm-up request out of `EngineMetrics`.
+    is_followed: send outputs for every computed part of the prompt too, all with metrics.
     """
 
     prompt: Prompt

@@ -45,15 +45,15 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_REFRESH_S = 0.5  # of the bar
+_REFRESH_S = 0.5  # of the progress bar
 
 _Item: TypeAlias = OutputDelta | PoolingOutput | OctavoError
 
 
 class OutputStream:
-    """The answer to one request while it comes: an iterator of deltas. Closing it early ends the request.
+    """The answer to one request as it arrives: an iterator of deltas. Closing it early ends the request.
 
-    Each item is a `RequestOutput` whose outputs hold only what is new, so that joined texts are the whole text.
+    Each item is a `RequestOutput` whose outputs hold only the new part; joining their texts gives the whole text.
     """
 
     def __init__(self, session: Session, request: Request) -> None:
@@ -64,7 +64,7 @@ class OutputStream:
         self._builder = OutputBuilder(request.params, request.given_prompt, request.text)
         self._is_finished = False
         session.submit(request, self._items.put)
-        # A stream that is dropped before its end must not go on computing.
+        # A stream that is dropped early must stop computing.
         weakref.finalize(self, session.abort, request.request_id).atexit = False
 
     def __iter__(self) -> OutputStream:
@@ -82,14 +82,14 @@ class OutputStream:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
         return self._request.num_given_tokens
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens of the prompt that are computed already. They grow by steps until the first item comes.
+        """Number of prompt tokens computed so far. It grows with each step until the first item arrives.
 
-        While the next step is planned, those of the step in flight count for a moment, too.
+        While the next step is planned, tokens of the step in flight are briefly counted too.
         """
         computed = [sequence.num_computed_tokens for sequence in self._request.sequences]
         return min(computed[0], self.num_prompt_tokens) if computed else self.num_prompt_tokens
@@ -108,7 +108,7 @@ class OutputStream:
 
 
 class LoadedLLM:
-    """The part that `LLM` and `AsyncLLM` share."""
+    """Methods shared by `LLM` and `AsyncLLM`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -122,12 +122,12 @@ class LoadedLLM:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer of one request."""
+        """Maximum tokens per request, prompt plus answer."""
         return self._session.max_model_len
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block of the cache: prefixes are shared and kept in whole blocks."""
+        """Tokens per block of the cache. Prefixes are shared and kept in whole blocks."""
         return self._session.config.block_size
 
     @property
@@ -140,94 +140,94 @@ class LoadedLLM:
         self._session.model().engine.texts.check(SamplingParams(), 0)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request without any: those that the model's makers recommend, with vLLM's `max_tokens`.
+        """Sampling parameters recommended by the model's makers, with vLLM's default `max_tokens`.
 
-        `dataclasses.replace` makes others of them. `LLM(generation_config="none")` gives the neutral ones.
+        Use `dataclasses.replace` to change some. `LLM(generation_config="none")` gives neutral ones.
         """
         return SamplingParams().with_defaults(self.sampling_defaults.values)
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """The values behind `get_default_sampling_params`, and where they come from."""
+        """Values behind `get_default_sampling_params`, and their source."""
         return self._session.sampling_defaults
 
     def save_prompt(self, path: str, *, slot: int = 0, max_tokens: int | None = None) -> SlotReport:
-        """Write keys and values of the last prompt and answer of a slot to a file, for `restore_prompt`.
+        """Save the KV cache of a slot's last prompt and answer to a file, for `restore_prompt`. Raises UsageError.
 
-        slot: `id_slot` of its request; without one, the first free slot was taken. max_tokens: of the beginning; None:
-        all that the cache has. Only full blocks count: `SlotReport.num_tokens` says how many tokens they hold. Raises
-        UsageError.
+        Only full blocks are saved: `SlotReport.num_tokens` is the number of tokens in them.
+
+        slot: `id_slot` of the request; a request without one took the first free slot.
+        max_tokens: save only this many tokens from the start, or all if None.
         """
         return self._session.act_on_slot(SlotAction("save", slot, path, max_tokens=max_tokens)).result()
 
     def restore_prompt(self, path: str, *, slot: int = 0) -> SlotReport:
-        """Put what `save_prompt` has written into the cache, for all prompts that begin with it.
+        """Load a file written by `save_prompt` into the cache, for all prompts that begin with its tokens.
 
-        Raises UsageError for a file that is none, or of another model or setting. Damaged blocks are left out.
+        Damaged blocks are skipped. Raises UsageError if it is not such a file, or from another model or setting.
         """
         return self._session.act_on_slot(SlotAction("restore", slot, path)).result()
 
     def get_tokenizer(self) -> Tokenizer:
-        """vLLM's name of `tokenizer`."""
+        """Alias of `tokenizer`, for vLLM compatibility."""
         return self.tokenizer
 
     def encode(self, prompt: PromptInput) -> list[int]:
-        """The token ids that `generate` and `embed` make of a text."""
+        """Token ids that `generate` and `embed` make from a text."""
         return self._session.encode(prompt)
 
     def encode_chat(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
-        """The token ids that `chat` makes of a conversation; `stream` takes them too."""
+        """Token ids that `chat` makes from a conversation; `stream` accepts them."""
         return self._session.encode_chat(messages, chat_template, **template_arguments)
 
     def chat_prompt(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> Prompt:
-        """The prompt that `chat` makes of a conversation, with its images; `stream` takes it too."""
+        """Prompt that `chat` makes from a conversation, including its images; `stream` accepts it."""
         return self._session.chat_prompt(messages, chat_template, **template_arguments)
 
     @property
     def image_mark(self) -> str:
-        """The text that stands for an image in a prompt of `generate`. Raises UsageError for a model of text."""
+        """Text that represents an image in a prompt for `generate`. Raises UsageError for a text-only model."""
         return self._session.images.mark
 
     def read_image(self, image: Any) -> MediaItem | ItemSeries:
-        """An image as the model sees it, for a part `{"type": "image", "image": ...}` of a message.
+        """Prepare an image for the model, for a message part `{"type": "image", "image": ...}`. Raises UsageError.
 
-        image: Pillow's, a numpy array of uint8, a path or the bytes of a file, which may also be a PDF document or a
-        video. Raises UsageError.
+        image: a Pillow image, a numpy array of uint8, a path, or the bytes of a file; also a PDF document or a video.
         """
         return self._session.images.item(image)
 
     def add_lora(self, lora_request: LoRARequest) -> None:
-        """Read an adapter as its files are now; requests name it by `adapter`. Raises UsageError or ModelLoadError."""
+        """Load an adapter from its files; requests select it by `adapter`. Raises UsageError or ModelLoadError."""
         self._session.add_adapter(lora_request.lora_name, lora_request.lora_path, lora_request.scale)
 
     def remove_lora(self, lora_name: str) -> None:
-        """Forget an adapter; requests that run with it go on. Raises UsageError for an unknown name."""
+        """Remove an adapter; running requests keep using it. Raises UsageError for an unknown name."""
         self._session.adapters.remove(lora_name)
 
     def list_loras(self) -> set[str]:
-        """The names of the known adapters."""
+        """Names of the loaded adapters."""
         return set(self._session.adapters.sources)
 
     def wait_until_kept(self) -> None:
-        """Wait until the packed weights are on disk for the next start, once an answer has been given.
+        """Wait until the packed weights are on disk for the next start. Call it after the first answer.
 
-        They are written in the background (`pack_cache`); `close` gives that three seconds.
+        They are written in the background (`pack_cache`); `close` waits at most three seconds for them.
         """
         self._session.wait_until_kept()
 
     def close(self) -> None:
-        """End running requests with an error and give the memory back. May be called twice."""
+        """End running requests with an error and free the memory. Calling it twice is allowed."""
         self._session.close()
 
 
 def open_session(
     model: str, options: Mapping[str, Any], load_progress: LoadProgress | None, *, will_chat: bool
 ) -> Session:
-    """The session of a model, whose download and loading a notebook shows. The parameters and errors of `LLM`."""
+    """Open a session of a model, showing progress in a notebook. Arguments and errors are those of `LLM`."""
     config = EngineConfig.resolve(*expanded(model, options))
     if load_progress is not None or not in_notebook():
         return Session(config, load_progress, will_chat=will_chat)
@@ -236,7 +236,7 @@ def open_session(
 
 
 class LLM(LoadedLLM):
-    """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
+    """A loaded model. Thread-safe: requests from all threads share one engine and cache and are batched together."""
 
     def __init__(
         self,
@@ -246,13 +246,13 @@ class LLM(LoadedLLM):
         will_chat: bool = False,
         **options: Any,
     ) -> None:
-        """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
+        """Load a model. Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
 
-        load_progress: called with (phase, bytes done, bytes in all) while the model is downloaded and prepared.
-        Without it a notebook shows a bar.
-        will_chat: prepare for conversations while the model loads; without it the first one takes a tenth of a
-        second longer.
-        Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
+        model: path, hub id or short name.
+        load_progress: called with (phase, bytes done, total bytes) while the model is downloaded and prepared. Without
+            it a notebook shows a progress bar.
+        will_chat: prepare for conversations while the model loads; saves 0.1 s in the first one.
+        options: the other fields of `octavo.config.EngineConfig`.
         """
         super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
 
@@ -263,15 +263,17 @@ class LLM(LoadedLLM):
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer prompts (texts, token ids or `Prompt`s, one or many), all at once, in their order.
+        """Answer one or many prompts together, and return the answers in the same order.
 
-        A column of a data frame or a numpy array is a list of prompts.
+        A prompt is a text, token ids or a `Prompt`. A column of a data frame or a numpy array is a list of prompts.
 
-        sampling_params: one for all, or one a prompt; None: `get_default_sampling_params`.
-        options: fields of `RequestOptions`, such as priority, likewise; and lora_request, a `LoRARequest`.
-        use_tqdm: vLLM's name; False: no progress bar. There is one on a terminal and in a notebook, after a second.
-        Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
-        others, if some of many are wrong.
+        sampling_params: one for all prompts, or one per prompt; by default `get_default_sampling_params`.
+        use_tqdm: show a progress bar on a terminal or in a notebook, if the call takes more than a second.
+        options: fields of `RequestOptions`, such as priority, and lora_request, a `LoRARequest`; for all prompts or per
+            prompt.
+
+        Raises UsageError for a single wrong prompt. If some of many prompts are wrong, raises RejectedPromptsError,
+        which holds the other answers.
         """
         items, is_single = _listed(prompts)
         return _answers(self._run(items, sampling_params, options, use_tqdm, single=is_single))
@@ -285,17 +287,19 @@ class LLM(LoadedLLM):
         chat_template: str | None = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Answer conversations, one or many, each a text or a list of messages with `role` and `content`.
+        """Answer one or many conversations, each a text or a list of messages with `role` and `content`.
 
-        A list of texts is a list of conversations of one message each, and so is a column of a data frame. An answer
-        ends with its text, or at `max_tokens` if that is given. A content is a text or a list of parts:
-        `{"type": "text", "text": ...}` and, for models that see, `{"type": "image", "image": ...}` with a Pillow image,
+        A list of texts, or a column of a data frame, is a list of conversations with one message each. An answer has
+        no length limit unless `max_tokens` is given. A content is a text or a list of parts:
+        `{"type": "text", "text": ...}` and, for vision models, `{"type": "image", "image": ...}` with a Pillow image,
         a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL. A
         `document` is a PDF file, a `video` a file or its frames.
 
-        chat_template: Jinja instead of the model's own, or the name of one of the model's.
-        template_arguments: tools, documents, add_generation_prompt, and what the template knows besides; options may
-        stand beside them. As `generate`.
+        chat_template: Jinja text to use instead of the model's template, or the name of one of the model's templates.
+        template_arguments: tools, documents, add_generation_prompt, and other variables of the template; options of
+            `generate` are accepted here too.
+
+        The other arguments and the errors are those of `generate`.
         """
         options = take_options(template_arguments)
         messages = as_list(messages)
@@ -312,15 +316,17 @@ class LLM(LoadedLLM):
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[BeamSearchOutput]:
-        """The most likely answers: each output's `sequences` are the finished beams, best first."""
+        """Return the most likely answers: each output's `sequences` are the finished beams, best first."""
         return [beams_of(output) for output in self.generate(prompts, check_beams(params), use_tqdm, **options)]
 
     def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any
     ) -> OutputStream:
-        """Answer one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
+        """Stream the answer to one prompt: `for part in llm.stream("..."): part.outputs[0].text`.
 
-        options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
+        options: fields of `RequestOptions`.
+
+        Raises UsageError before the first part if the request is wrong.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         request = self._session.create_request(
@@ -339,10 +345,14 @@ class LLM(LoadedLLM):
         pooling: Pooling | None = None,
         **options: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of texts and of images with them, in their order. Any model has them: `output.outputs.embedding`.
+        """Return the embeddings of texts, with or without images, in order: `output.outputs.embedding`.
 
-        pooling: of the hidden states of a model that generates; None: as the checkpoint says, which for an encoder is
-        the only one. The rest as `generate`.
+        Works with any model.
+
+        pooling: how to pool the hidden states of a generative model, by default as the checkpoint specifies; encoders
+            accept no other.
+
+        The other arguments are those of `generate`.
         """
         items, is_single = _listed(prompts)
         given = [self._session.to_prompt(item) for item in items]
@@ -352,10 +362,10 @@ class LLM(LoadedLLM):
     def token_embed(
         self, prompts: PromptInput | Sequence[PromptInput], use_tqdm: bool = True, **options: Any
     ) -> list[PoolingRequestOutput]:
-        """A vector of each token of texts, in their order: `output.outputs.data`, [tokens, width].
+        """Return an embedding for each token of texts, in order: `output.outputs.data`, [tokens, width].
 
-        Models of late interaction (ColBERT) have them, and any that generates: its last hidden states. The rest as
-        `generate`.
+        Works with late-interaction models (ColBERT) and with generative models, which give their last hidden states.
+        The other arguments are those of `generate`.
         """
         items, is_single = _listed(prompts)
         given = [self._session.to_prompt(item) for item in items]
@@ -372,11 +382,13 @@ class LLM(LoadedLLM):
         instruction: str | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """Score of pairs: of one text with each of data_2, or of each with the text at its place.
+        """Score pairs of texts: one text against each of data_2, or element by element. Raises UsageError.
 
-        A cross-encoder gives its label, a causal reranker the probability of yes, an embedding model the cosine.
-        truncate_prompt_tokens: cut the second text of longer pairs; -1: to the model's limit; None: they are an error.
-        instruction: what a causal reranker judges by. Raises UsageError.
+        A cross-encoder returns its label, a causal reranker the probability of yes, an embedding model the cosine.
+
+        truncate_prompt_tokens: truncate the second text of longer pairs to this, or with -1 to the model's limit. By
+            default a pair that is too long is an error.
+        instruction: criterion for a causal reranker.
         """
         plan = self._session.plan_scores(data_1, data_2, truncate_prompt_tokens, instruction)
         prompts = [prompt for prompt, _ in plan.prompts]
@@ -399,7 +411,10 @@ class LLM(LoadedLLM):
         *,
         single: bool,
     ) -> list[RequestOutput | PoolingOutput]:
-        """Submit all, wait for all. single: a refused prompt raises its own error."""
+        """Submit all prompts and wait for all.
+
+        single: a refused prompt raises its own error.
+        """
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", default, len(prompts))
         values = {name: _one_each(name, value, len(prompts)) for name, value in options.items()}
@@ -416,7 +431,7 @@ class LLM(LoadedLLM):
                 elif single:
                     raise request
                 else:
-                    logger.warning("prompt %d is refused: %s", i, request)
+                    logger.warning("prompt %d was refused: %s", i, request)
                     errors[i] = request
             with ProgressBar(enabled=show_progress) as bar:
                 rate = _Rate(self._session.metrics)
@@ -452,7 +467,7 @@ class LLM(LoadedLLM):
 
 
 class _Rate:
-    """The speed of a call: the tokens that the engine has generated since."""
+    """Speed of a call: tokens generated by the engine since its start."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics, self._before = metrics, metrics.num_generated_tokens_total
@@ -460,20 +475,20 @@ class _Rate:
 
     @property
     def text(self) -> str:
-        """`412 tokens/s`; empty before the first token."""
+        """Format as `412 tokens/s`; empty before the first token."""
         count = self._metrics.num_generated_tokens_total - self._before
         return f"{count / (time.monotonic() - self._began):,.0f} tokens/s" if count > 0 else ""
 
 
 def check_beams(params: object) -> BeamSearchParams:
-    """The parameters of a beam search. Raises UsageError for others."""
+    """Return the parameters if they are for beam search. Raises UsageError for others."""
     if not isinstance(params, BeamSearchParams):
         raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
     return params
 
 
 def beams_of(output: RequestOutput) -> BeamSearchOutput:
-    """The answer to a beam search in vLLM's shape."""
+    """Answer of a beam search in vLLM's form."""
     return BeamSearchOutput(
         [
             BeamSearchSequence(
@@ -490,26 +505,26 @@ def beams_of(output: RequestOutput) -> BeamSearchOutput:
 
 
 def in_conversation(params: Any) -> Any:
-    """Parameters, one or a list, with which an answer in a conversation has no limit of 16 tokens."""
+    """Remove the default limit of 16 tokens from parameters, one or a list, for a conversation."""
     if isinstance(params, (list, tuple)):
         return [in_conversation(each) for each in params]
     return params.in_conversation() if hasattr(params, "in_conversation") else params
 
 
 def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `RequestOptions` among keyword arguments, which are removed from them."""
+    """Remove the fields of `RequestOptions` from keyword arguments and return them."""
     names = [*(field.name for field in dataclasses.fields(RequestOptions)), "lora_request"]
     return {name: arguments.pop(name) for name in names if name in arguments}
 
 
 def embedding_output(prompt_token_ids: list[int], output: RequestOutput | PoolingOutput) -> EmbeddingRequestOutput:
-    """The vector of a text in vLLM's shape."""
+    """Embedding of a text in vLLM's form."""
     assert isinstance(output, PoolingOutput)
     return EmbeddingRequestOutput(output.request_id, EmbeddingOutput(output.vector.tolist()), prompt_token_ids)
 
 
 def token_vectors(prompt_token_ids: list[int], output: RequestOutput | PoolingOutput) -> PoolingRequestOutput:
-    """The vectors of the tokens of a text in vLLM's shape."""
+    """Embeddings of a text's tokens in vLLM's form."""
     assert isinstance(output, PoolingOutput)
     data = output.vector.reshape(len(prompt_token_ids), -1)
     return PoolingRequestOutput(output.request_id, TokenVectorsOutput(data), prompt_token_ids)
@@ -524,7 +539,7 @@ def _sink(results: queue.SimpleQueue[tuple[int, _Item]], index: int) -> Sink:
 
 
 def _listed(prompts: object) -> tuple[list[Any], bool]:
-    """The prompts, and whether there is only one: a text, a list of token ids, a mapping or a `Prompt`."""
+    """Prompts as a list, and whether a single one was given: a text, a list of token ids, a mapping or a `Prompt`."""
     if isinstance(prompts, (str, Mapping, Prompt)):
         return [prompts], True
     prompts = as_list(prompts)
@@ -536,7 +551,7 @@ def _listed(prompts: object) -> tuple[list[Any], bool]:
 
 
 def as_list(values: object) -> Any:
-    """A column of a data frame or a numpy array as a list; anything else as it is."""
+    """Convert a column of a data frame or a numpy array to a list; return anything else unchanged."""
     to_list = getattr(values, "tolist", None) or getattr(values, "to_list", None)
     return to_list() if callable(to_list) else values
 
@@ -546,5 +561,5 @@ def _one_each(name: str, values: Any, count: int) -> list[Any]:
         return [values] * count
     items = list(values)
     if len(items) != count:
-        raise UsageError(f"{name} has {len(items)} items for {count} prompts; give one for all, or one for each")
+        raise UsageError(f"{name} has {len(items)} items for {count} prompts; give one for all, or one per prompt")
     return items

@@ -1,4 +1,4 @@
-"""An adapter for requests of the Python API, as vLLM names it."""
+"""LoRA adapters for requests of the Python API, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from octavo.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter by name, with the place of its files: a folder of PEFT or a GGUF file.
+    """An adapter by name and path: a PEFT folder or a GGUF file. Raises UsageError.
 
-    lora_int_id: vLLM's number of the adapter, from 1 on; here it has no use. scale: multiplies the effect.
-    Raises UsageError.
+    lora_int_id: vLLM's number of the adapter, 1 or more; ignored.
+    scale: multiplies the effect.
     """
 
     lora_name: str

@@ -1,4 +1,4 @@
-"""The engine's outputs: `OutputDelta`, and what programs get of it: `RequestOutput` and its kin, in vLLM's shape."""
+"""The engine's outputs: `OutputDelta`, and what programs receive: `RequestOutput` and others, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN_CHARS = 72
 
 
 def _short(text: str) -> str:
-    """A text as `repr` shows it, without its middle if it is long."""
+    """Represent a text as `repr` does, shortening a long one in its middle."""
     half = _SHOWN_CHARS // 2
     return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:half]} ... {text[-half:]}")
 
@@ -29,8 +29,10 @@ def _tokens(token_ids: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability under the model, before bias, penalties and temperature, unless
-    `SamplingParams.processed_logprobs` asks for what it was drawn from."""
+    """Log-probability of one token under the model, before bias, penalties and temperature.
+
+    With `SamplingParams.processed_logprobs` it is that of the distribution the token was drawn from.
+    """
 
     logprob: float
     rank: int  # 1 = most likely
@@ -39,15 +41,15 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One choice. In a stream of deltas `text`, `token_ids` and `logprobs` hold only the new part."""
+    """One choice. In a stream of deltas, `text`, `token_ids` and `logprobs` hold only the new part."""
 
     index: int
     text: str
     token_ids: list[int]
-    cumulative_logprob: float | None = None  # of all tokens so far; None unless logprobs were requested
-    logprobs: list[dict[int, Logprob]] | None = None  # one entry a token of token_ids
-    finish_reason: str | None = None  # None while the choice runs; then stop, length or abort
-    stop_reason: int | str | None = None  # the stop token id or stop string; None for the model's own end of text
+    cumulative_logprob: float | None = None  # sum over all tokens so far; None unless logprobs were requested
+    logprobs: list[dict[int, Logprob]] | None = None  # one entry per token of token_ids
+    finish_reason: str | None = None  # None while running; then stop, length or abort
+    stop_reason: int | str | None = None  # stop token id or stop string; None for the model's own end of text
 
     def __repr__(self) -> str:
         reason = f", finish_reason={self.finish_reason!r}" if self.finish_reason else ""
@@ -56,11 +58,13 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """The times of a request, in seconds, and the number of its prompt tokens that were in the cache.
+    """Times of a request in seconds, and the number of its prompt tokens found in the cache.
 
-    In a stream, all outputs but the last have the figures as of the first token, or those of the moment if the request
-    is followed (`GenerationRequest.is_followed`). num_processed_tokens: of the prompt, cached ones included, in outputs
-    before the first token; `prefill_s` is the time so far then.
+    In a stream, all outputs but the last have the values at the first token, or the current ones if the request is
+    followed (`GenerationRequest.is_followed`).
+
+    num_processed_tokens: prompt tokens processed so far, including cached ones, in outputs before the first token;
+        `prefill_s` is then the time so far.
     """
 
     queue_s: float = 0.0  # arrival to first being scheduled
@@ -69,11 +73,11 @@ class RequestMetrics:
     time_to_first_token_s: float | None = None  # arrival to first token
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_loaded_tokens: int = 0  # of these, from a store beyond the cache, such as `prompt_cache_dir`
+    num_loaded_tokens: int = 0  # of these, loaded from a store such as `prompt_cache_dir`
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_processed_tokens: int = 0
-    num_draft_tokens: int = 0  # guesses at the answer that were computed, and right ones
+    num_draft_tokens: int = 0  # computed drafts, and accepted ones
     num_accepted_draft_tokens: int = 0
     num_prediction_tokens: int = 0  # of these, from the request's `prediction`
     num_accepted_prediction_tokens: int = 0
@@ -81,14 +85,14 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answer to a request, or the part of it that one item of a stream delivers."""
+    """The answer to a request, or the part of it delivered by one item of a stream."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # the first position has none
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first position
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     def __repr__(self) -> str:
@@ -101,13 +105,14 @@ class RequestOutput:
         return self.metrics.num_cached_tokens
 
 
-@dataclass(slots=True)  # not frozen: every step makes one of every request
+@dataclass(slots=True)  # not frozen, because every step makes one per request
 class OutputDelta:
-    """The new part of the answer to a request: the only form of it between the engine and its readers.
+    """New part of the answer to a request: the only form of it between the engine and its readers.
 
-    outputs: the choices that have something new, each with its new part. Their lists belong to the reader.
-    prompt_logprobs: in the first delta only. metrics: in the first and in the last, and in all
-    of a request that is followed. Those of a part of its prompt have no outputs.
+    outputs: choices with something new, each with its new part. Their lists belong to the reader. Empty in deltas for a
+        part of the prompt.
+    prompt_logprobs: only in the first delta.
+    metrics: in the first and the last delta, and in all deltas of a followed request.
     """
 
     request_id: str
@@ -117,9 +122,9 @@ class OutputDelta:
     metrics: RequestMetrics | None = None
 
     def add(self, later: OutputDelta) -> None:
-        """Add the delta that follows this one, and take over its lists.
+        """Add the next delta, and take over its lists.
 
-        In place: an answer that is left unread for thousands of steps must not copy its tokens at each of them.
+        Works in place: an answer left unread for thousands of steps must not copy its tokens at each step.
         """
         places = {choice.index: place for place, choice in enumerate(self.outputs)}
         for choice in later.outputs:
@@ -136,7 +141,7 @@ class OutputDelta:
 
 
 def _joined(before: CompletionOutput, choice: CompletionOutput) -> CompletionOutput:
-    """It keeps the lists of `before`."""
+    """Append a choice to the lists of `before`."""
     before.token_ids.extend(choice.token_ids)
     if before.logprobs is not None:
         before.logprobs.extend(choice.logprobs or ())
@@ -144,13 +149,13 @@ def _joined(before: CompletionOutput, choice: CompletionOutput) -> CompletionOut
 
 
 class OutputBuilder:
-    """Makes the outputs that a program gets of the deltas of one request, by the kind that it asked for."""
+    """Builds a program's outputs from the deltas of one request, in the requested kind."""
 
     def __init__(self, params: Params, prompt: Prompt, text: str | None) -> None:
-        """text: what the prompt was made of."""
+        """text: text that the prompt was made from, or None."""
         self._text = text
         self._prompt_token_ids = list(prompt.token_ids)
-        # With the other kinds, the outputs hold the same as the deltas.
+        # With other kinds, outputs equal deltas.
         self._is_cumulative = params.output_kind is RequestOutputKind.CUMULATIVE
         has_logprobs = params.sampling.logprobs is not None
         nothing = [
@@ -160,7 +165,7 @@ class OutputBuilder:
         self._whole = OutputDelta("", nothing, finished=False)
 
     def add(self, delta: OutputDelta) -> RequestOutput:
-        """The output after the next delta."""
+        """Output after the next delta."""
         whole = self._whole
         if self._is_cumulative:
             whole.add(delta)
@@ -189,7 +194,7 @@ class OutputBuilder:
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """The vector of one prompt, as the engine gives it: an embedding [hidden_size], or the labels of a pair."""
+    """Embedding of one prompt from the engine [hidden_size], or the labels of a pair."""
 
     request_id: str
     vector: Float32
@@ -199,7 +204,7 @@ class PoolingOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """embedding: [hidden_size], of length 1 if the checkpoint says so."""
+    """embedding: [hidden_size], of length 1 if the checkpoint specifies it."""
 
     embedding: list[float]
 
@@ -213,7 +218,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """The vector of one text."""
+    """Embedding of one text."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -226,14 +231,14 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenVectorsOutput:
-    """data: [tokens, width], a vector of each token of a text, of length 1 if the checkpoint says so."""
+    """data: [tokens, width], an embedding per token of a text, of length 1 if the checkpoint specifies it."""
 
     data: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolingRequestOutput:
-    """The vectors of the tokens of one text."""
+    """Embeddings of the tokens of one text."""
 
     request_id: str
     outputs: TokenVectorsOutput
@@ -243,14 +248,14 @@ class PoolingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """score: from 0 to 1 where the model ends in a sigmoid or compares yes and no; a cosine is from -1 to 1."""
+    """score: 0 to 1 if the model ends in a sigmoid or compares yes and no; a cosine is -1 to 1."""
 
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """The score of one pair of texts."""
+    """Score of one pair of texts."""
 
     outputs: ScoringOutput
     finished: ClassVar[bool] = True
@@ -258,7 +263,12 @@ class ScoringRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One beam in vLLM's shape. tokens: of prompt and answer. text: of the answer. logprobs: of each token of it."""
+    """One beam in vLLM's form.
+
+    tokens: prompt and answer.
+    logprobs: one per token of the answer.
+    text: text of the answer.
+    """
 
     tokens: list[int]
     text: str
@@ -273,15 +283,16 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """The finished beams of one prompt, best first."""
+    """Finished beams of one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
 
 
 class RejectedPromptsError(UsageError):
-    """Some prompts of a call were refused or failed; the answers to all others are attached.
+    """Some prompts of a call were refused or failed; the other answers are attached.
 
-    outputs: one entry per prompt, None if it has no answer. errors: index of the prompt -> its error.
+    outputs: one entry per prompt, None without an answer.
+    errors: index of the prompt -> its error.
     """
 
     def __init__(self, outputs: Sequence[RequestOutput | PoolingOutput | None], errors: dict[int, OctavoError]) -> None:

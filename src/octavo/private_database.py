@@ -22,10 +22,14 @@ def open_private(
     salt: bytes,
     synchronous: Literal["NORMAL", "FULL"],
 ) -> tuple[sqlite3.Connection, bytes]:
-    """The database with these tables, and its salt, which is this one if the database is new.
+    """Open a database with these tables, and return it with its salt. Raises UsageError.
 
-    path: None: in memory. name: what errors call it, such as the option. application_id: marks our files for SQLite.
-    Threads may share it, one at a time. Raises UsageError if the file cannot be used, or is of another program.
+    The file must be usable and not belong to another program. Threads may share the database, one at a time.
+
+    path: file, or None for memory.
+    name: what errors call it, such as the option.
+    application_id: marks our files for SQLite.
+    salt: salt for a new database.
     """
     database: sqlite3.Connection | None = None
     try:
@@ -44,7 +48,7 @@ def open_private(
 
 
 def reason_of(error: sqlite3.Error | OSError) -> str:
-    """The words of an error, without its number and path."""
+    """Message of an error without its number and path."""
     return str((isinstance(error, OSError) and error.strerror) or error)
 
 
@@ -52,7 +56,7 @@ def _prepare(database: sqlite3.Connection, tables: str, application_id: int, syn
     [application] = database.execute("PRAGMA application_id").fetchone()
     [num_tables] = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
     if num_tables and application != application_id:
-        raise sqlite3.DatabaseError("it is a database of another program; give another place")
+        raise sqlite3.DatabaseError("it is another program's database; give another path")
     database.execute(f"PRAGMA application_id = {application_id}")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute(f"PRAGMA synchronous = {synchronous}")

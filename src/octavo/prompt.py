@@ -1,4 +1,4 @@
-"""A prompt: token ids, and spans of them that stand for something other than tokens, such as an image."""
+"""Prompts: token ids, with spans for anything other than tokens, such as images."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ if TYPE_CHECKING:
     from octavo.batch import Float32
     from octavo.image_layout import ImageLayout
 
-SPAN_TOKEN_ID = 0  # the id at every position of a span: a row of any table of embeddings, which nothing reads
+SPAN_TOKEN_ID = 0  # id at every position of a span: valid in any embedding table, but never read
 MAX_KEY_BYTES = 64
-MAX_ITEM_KEY_BYTES = 56  # with an offset, the key of a span
-MAX_VALUES_BYTES = 48 << 20  # of all spans and items of a prompt, which with the rest fit into one message
+MAX_ITEM_KEY_BYTES = 56  # an offset is appended for the key of a span
+MAX_VALUES_BYTES = 48 << 20  # all spans and items of a prompt; must fit into one message with the rest
 _MARK = struct.Struct("<qqH")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaItem:
-    """An image of a prompt, resized, of whose patches the model's encoder makes rows.
+    """A resized image of a prompt, whose patches the model's encoder turns into rows. Raises UsageError.
 
-    key: the name of the content and of its processor's settings, such as a digest: items of equal keys have equal rows.
-    tiles: uint8 [height, width, 3], one for each of the layout.
-    Raises UsageError.
+    key: name of the content and of its processor's settings, such as a digest: items with equal keys have equal rows.
+    tiles: uint8 [height, width, 3], one per tile of the layout.
     """
 
     key: bytes
@@ -42,40 +41,43 @@ class MediaItem:
     def __post_init__(self) -> None:
         _check_key("an item", self.key, MAX_ITEM_KEY_BYTES)
         if len(self.tiles) != len(self.layout.tiles):
-            raise _wrong(f"an item has {len(self.tiles)} tiles, its layout {len(self.layout.tiles)}")
+            raise _wrong(f"an item has {len(self.tiles)} tiles, but its layout has {len(self.layout.tiles)}")
         for tile in self.tiles:
             if tile.dtype != "uint8" or tile.ndim != 3 or tile.shape[2] != 3:
-                raise _wrong(f"a tile is {tile.dtype} {list(tile.shape)}; it is uint8 [height, width, 3]")
+                raise _wrong(f"a tile is {tile.dtype} {list(tile.shape)}; it must be uint8 [height, width, 3]")
 
     @property
     def num_rows(self) -> int:
-        """The rows that the encoder makes of it."""
+        """Rows that the encoder makes from it."""
         return self.layout.num_tokens
 
     @property
     def description(self) -> str:
-        """Its size in pixels, for people."""
+        """Size in pixels, for people."""
         return f"{self.layout.width} x {self.layout.height}"
 
     @property
     def num_inputs(self) -> int:
-        """The rows that the encoder reads of it."""
+        """Rows that the encoder reads."""
         return self.num_patches
 
     @property
     def num_patches(self) -> int:
-        """The patches of all tiles."""
+        """Patches of all tiles."""
         return self.layout.num_patches
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the pixels."""
+        """Bytes of the pixels."""
         return sum(tile.nbytes for tile in self.tiles)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text that a model's encoder reads before the model answers. key: a digest of its ids."""
+    """A text that a model's encoder reads before the model answers.
+
+    key: digest of its ids.
+    """
 
     token_ids: tuple[int, ...]
     key: bytes = field(init=False)
@@ -85,23 +87,22 @@ class SourceText:
 
     @property
     def num_rows(self) -> int:
-        """The rows that the encoder makes of it."""
+        """Rows that the encoder makes from it."""
         return len(self.token_ids)
 
     @property
     def num_inputs(self) -> int:
-        """The rows that the encoder reads of it."""
+        """Rows that the encoder reads."""
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions of a prompt whose embeddings are given, for example those of an image.
+    """Positions of a prompt whose embeddings are given, for example an image's. Raises UsageError.
 
-    key: the name of the content, such as a digest: the prefix cache takes spans of equal keys and lengths for equal.
-    values: finite float32 [length, width], the rows in place of embeddings; copied unless they are read-only. None:
-    an encoder of the model makes them of `item`, whose rows from `offset` on these are.
-    Raises UsageError.
+    key: name of the content, such as a digest: the prefix cache treats spans with equal keys and lengths as equal.
+    values: finite float32 [length, width], used instead of embeddings; copied unless read-only. None if the model's
+        encoder makes them from `item`, starting at its row `offset`.
     """
 
     start: int
@@ -115,7 +116,7 @@ class Span:
         for name, least in (("start", 0), ("length", 1), ("offset", 0)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value < 2**31:
-                raise _wrong(f"{name} of a span is {value!r:.80}; it is an integer of at least {least}")
+                raise _wrong(f"{name} of a span is {value!r:.80}; it must be an integer of at least {least}")
         _check_key("a span", self.key, MAX_KEY_BYTES)
         if self.item is not None and (self.values is not None or self.offset + self.length > self.item.num_rows):
             raise _wrong(
@@ -127,16 +128,17 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The position after the last."""
+        """Position after the last one."""
         return self.start + self.length
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Prompt:
-    """Token ids in order, with the spans among them: in order, apart from each other, inside the prompt.
+    """Token ids, and spans among them: in order, without overlap, inside the prompt.
 
-    The id at each position of a span is SPAN_TOKEN_ID. source: of a model with an encoder and a decoder, the text that
-    the encoder reads; the engine makes it of the prompt that it gets.
+    The id at each position of a span is SPAN_TOKEN_ID.
+
+    source: text read by the encoder of an encoder-decoder model; the engine makes it from the prompt it receives.
     """
 
     token_ids: tuple[int, ...]
@@ -144,7 +146,7 @@ class Prompt:
     source: SourceText | None
 
     def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = (), source: SourceText | None = None) -> None:
-        """token_ids: integers of 32 bits; a model checks whether it has them. Raises UsageError."""
+        """token_ids: 32-bit integers; models check whether they have them. Raises UsageError."""
         object.__setattr__(self, "token_ids", _plain_ids(token_ids))
         object.__setattr__(self, "source", source)
         try:
@@ -159,22 +161,22 @@ class Prompt:
 
     @property
     def items(self) -> tuple[MediaItem, ...]:
-        """Those that spans have rows of, each once, in order."""
+        """Items of the spans, each once, in order."""
         return tuple({id(span.item): span.item for span in self.spans if span.item is not None}.values())
 
     def touches(self, start: int, end: int) -> bool:
-        """True if a span has a position among [start, end), so that the ids there are not all text."""
+        """True if a span covers a position in [start, end), so that the ids there are not all text."""
         return bool(self.spans) and any(True for _ in self.overlapping(start, end))
 
     def overlapping(self, start: int, end: int) -> Iterator[Span]:
-        """The spans that have a position among [start, end)."""
+        """Spans that cover a position in [start, end)."""
         for i in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
             if self.spans[i].start >= end or start >= end:
                 break
             yield self.spans[i]
 
     def text_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of [start, end) that no span touches, in order. Positions after the prompt are text."""
+        """Parts of [start, end) outside all spans, in order. Positions after the prompt are text."""
         for span in self.overlapping(start, end):
             if start < span.start:
                 yield start, span.start
@@ -183,9 +185,9 @@ class Prompt:
             yield start, end
 
     def marks(self, start: int, end: int) -> bytes:
-        """The spans of a block of tokens [start, end) beside their ids, for its key: empty without any.
+        """Spans in a block of tokens [start, end), for the block's key; empty without any.
 
-        Each has its place relative to the block, its length and its key.
+        Each is represented by its offset in the block, its length and its key.
         """
         if not self.spans:
             return b""
@@ -193,7 +195,7 @@ class Prompt:
         return b"".join(_MARK.pack(span.start - start, span.length, len(span.key)) + span.key for span in spans)
 
     def without(self, start: int, end: int) -> Prompt:
-        """The prompt without the tokens [start, end) and their spans. Raises UsageError if one would be cut."""
+        """The prompt without tokens [start, end) and their spans. Raises UsageError if that would cut a span."""
         if start == end:
             return self
         kept = []
@@ -205,15 +207,15 @@ class Prompt:
             elif span.start < start or span.end > end:
                 raise UsageError(
                     f"truncation removes tokens {start} to {end - 1} of the prompt and would cut the content at "
-                    f"positions {span.start} to {span.end - 1}, which is of use only as a whole: raise "
-                    "truncate_prompt_tokens, take another truncation_side, or shorten the text",
+                    f"positions {span.start} to {span.end - 1}, which is usable only as a whole: raise "
+                    "truncate_prompt_tokens, choose another truncation_side, or shorten the text",
                     param="truncate_prompt_tokens",
                     code="invalid_value",
                 )
         return Prompt(self.token_ids[:start] + self.token_ids[end:], kept)
 
     def after(self, token_ids: Iterable[int]) -> Prompt:
-        """The prompt with these tokens before it."""
+        """The prompt, preceded by these tokens."""
         ids = tuple(token_ids)
         return Prompt(ids + self.token_ids, [replace(span, start=span.start + len(ids)) for span in self.spans])
 
@@ -221,7 +223,7 @@ class Prompt:
         end, num_bytes = 0, 0
         for i, span in enumerate(self.spans):
             if not isinstance(span, Span):
-                raise _wrong(f"spans of a prompt holds {span!r:.80}; it holds only Span")
+                raise _wrong(f"spans of a prompt holds {span!r:.80}; it may hold only Span")
             if span.start < end:
                 raise _wrong(
                     f"span {i} begins at {span.start}, but the one before it ends at {end}; give spans in order and "
@@ -234,12 +236,12 @@ class Prompt:
                     "tokens; give an id for each position"
                 )
             if any(self.token_ids[span.start : end]):
-                raise _wrong(f"the token ids of span {i} are not all {SPAN_TOKEN_ID}: there are no tokens there")
+                raise _wrong(f"the token ids of span {i} are not all {SPAN_TOKEN_ID}: spans have no tokens")
             num_bytes += 0 if span.values is None else span.values.nbytes
         num_bytes += sum(item.nbytes for item in self.items)
         if num_bytes > MAX_VALUES_BYTES:
             raise _wrong(
-                f"the values of the spans, or the pixels of the images, take {num_bytes} bytes; a prompt can have "
+                f"the values of the spans, or the pixels of the images, take {num_bytes} bytes; a prompt may have "
                 f"{MAX_VALUES_BYTES}: give fewer or smaller ones"
             )
 
@@ -264,16 +266,16 @@ def _plain_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def _frozen(values: Float32, length: int) -> Float32:
-    """Checked values that nobody can change."""
-    import numpy as np  # not where prompts are only text
+    """Check values and return them read-only."""
+    import numpy as np  # not needed by text prompts
 
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 2:
         shown = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f"{values!r:.80}"
-        raise _wrong(f"values of a span are {shown}; they are a numpy array of float32 [length, width]")
+        raise _wrong(f"values of a span are {shown}; they must be a numpy array of float32 [length, width]")
     if values.shape[0] != length or not values.shape[1]:
         raise _wrong(f"values of a span are {list(values.shape)}; a span of length {length} has [{length}, width]")
     if not np.isfinite(values).all():
-        raise _wrong("values of a span hold infinity or NaN; give finite numbers")
+        raise _wrong("values of a span contain infinity or NaN; give finite numbers")
     if not values.flags.c_contiguous or _is_writeable(values):
         values = values.copy()
         values.flags.writeable = False
@@ -281,7 +283,7 @@ def _frozen(values: Float32, length: int) -> Float32:
 
 
 def _is_writeable(values: Float32) -> bool:
-    """True if it can be changed, also through an array of which it is a view."""
+    """True if the array, or the array it is a view of, is writeable."""
     import numpy as np
 
     owner: object = values

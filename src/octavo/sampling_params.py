@@ -1,13 +1,17 @@
-"""The sampling parameters of a request: `SamplingParams` and `BeamSearchParams`, validated on construction.
+"""Sampling parameters of a request: `SamplingParams` and `BeamSearchParams`, validated on construction.
 
-Names and defaults are those of vLLM, so that a script for vLLM runs unchanged.
+Names and defaults match vLLM, so that scripts for vLLM run unchanged.
 
-These two classes and `PoolingParams` share members, so that callers need not test the class:
-is_answered: tokens follow the prompt. num_choices: number of answers to a request. num_seqs: sequences that run in
-lockstep from the first step on. output_kind: content of the items of a stream. sampling: the rules that sample each
-sequence. with_output_kind(kind): the same parameters for another kind of stream. Also max_tokens, ignore_eos,
-skip_special_tokens, structured_outputs and prompt_logprobs, which are None where they do not apply. The first two also
-share with_defaults(values): the parameters with a model's defaults for sampling.
+These two classes and `PoolingParams` share members, so that callers need not check the class:
+is_answered: tokens follow the prompt.
+num_choices: number of answers to a request.
+num_seqs: sequences that run in lockstep from the first step on.
+output_kind: content of the items of a stream.
+sampling: rules that sample each sequence.
+with_output_kind(kind): the same parameters for another kind of stream.
+
+They also share max_tokens, ignore_eos, skip_special_tokens, structured_outputs and prompt_logprobs, None where they do
+not apply. The first two share with_defaults(values): the parameters with a model's sampling defaults.
 """
 
 from __future__ import annotations
@@ -30,17 +34,17 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STRING_CHARS = 1024
 MAX_LIST_ITEMS = 1024
-MAX_SCHEMA_CHARS = 2**19  # sixty tools with their parameters take a fifth of it
+MAX_SCHEMA_CHARS = 2**19  # sixty tools with their parameters take a fifth of this
 MAX_GRAMMAR_CHARS = 2**18
 MAX_REGEX_CHARS = 2**15
-# Below this, dividing the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
+# Below this, dividing logits overflows float32 for some models, and sampling is greedy in the limit anyway.
 GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
 
 
 class DefaultLength(int):
-    """The length of an answer to a prompt whose request names none; a conversation has no such limit."""
+    """Default length of an answer to a plain prompt; conversations have no such limit."""
 
 
 _DEFAULT_LENGTH = DefaultLength(16)
@@ -49,14 +53,17 @@ _Checked = TypeVar("_Checked")
 
 
 def limited(default: Any, **limits: float) -> Any:
-    """A field that `check_fields` checks. limits: in pydantic's words: ge, gt, le; min_length and max_length."""
+    """A field that `check_fields` checks.
+
+    limits: pydantic's names: ge, gt, le, min_length and max_length.
+    """
     return field(default=default, metadata=limits)
 
 
 def check_fields(params: Any, prefix: str = "") -> None:
-    """Check the booleans and the limited fields of a dataclass; numbers become Python's and lists become tuples.
+    """Check the booleans and limited fields of a dataclass; convert numbers to Python's and lists to tuples.
 
-    Raises UsageError with the field's name, after prefix, and its code: one word for what is wrong.
+    Raises UsageError with the field's name, after prefix, and a code for what is wrong.
     """
     kind: type = type(params)
     for name, check, may_be_none, limits in _checked_fields(kind):
@@ -67,7 +74,7 @@ def check_fields(params: Any, prefix: str = "") -> None:
 
 @cache
 def _checked_fields(kind: type) -> Sequence[tuple[str, Callable[..., Any], bool, Mapping[str, Any]]]:
-    """The fields of a dataclass to check: the name, the check, whether None is allowed, and the limits."""
+    """Fields of a dataclass to check: name, check, whether None is allowed, and limits."""
     found = []
     for item in fields(kind):
         name = str(item.type)
@@ -78,9 +85,9 @@ def _checked_fields(kind: type) -> Sequence[tuple[str, Callable[..., Any], bool,
 
 
 def changed(params: _Checked, **values: Any) -> _Checked:
-    """A copy of checked parameters with other values, without a second check: for values that Octavo makes itself.
+    """Copy checked parameters with changed values without checking again, for values that Octavo makes itself.
 
-    They have their fields' types, tuples for lists. `dataclasses.replace` is for values that come from elsewhere.
+    The values have their fields' types, tuples for lists. Use `dataclasses.replace` for values from elsewhere.
     """
     copy = object.__new__(type(params))
     for item in fields(params):  # type: ignore[arg-type]  # of the dataclasses here and in generation_request
@@ -92,17 +99,17 @@ def changed(params: _Checked, **values: Any) -> _Checked:
 
 
 def shown_fields(params: Any) -> str:
-    """The fields of a dataclass that differ from their defaults, as a call would give them."""
+    """Format the fields of a dataclass that differ from their defaults, as in a call."""
     given = ((item.name, getattr(params, item.name)) for item in fields(params) if item.repr)
     defaults = {item.name: item.default for item in fields(params)}
     return ", ".join(f"{name}={value!r}" for name, value in given if value != defaults[name])
 
 
 class RequestOutputKind(enum.Enum):
-    """The content of each item of a stream: the whole answer so far, only the new part, or one item at the end.
+    """Content of each item of a stream: the whole answer so far, only the new part, or one item at the end.
 
-    `AsyncLLM.generate` and `AsyncLLM.chat` obey it. Elsewhere the method says it: `LLM.generate` and `LLM.chat` give
-    whole answers, `stream` always gives new parts, and a beam search has one item at its end.
+    It applies to `AsyncLLM.generate` and `AsyncLLM.chat`. Otherwise the method decides: `LLM.generate` and `LLM.chat`
+    return whole answers, `stream` always returns new parts, and a beam search has one item at its end.
     """
 
     CUMULATIVE = "cumulative"
@@ -113,16 +120,19 @@ class RequestOutputKind(enum.Enum):
 @advises
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """A constraint on the text of an answer; exactly one of these, with vLLM's names.
+    """A constraint on the text of an answer; give exactly one. The names are vLLM's.
 
     json: a JSON schema, as text, as a dict, or as a class that pydantic has a schema for (a model, a dataclass, a
-    TypedDict, `list[Model]`, ...); stored as text. regex: a regular expression that matches the whole answer. choice:
-    the answer is one of these. grammar: a grammar in llguidance's dialect of Lark, or in llama.cpp's GBNF. json_object:
-    any JSON object. A constraint that cannot be enforced is refused when the request is submitted; see
-    `engine.constrained`.
+        TypedDict, `list[Model]`, ...); stored as text.
+    regex: a regular expression that matches the whole answer.
+    choice: allowed answers.
+    grammar: a grammar in llguidance's Lark dialect or llama.cpp's GBNF.
+    json_object: any JSON object.
+
+    A constraint that cannot be enforced is refused when the request is submitted; see `engine.constrained`.
     """
 
-    json: Any = None  # text on the wire, where a type of classes could not be read
+    json: Any = None  # text on the wire, which cannot carry classes
     regex: str | None = limited(None, max_length=MAX_REGEX_CHARS)
     choice: Sequence[str] | None = limited(None, min_length=1, max_length=MAX_LIST_ITEMS)
     grammar: str | None = limited(None, max_length=MAX_GRAMMAR_CHARS)
@@ -143,24 +153,29 @@ class StructuredOutputsParams:
 @advises
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The sampling of one request. Every field is checked; an invalid one raises `UsageError`.
+    """Sampling parameters of one request. Every field is checked; an invalid one raises `UsageError`.
 
     n: number of choices for one prompt, which is computed only once.
-    temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, typical_p: 1 is off. min_p: 0 is off.
+    temperature: 0 is greedy.
+    top_k: 0 or -1 is off.
+    top_p, typical_p: 1 is off.
+    min_p: 0 is off.
     repetition_penalty: over prompt and output, 1 is off (Keskar et al. 2019).
     presence_penalty, frequency_penalty: over the output only, 0 is off (OpenAI).
     logit_bias: token id -> value added to its logit, -100 to 100.
-    allowed_token_ids: the only tokens that can be chosen. bad_words: strings that are not generated.
-    seed: determines all randomness, together with the index of the choice and of the token; None: a random seed.
-    stop: strings that end the text. They are removed from it, unless include_stop_str_in_output.
-    stop_token_ids: ids that end the sequence, in addition to the model's own unless ignore_eos.
-    min_tokens: number of tokens before which neither end-of-text nor a stop token is chosen.
-    max_tokens: None is the end of the context, as it is in `LLM.chat` by default. If the context ends first, the
-        answer ends there with finish_reason "length"; that is not an error.
-    logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
-    processed_logprobs: `logprobs` are those of the distribution that the token was drawn from, after bias, penalties,
-        temperature and the filters, instead of the model's own. A token that could not be drawn has none.
-    detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
+    allowed_token_ids: the only tokens that can be chosen.
+    bad_words: strings that are never generated.
+    seed: determines all randomness, together with the index of the choice and the token. None for a random seed.
+    stop: strings that end the text; removed from it unless include_stop_str_in_output is set.
+    stop_token_ids: ids that end the sequence, in addition to the model's own unless ignore_eos is set.
+    min_tokens: do not choose end-of-text or a stop token before this many tokens.
+    max_tokens: None for no limit, the default in `LLM.chat`. An answer that reaches the end of the context ends with
+        finish_reason "length", which is not an error.
+    logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; 0 for only the chosen one.
+    processed_logprobs: report `logprobs` of the distribution that the token was drawn from, after bias, penalties,
+        temperature and filters, instead of the model's own. Tokens that could not be drawn have none.
+    detokenize: False leaves `text` empty.
+    skip_special_tokens: leave special tokens out of `text`.
     """
 
     n: int = limited(1, ge=1, le=MAX_CHOICES)
@@ -202,7 +217,7 @@ class SamplingParams:
             problem = f"is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it"
             raise _refusal("min_tokens", problem, "integer_above_max_value")
         if self.stop and not self.detokenize:
-            problem = "needs text to look at: leave detokenize=True, or use stop_token_ids"
+            problem = "needs the text: leave detokenize=True, or use stop_token_ids"
             raise _refusal("stop", problem, "invalid_value")
         for name, kind in (("output_kind", RequestOutputKind), ("structured_outputs", StructuredOutputsParams)):
             value = getattr(self, name)
@@ -224,11 +239,14 @@ class SamplingParams:
         return self if kind is self.output_kind else changed(self, output_kind=kind)
 
     def in_conversation(self) -> SamplingParams:
-        """The parameters of an answer in a conversation: without `max_tokens` it goes on to the end of the context."""
+        """Parameters for a conversation: without `max_tokens`, the answer may fill the context."""
         return changed(self, max_tokens=None) if isinstance(self.max_tokens, DefaultLength) else self
 
     def with_defaults(self, values: Mapping[str, Any]) -> SamplingParams:
-        """values: those of `SamplingDefaults`, which were checked when the model was loaded."""
+        """The parameters with a model's defaults.
+
+        values: values of `SamplingDefaults`, checked when the model was loaded.
+        """
         return changed(self, **values) if values else self
 
     @property
@@ -237,13 +255,13 @@ class SamplingParams:
 
     @property
     def forbids_tokens(self) -> bool:
-        """True if some token may be excluded, whatever its logit."""
+        """True if some token can be excluded regardless of its logit."""
         named = self.logit_bias or self.bad_words or self.min_tokens or self.structured_outputs
         return bool(named) or self.allowed_token_ids is not None
 
     @cached_property
     def is_plain(self) -> bool:
-        """Nothing but the logits and the number of the token decides how it is drawn, or is told of it."""
+        """True if drawing a token depends only on the logits and its index, and nothing observes it."""
         return not (self.has_penalties or self.forbids_tokens or self.processed_logprobs)
 
     @property
@@ -256,9 +274,9 @@ class SamplingParams:
 class BeamSearchParams:
     """Beam search: the `beam_width` best sequences by log-probability / length ** length_penalty.
 
-    early_stopping, as in transformers: True ends the search when beam_width sequences are finished, False when no
-    running beam is likely to win any more, "never" when none can win even at full length.
-    n: number of finished sequences to return; None: all beam_width.
+    early_stopping: as in transformers: True ends the search when beam_width sequences are finished, False when no
+        running beam is likely to win any more, "never" when none can win even at full length.
+    n: number of finished sequences to return, by default beam_width.
     """
 
     beam_width: int = field(metadata={"ge": 1, "le": MAX_CHOICES})
@@ -292,7 +310,7 @@ class BeamSearchParams:
 
     @cached_property
     def sampling(self) -> SamplingParams:
-        """Beams are ranked by the log-probabilities that come beside a greedy token."""
+        """Greedy sampling; its log-probabilities rank the beams."""
         return changed(
             _PLAIN,
             temperature=0.0,
@@ -303,7 +321,7 @@ class BeamSearchParams:
         )
 
     def with_output_kind(self, kind: RequestOutputKind) -> BeamSearchParams:  # noqa: ARG002
-        """The same parameters: a search has nothing to show before its end."""
+        """The same parameters: a search only has output at its end."""
         return self
 
     def with_defaults(self, values: Mapping[str, Any]) -> BeamSearchParams:  # noqa: ARG002
@@ -329,19 +347,19 @@ def _schema_text(schema: object) -> str:
 
 
 def _schema_of_type(name: str, kind: Any) -> Mapping[str, object]:
-    """The JSON schema of a class or another type, by pydantic."""
-    from pydantic import TypeAdapter  # here, because its import takes longer than all others of this module
+    """JSON schema of a class or another type, from pydantic."""
+    from pydantic import TypeAdapter  # imported here because it takes longer than all other imports of this module
 
     try:
         return TypeAdapter(kind).json_schema()
-    except Exception as error:  # pydantic has several, and classes may raise their own
+    except Exception as error:  # pydantic has several errors, and classes may raise their own
         reason = str(error).partition("\n")[0]
-        problem = f"is {kind!r:.80}, of which pydantic makes no JSON schema: {reason:.200}"
+        problem = f"is {kind!r:.80}, for which pydantic has no JSON schema: {reason:.200}"
         raise _refusal(name, problem, "invalid_json_schema") from None
 
 
 def _refusal(name: str, problem: str, code: str) -> UsageError:
-    """The error about a field, or about one of its items such as `stop[3]`; `param` names only the field."""
+    """Make the error about a field or one of its items such as `stop[3]`; `param` names only the field."""
     return UsageError(f"{name} {problem}", param=name.partition("[")[0], code=code)
 
 
@@ -361,7 +379,7 @@ def _integer(name: str, value: object, *, ge: int, le: int | None = None) -> int
 
 
 def _shown(number: int) -> str:
-    """The number in digits, or its length in bits: Python refuses to print thousands of digits."""
+    """Format a number, or its bit length if Python refuses to print its digits."""
     bits = number.bit_length()
     return str(number) if bits <= 256 else f"a number of {bits} bits"
 
@@ -371,7 +389,7 @@ def _number(name: str, value: object, *, le: float, ge: float = -math.inf, gt: f
         raise _refusal(name, f"must be a number, not {value!r:.80}", "invalid_type")
     try:
         number = float(value)
-    except OverflowError:  # an integer beyond the floats
+    except OverflowError:  # an integer too large for a float
         number = math.inf
     if not math.isfinite(number):
         raise _refusal(name, f"is {number}; it must be a finite number", "invalid_value")
@@ -393,7 +411,7 @@ def _items(name: str, values: object, min_length: int = 0, max_length: int | Non
         raise _refusal(name, f"must be a list, not {values!r:.80}", "invalid_type")
     items = list(values)
     if len(items) < min_length:
-        raise _refusal(name, "is empty, which would leave no answer; leave it out to allow all", "empty_array")
+        raise _refusal(name, "is empty, which allows no token; leave it out to allow all", "empty_array")
     if max_length is not None and len(items) > max_length:
         raise _refusal(name, f"has {len(items)} items; at most {max_length} are allowed", "array_above_max_length")
     return items
@@ -411,7 +429,7 @@ def _token_id(name: str, value: object) -> int:
 
 
 def _string(name: str, value: object, *, max_length: int, min_length: int = 0) -> str:  # noqa: ARG001
-    """A string; an empty one stands for none."""
+    """Check a string; an empty one means none."""
     if not isinstance(value, str):
         raise _refusal(name, f"must be a string, not {value!r:.80}", "invalid_type")
     if len(value) > max_length:
@@ -428,7 +446,7 @@ def _strings(name: str, values: object, **lengths: int) -> tuple[str, ...]:
     for i, item in enumerate(_items(name, values, **lengths)):
         strings.append(_string(f"{name}[{i}]", item, max_length=MAX_STRING_CHARS))
         if not item:
-            raise _refusal(f"{name}[{i}]", "is empty, which would match everywhere; leave it out", "invalid_value")
+            raise _refusal(f"{name}[{i}]", "is empty, which matches everywhere; leave it out", "invalid_value")
     return tuple(strings)
 
 
@@ -445,7 +463,7 @@ def _logit_bias(name: str, bias: object, *, max_length: int) -> dict[int, float]
     return {int(key): _number(f"{name}[{key}]", value, ge=-100, le=100) for key, value in bias.items()}
 
 
-# By the type of a field, without None.
+# By type of the field, without None.
 _CHECKS: dict[str, Callable[..., object]] = {
     "bool": _boolean,
     "int": _integer,

@@ -1,4 +1,4 @@
-"""The options of speculation, from `--speculative-config` with vLLM's keys or from the short options."""
+"""Speculation options, from `--speculative-config` with vLLM's keys or from the short options."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
 SpeculationMode = Literal["auto", "off", "ngram"]
 DraftMethod = Literal["auto", "off", "ngram", "draft_model", "mtp", "eagle3"]
 
-MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
-# Sequences beyond which nobody guesses, not even to learn whether it would pay: a guess takes the host about 10 us, and
-# rows beside so many cost their full time.
+MAX_DRAFTS = 15  # per sequence and step; 16 rows fill the tiles of every kernel
+# With more sequences nothing is drafted, not even to measure the gain: a draft takes about 10 us on the host, and extra
+# rows in such large steps cost their full time.
 MAX_DRAFTING = 16
-MAX_STATE_DRAFTS = 3  # the same of a model with states, which keeps a copy of them for each
-MAX_MATCH = 16  # tokens of an n-gram
-# One token alone says too little, and more than MAX_MATCH are not compared.
+MAX_STATE_DRAFTS = 3  # the same for a model with states, which keeps a copy of them per draft
+MAX_MATCH = 16  # tokens per n-gram
+# A single matching token predicts too little, and at most MAX_MATCH tokens are compared.
 _INTEGERS = {"num_speculative_tokens": (0, 1024), "prompt_lookup_min": (1, MAX_MATCH), "prompt_lookup_max": (2, 1024)}
 _STRINGS = ("method", "model", "revision")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """The sources of drafts and their limits.
+    """Sources of drafts and their limits.
 
-    method: auto is on the CPU n-grams and the head of a model that has one, else off; mtp is both wherever the model
-    runs; draft_model uses n-grams, too, and so does eagle3. model, revision: the draft model, the EAGLE-3 head or the
-    assistant. num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
-    prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
-    compared, at most MAX_MATCH.
+    method: auto uses n-grams and the model's own head, if any, on the CPU, and nothing elsewhere; mtp uses both on any
+        device; draft_model and eagle3 use n-grams too.
+    model, revision: draft model, EAGLE-3 head or assistant.
+    num_speculative_tokens: maximum number of drafts per sequence and step; fewer are computed where that is faster.
+    prompt_lookup_min, prompt_lookup_max: minimum (at least two) and maximum (at most MAX_MATCH) tokens to match for an
+        n-gram.
     """
 
     method: DraftMethod = "auto"
@@ -47,7 +48,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, config: EngineConfig) -> SpeculativeConfig:
-        """The options of an engine. Raises UsageError if they are wrong or contradict each other."""
+        """Speculation options of an engine. Raises UsageError if they are wrong or contradict each other."""
         given = _read(config.speculative_config)
         if config.speculation not in get_args(SpeculationMode):
             raise UsageError(f"speculation is {config.speculation!r}; it must be auto, off or ngram")
@@ -58,7 +59,7 @@ class SpeculativeConfig:
         if config.speculation != "auto" or config.draft_model is not None:
             names = "draft_model" if config.draft_model is not None else "speculation"
             other = "speculative_config" if given else "speculation off"
-            raise UsageError(f"{other} and {names} both say how to speculate; give one of them")
+            raise UsageError(f"{other} and {names} both configure speculation; give one of them")
         return cls(**_checked(given))
 
 
@@ -67,7 +68,7 @@ def _read(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise UsageError(f"speculative_config is no JSON: {error}") from None
+            raise UsageError(f"speculative_config is not valid JSON: {error}") from None
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -76,7 +77,7 @@ def _read(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys with their values. Raises UsageError."""
+    """Check the keys and their values. Raises UsageError."""
     known = [*_STRINGS, *_INTEGERS]
     for name, value in given.items():
         if name in _INTEGERS:
@@ -91,12 +92,12 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"speculative_config: {name} is {value!r}; it must be a name")
     values = {name: value for name, value in given.items() if value is not None}
     method = values.setdefault("method", "auto" if values.get("model") is None else "draft_model")
-    if method.endswith("_mtp"):  # vLLM's names give the architecture, which the model knows; Gemma 4's is a folder
+    if method.endswith("_mtp"):  # vLLM's names include the architecture, which the model knows; Gemma 4's is a folder
         method = values["method"] = "draft_model" if method.startswith("gemma4") else "mtp"
     if method not in get_args(DraftMethod):
         raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
     if (method in ("draft_model", "eagle3")) != ("model" in values):
-        problem = "has no use for a model" if "model" in values else "needs model, the path or name of the draft model"
+        problem = "takes no model" if "model" in values else "needs model, the path or name of the draft model"
         raise UsageError(f"speculative_config: method {method} {problem}")
     longest = values.get("prompt_lookup_max", MAX_MATCH)
     if values.get("prompt_lookup_min", 1) > longest:

@@ -1,4 +1,4 @@
-"""Advice on an argument that does not exist: the nearest one, or ours for one of another library."""
+"""Advice on unknown arguments: the nearest one, or the equivalent of another library's argument."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from octavo.errors import UsageError
 
-# Arguments of vLLM's, llama-cpp-python's and transformers' classes, and those of ours that take their place.
+# Arguments of vLLM's, llama-cpp-python's and transformers' classes, and our equivalents.
 _RENAMED = {
     "LLM": {
         "n_ctx": "max_model_len",
@@ -25,7 +25,7 @@ _RENAMED = {
         "max_new_tokens": "max_tokens",
     },
 }
-# Arguments of vLLM that are accepted: ours, and the values with another name here; None: left out.
+# Accepted vLLM arguments: our name, and values that differ here; None means ignored.
 _SAME: dict[str, tuple[str, dict[Any, Any]]] = {
     "gpu_memory_utilization": ("gpu_memory", {}),
     "kv_cache_dtype": ("kv_dtype", {"auto": None, "fp8_e4m3": "fp8"}),
@@ -50,7 +50,7 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def advice_on(name: str, known: Sequence[str]) -> str:
-    """The rest of an error about an unknown argument."""
+    """Advice on an unknown argument, to end an error message with."""
     for owner, names in _RENAMED.items():
         if (ours := names.get(name)) is not None:
             return f"use {ours}" if ours in known else f"use {ours} of {owner}"
@@ -61,7 +61,7 @@ def advice_on(name: str, known: Sequence[str]) -> str:
 
 
 def in_our_words(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with our names in place of vLLM's. Raises UsageError if both are given."""
+    """Rename vLLM's options to ours. Raises UsageError if both are given."""
     ours = {name: value for name, value in options.items() if name not in _SAME}
     for name in _SAME.keys() & options.keys():
         own, values = _SAME[name]
@@ -74,7 +74,7 @@ def in_our_words(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advises(cls: _Class) -> _Class:
-    """Has the constructor of a dataclass give advice on unknown arguments, in its TypeError."""
+    """Class decorator: the constructor's TypeError gives advice on unknown arguments."""
     construct = cls.__init__
 
     @functools.wraps(construct)

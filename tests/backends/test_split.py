@@ -344,7 +344,7 @@ def test_each_part_of_the_cache_finds_room() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"gpu_layers": -1}, "gpu_layers is -1; it must be a number of layers from 0 on, or auto"),
+        ({"gpu_layers": -1}, "gpu_layers is -1; it must be 0 or more layers, or auto"),
         ({"gpu_layers": "all"}, "gpu_layers is 'all'; it must be a number"),
         ({"gpu_layers": True}, "gpu_layers is True; it must be"),
         ({"gpu_memory": 0}, "gpu_memory is 0; write a fraction of the GPU's memory above 0 and up to 1, or a size"),
@@ -365,7 +365,7 @@ def test_each_part_of_the_cache_finds_room() -> None:
         ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and with device cpu everything runs on the CPU"),
         (
             {"device": "cuda", "tensor_parallel_size": 2, "gpu_layers": 3},
-            "split a model of one process; ranks have all",
+            "work only with a single process; ranks run all",
         ),
         (
             {"backend": "cpu", "gpu_memory": 0.5},
@@ -387,8 +387,8 @@ def test_wrong_options(options: dict[str, object], reason: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("--gpu-layers", "-1", "--gpu-layers is '-1'; it must be a number of layers from 0 on, or auto"),
-        ("--gpu-layers", "abc", "--gpu-layers is 'abc'; it must be a number of layers from 0 on, or auto"),
+        ("--gpu-layers", "-1", "--gpu-layers is '-1'; it must be 0 or more layers, or auto"),
+        ("--gpu-layers", "abc", "--gpu-layers is 'abc'; it must be 0 or more layers, or auto"),
         ("--gpu-layers", "2", "there is no GPU here"),
         ("--gpu-layers", "3", "--gpu-layers is 3, and the model has 2 layers; give at most that many, or auto"),
         ("--gpu-memory", "-1", "--gpu-memory is '-1'; write a fraction of the GPU's memory above 0"),

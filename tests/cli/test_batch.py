@@ -154,7 +154,7 @@ def test_a_server_that_never_answers_is_not_waited_for(tmp_path: Path, monkeypat
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         result = octavo_here("batch", write(tmp_path / "in", LINES[:1]), tmp_path / "out", "--url", url)
     assert result.returncode == 2
-    assert "has sent nothing for 0.2 s; restart it" in result.stderr
+    assert "but sent nothing for 0.2 s; restart it" in result.stderr
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_verbose_tells_drafts() -> None:
         **dict.fromkeys(("load_s", "total_s"), 1.0),
         **dict.fromkeys(("prefill_tokens_per_s", "decode_tokens_per_s"), 5.0),
     }
-    assert "drafts  20 of 25 right, 3.00 tokens a step\n" in _summary(timings)
+    assert "drafts  20 of 25 right, 3.00 tokens per step\n" in _summary(timings)
 
 
 def test_the_sampling_is_the_models(tmp_path: Path) -> None:

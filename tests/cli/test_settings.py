@@ -88,7 +88,7 @@ def test_words_behind_two_dashes_are_no_options(tiny: Path) -> None:
         ("[run]\ntemperature = 'warm'\n", "'warm' is not a valid float"),
         ("run = 3\n", "run must be a table"),
         ("[run.stop]\na = 1\n", "must be a value or a list"),
-        ("[run\n", "not TOML"),
+        ("[run\n", "not valid TOML"),
         (None, "No such file"),
     ],
 )

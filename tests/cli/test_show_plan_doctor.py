@@ -102,7 +102,7 @@ def test_plan_names_a_draft_model_with_its_price(tmp_path: Path, monkeypatch: py
     draft.write_bytes(tiny_gguf())
     found = json.loads(octavo_here("plan", path, "--json").stdout)["draft_model"]
     assert found == {"model": "qwen2.5-coder:0.5b"}  # the hub is not asked in tests
-    assert "-md qwen2.5-coder:0.5b: not priced" in octavo_here("plan", path).stdout
+    assert "-md qwen2.5-coder:0.5b: no estimate" in octavo_here("plan", path).stdout
     monkeypatch.setattr(plan, "draft_for", lambda _: str(draft))
     with closing(open_checkpoint(path)) as checkpoint:
         needs = plan._suggestion(EngineConfig(), checkpoint, str(path), 64)

@@ -405,7 +405,7 @@ def test_conversations_are_written_out_by_the_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--type", "gptq"), "say the bits: gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit"),
+        (("--type", "gptq"), "add the number of bits: gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit"),
         (("--type", "gptq-4bit"), "needs --calibration FILE"),
         (("--type", "nf4", "--calibration", "calibration.md"), "--calibration does not apply to --type nf4"),
         (("--type", "awq", "--act-order"), "--act-order is no option of --type awq"),

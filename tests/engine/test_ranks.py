@@ -332,7 +332,7 @@ def test_a_rank_with_another_model_is_refused(model: str) -> None:
 def test_nodes() -> None:
     with pytest.raises(UsageError, match="nnodes needs master"):
         EngineConfig(nnodes=2, pipeline_parallel_size=2)
-    with pytest.raises(UsageError, match="which 2 nodes do not share evenly"):
+    with pytest.raises(UsageError, match="which 2 nodes cannot share evenly"):
         EngineConfig(nnodes=2, master="a:1", tensor_parallel_size=2)
     with pytest.raises(UsageError, match="helps another machine"):
         LLM("x", nnodes=2, master="a:1", pipeline_parallel_size=2, node_rank=1)

@@ -87,13 +87,13 @@ def test_a_cluster_that_is_too_small() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "starts the ranks of an engine, and there is one; give tensor_parallel_size"),
+        ({}, "needs more than one rank; give tensor_parallel_size"),
         (
             {"tensor_parallel_size": 2, "data_parallel_size": 2},
-            "data_parallel_size is 2 beside distributed_exec",
+            "data_parallel_size is 2 with distributed_exec",
         ),
-        ({"pipeline_parallel_size": 2, "master": "a:1"}, "master is 'a:1' beside distributed_executor ray"),
-        ({"pipeline_parallel_size": 2, "nnodes": 2, "node_rank": 1}, "node_rank is 1 beside distributed_executor ray"),
+        ({"pipeline_parallel_size": 2, "master": "a:1"}, "master is 'a:1' with distributed_executor ray"),
+        ({"pipeline_parallel_size": 2, "nnodes": 2, "node_rank": 1}, "node_rank is 1 with distributed_executor ray"),
     ],
 )
 def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:

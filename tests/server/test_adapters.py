@@ -326,7 +326,7 @@ def test_adapters_of_the_command_line() -> None:
     ):
         with pytest.raises(UsageError, match=reason):
             AdapterGiven.parse_all(text)
-    with pytest.raises(UsageError, match="two adapters of the name 'x'"):
+    with pytest.raises(UsageError, match="two adapters named 'x'"):
         serve_configs(["m"], {"lora_modules": "x=a x=b"}, ())
 
 

@@ -129,7 +129,7 @@ def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) 
         (["--data-parallel-size", "2", "--backend", "reference"], "replicas run on the backend cpu, not on reference"),
         (
             ["--data-parallel-size", "2", "--nnodes", "2", "--pipeline-parallel-size", "2", "--master", "a:1"],
-            "--data-parallel-size is 2 beside nnodes 2",
+            "--data-parallel-size is 2 with nnodes 2",
         ),
         (["--no-such-option"], "--no-such-option"),
         (["--api-key-file", "/nowhere"], "/nowhere: No such file or directory"),
