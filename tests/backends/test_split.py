@@ -75,7 +75,7 @@ def test_the_plan_shows_both_places_and_a_speed(model: str) -> None:
     assert planned.returncode == 0, planned.stderr
     written = " ".join(planned.stdout.split())
     assert "1 of 2 layers, weights" in written
-    assert "the CPU has the other layers" in written
+    assert "the CPU runs the other layers" in written
     refused = octavo_here("plan", model, *options, "3")
     assert refused.returncode == 2
     assert (
@@ -345,7 +345,7 @@ def test_each_part_of_the_cache_finds_room() -> None:
     ("options", "reason"),
     [
         ({"gpu_layers": -1}, "gpu_layers is -1; it must be 0 or more layers, or auto"),
-        ({"gpu_layers": "all"}, "gpu_layers is 'all'; it must be a number"),
+        ({"gpu_layers": "all"}, "gpu_layers is 'all'; it must be 0 or more layers"),
         ({"gpu_layers": True}, "gpu_layers is True; it must be"),
         ({"gpu_memory": 0}, "gpu_memory is 0; write a fraction of the GPU's memory above 0 and up to 1, or a size"),
         ({"gpu_memory": "0"}, "gpu_memory is '0'; write a fraction"),
@@ -358,22 +358,22 @@ def test_each_part_of_the_cache_finds_room() -> None:
         ({"gpu_offload": "disk"}, "gpu_offload is 'disk'; it must be auto, cpu or stream"),
         (
             {"device": "cpu", "gpu_offload": "stream"},
-            "gpu_offload is for a GPU, and with device cpu everything runs on the CPU",
+            "gpu_offload needs a GPU, but with device cpu everything runs on the CPU",
         ),
         ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
-        ({"device": "cuda", "backend": "cpu"}, "device cuda and backend cpu both say where to compute"),
-        ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and with device cpu everything runs on the CPU"),
+        ({"device": "cuda", "backend": "cpu"}, "device cuda and backend cpu both select where to compute"),
+        ({"device": "cpu", "gpu_layers": 2}, "gpu_layers needs a GPU, but with device cpu everything runs on the CPU"),
         (
             {"device": "cuda", "tensor_parallel_size": 2, "gpu_layers": 3},
             "work only with a single process; ranks run all",
         ),
         (
             {"backend": "cpu", "gpu_memory": 0.5},
-            "gpu_memory is for a GPU, and with backend cpu everything runs on the CPU",
+            "gpu_memory needs a GPU, but with backend cpu everything runs on the CPU",
         ),
         (
             {"tensor_parallel_size": 2, "gpu_layers": 1},
-            "gpu_layers is for a GPU, and with several processes everything runs on the CPU",
+            "gpu_layers needs a GPU, but with several processes everything runs on the CPU",
         ),
         ({"data_parallel_size": 2, "device": "cuda"}, "several replicas run on the cpu, not on cuda"),
     ],

@@ -83,7 +83,9 @@ def test_used_files_are_on_the_list(tiny: Path, tmp_path: Path, monkeypatch: pyt
     file.write_bytes(tiny.read_bytes())
     assert octavo_here("run", file, "ab", "--raw", "-n", "1").returncode == 0
     assert "~/models/own.gguf" in octavo_here("list").stdout
-    assert octavo_here("rm", "~/models/own.gguf").stdout == "removed ~/models/own.gguf from the list; the file is kept\n"
+    assert (
+        octavo_here("rm", "~/models/own.gguf").stdout == "removed ~/models/own.gguf from the list; the file is kept\n"
+    )
     assert file.exists()
     assert not library.installed()
     octavo_here("run", file, "ab", "--raw", "-n", "1")

@@ -141,5 +141,8 @@ def test_the_command_measures_writes_and_reads(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other.gguf", width=512)
     assert "it belongs to another model" in run(other, tmp_path / "c.gguf", "--type", "q8_0", "--imatrix", kept)[2]
     legacy(tmp_path / "x.dat").write_bytes((tmp_path / "x.dat").read_bytes().replace(b"blk.0", b"abc.0"))
-    assert "none of its names is a tensor" in run(model, tmp_path / "c.gguf", "--type", "q8_0", "--imatrix", tmp_path / "x.dat")[2]
+    assert (
+        "none of its names is a tensor"
+        in run(model, tmp_path / "c.gguf", "--type", "q8_0", "--imatrix", tmp_path / "x.dat")[2]
+    )
     assert "needs --imatrix TEXT" in run(model, tmp_path / "c.gguf", "--type", "q8_0", "--save-imatrix", kept)[2]

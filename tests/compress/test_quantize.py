@@ -135,7 +135,9 @@ def test_quantizing_again_is_done_with_a_warning(source: Path, tmp_path: Path) -
     assert "tensors are already quantized" in error
     code, _, error = run(second, tmp_path / "c.gguf", "--type", "q8_0")
     assert code == 0
-    assert re.search(r"the result is larger than SRC, [\d.]+ .iB instead of [\d.]+ .iB: choose a type with fewer", error)
+    assert re.search(
+        r"the result is larger than SRC, [\d.]+ .iB instead of [\d.]+ .iB: choose a type with fewer", error
+    )
     result = octavo_here("convert", first, tmp_path / "d.gguf", "--dtype", "f16")
     assert "their floats are only as exact as the quantized weights" in result.stderr
     assert "larger" not in result.stderr

@@ -234,7 +234,7 @@ def test_items_are_checked() -> None:
     good = item(b"a")
     with pytest.raises(UsageError, match="key of an item"):
         MediaItem(b"", good.layout, good.tiles)
-    with pytest.raises(UsageError, match="2 tiles, its layout 1"):
+    with pytest.raises(UsageError, match="2 tiles, but its layout has 1"):
         MediaItem(b"a", good.layout, good.tiles * 2)
     with pytest.raises(UsageError, match="a tile is float32"):
         MediaItem(b"a", good.layout, (good.tiles[0].astype(np.float32),))

@@ -122,7 +122,7 @@ def test_a_run_that_was_cut_off_ends_the_same(tmp_path: Path, data: Path, monkey
         assert not (tmp_path / "cut").exists()
     code, out, error = run(*command)
     assert code == 0, error
-    assert "goes on after 5 of" in error
+    assert "resuming after 5 of" in error
     assert steps == list(range(1, len(steps) + 1))
     assert losses_of(out)["losses"] == pytest.approx(losses_of(whole)["losses"], rel=1e-6)
     assert losses_of(out)["held_out"] == losses_of(whole)["held_out"]
