@@ -18,6 +18,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import load_architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._weights import WeightTable
+from octavo.platform.background_work import give_way
 from octavo.quantization.packed import Weight
 
 EMBEDDING = "embed_tokens.weight"  # the table that a tied head is
@@ -151,5 +152,6 @@ def _digest(parts: Mapping[str, LowRank], invocation_tokens: tuple[int, ...]) ->
         arrays = [each for each in (part.a, part.b, part.gain) if each is not None]
         found.update(repr((name, [each.shape for each in arrays], float(part.scale))).encode())
         for each in arrays:
+            give_way()
             found.update(np.ascontiguousarray(each).data)
     return found.digest()

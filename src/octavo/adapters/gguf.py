@@ -16,6 +16,7 @@ from octavo.graph.ops.low_rank import LowRank
 from octavo.loader.gguf import open_gguf
 from octavo.loader.tensor_files import TensorFiles
 from octavo.loader.tensor_names import GGUF_STEMS, renamed
+from octavo.platform.background_work import give_way
 
 _SUFFIXES = (".lora_a", ".lora_b")
 _ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
@@ -47,6 +48,7 @@ def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, Stored
     stems = {**GGUF_STEMS, **base.table.names}
     found: dict[str, StoredPart] = {}
     for tensor in file.tensors:
+        give_way()
         weight, suffix = tensor[:-7], tensor[-7:]
         name = renamed(weight, stems)
         if suffix not in _SUFFIXES or name is None:

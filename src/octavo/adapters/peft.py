@@ -22,6 +22,7 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.pickles import check_no_pickles
 from octavo.loader.safetensors import open_safetensors
 from octavo.loader.tensor_files import TensorFiles
+from octavo.platform.background_work import give_way
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
@@ -127,6 +128,7 @@ def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
 def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, object]) -> None:
     """Raise ModelLoadError naming a tensor that is no part of an adapter, and the reason why nothing takes it."""
     for name in names:
+        give_way()
         if settings.get("modules_to_save") and _WHOLE.fullmatch(name):
             continue
         ending = _ENDING.search(name)
@@ -183,6 +185,7 @@ def _parts(
             modules.setdefault(module, {})[_FACTORS[ending[0]]] = tensor
     found: dict[str, StoredPart] = {}
     for module, tensors in modules.items():
+        give_way()
         if not tensors.keys() >= {"a", "b"}:
             tensor = next(iter(tensors.values()))
             raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")

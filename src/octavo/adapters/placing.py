@@ -26,6 +26,7 @@ from octavo.models._weights import (
     Transform,
     Transpose,
 )
+from octavo.platform.background_work import give_way
 
 _Group = dict[TensorName, StoredPart]
 
@@ -46,6 +47,7 @@ def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: File
                 groups.setdefault(name.stem, {})[name] = part
     found: dict[str, LowRank] = {}
     for group in groups.values():
+        give_way()
         for name, part in group.items():
             _check_place(part, str(name), base.places)
             found[str(name)] = part.low_rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from octavo.adapters.read import Stamps, read_adapter, stamps_of
 from octavo.backends import AdaptingExecutor
 from octavo.errors import UsageError
 from octavo.graph.ops.low_rank import AdapterLimits
+from octavo.platform.background_work import in_background
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class AdapterRegistry:
         self._slots: list[HeldAdapter | None] = [None] * limits.slots
         self._last_use: list[int] = [0] * limits.slots
         self._num_uses = 0
+        self.steps_run: Callable[[], bool] = lambda: False  # reading rests between pieces while they do
         self.default = ""  # that of requests that name none; empty means the base model
 
     # --- names, from any thread ---
@@ -87,7 +90,8 @@ class AdapterRegistry:
             with self._lock:
                 held = self._held.get(name) if self._sources.get(name) == source else None
             if held is None:
-                held = self._read(name, source)
+                with in_background(self.steps_run):
+                    held = self._read(name, source)
             with self._lock:
                 self._sources[name] = source
                 self._keep(name, held)

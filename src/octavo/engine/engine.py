@@ -174,6 +174,8 @@ class Engine:
     def adapt_with(self, adapters: AdapterRegistry | None) -> None:
         """Take requests with these adapters from now on; None means with none."""
         self.admission.adapters = self._factory.adapters = adapters
+        if adapters is not None:
+            adapters.steps_run = lambda: self.has_work
 
     def speculate(self, sources: Row[DraftSource]) -> None:
         """Take drafts of these sources from now on."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.batch import Float32
 from octavo.graph.ops.low_rank import AddToEmbedding, BesideWeights, LowRank
+from octavo.platform.background_work import give_way
 from octavo.quantization.packed.stored import bfloat16
 
 _LANES = 16
@@ -29,6 +30,7 @@ def prepare(records: Mapping[int, BesideWeights], parts: Mapping[str, LowRank]) 
     """An adapter for the records of a program. Raises GraphError for a rank above the limit."""
     prepared: list[PreparedPart] = []
     for record, op in records.items():
+        give_way()
         found = list(op.parts_of(parts))
         if isinstance(op, AddToEmbedding):
             prepared += [_beside_table(record, part) for _, part in found]
@@ -42,6 +44,7 @@ def _beside_products(record: int, found: Sequence[tuple[int, LowRank]]) -> Itera
     # One behind the other in memory: the rows of a step are read once for all of them.
     joined, end = np.concatenate([*panels, _NOTHING]), 0
     for (weight, part), own in zip(found, panels, strict=True):
+        give_way()
         begin, end = end, end + own.size
         gain = _NO_GAIN if part.gain is None else _panels_of_columns(part.gain[..., None])
         b = _panels_of_columns(bfloat16(part.b))
