@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"engine", "loader", "tokenizer", "media"},
     "async_llm": {"engine", "loader", "tokenizer", "llm"},
     "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph", "distributed"},
-    "compress": {"adapters", "quantization", "backends", "graph", "models", "loader", "tokenizer", "engine"},
+    "compress": {"adapters", "quantization", "backends", "graph", "media", "models", "loader", "tokenizer", "engine"},
     "finetune": {
         "adapters",
         "compress",

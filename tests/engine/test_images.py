@@ -20,18 +20,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from octavo import LLM, SamplingParams, UsageError
 from octavo.backends.memory import MemoryBudget
-from octavo.batch import Float32
 from octavo.cli.plan import plan
 from octavo.cli.show import show
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
-from octavo.engine.loading.encoder import load_encodings, why_no_images
+from octavo.engine.loading.encoder import why_no_images
 from octavo.engine.loading.memory_needs import memory_needs
 from octavo.engine.texts.placing import place_items
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf
-from octavo.loader.vision import VisionPart, open_vision
+from octavo.loader.vision import open_vision
 from octavo.media.processor import Picture
 from octavo.outputs import RequestOutput
 from octavo.prompt import MediaItem, Prompt
@@ -39,7 +38,7 @@ from tests.support import converted_gguf, tiny_vision
 from tests.support.answers import answers_of
 from tests.support.fake_executor import create_request
 from tests.support.tiny_vision.internvl import save_own_internvl
-from tests.support.tiny_vision.mmproj import save_gguf, save_mmproj
+from tests.support.tiny_vision.mmproj import encoded, save_gguf, save_mmproj
 
 # Text before, between and behind two images of other shapes, so that the shift of later positions matters.
 PICTURES = [tiny_vision.picture(0, 40, 24), tiny_vision.picture(1, 24, 56)]
@@ -372,21 +371,12 @@ def test_mmproj_files_have_the_same_encoder(name: str, folders: dict[str, Path],
         assert found is not None
         assert right is not None
         assert (found.config.sight, found.processor.patch_size) == (right.config.sight, right.processor.patch_size)
-        np.testing.assert_allclose(encoded(found, right), encoded(right, right), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            encoded(found, right, PICTURES[1]), encoded(right, right, PICTURES[1]), rtol=0, atol=1e-5
+        )
         # The files do not say the sizes of images, which are the published ones.
         assert found.processor.layout(96, 96).num_tokens == (144 if name == "lfm2_vl" else 256)
         found.close()
-
-
-def encoded(part: VisionPart, right: VisionPart) -> Float32:
-    """The rows of a picture as a processor lays it out."""
-    layout = right.processor.layout(PICTURES[1].width, PICTURES[1].height)
-    encoder = load_encodings(EngineConfig(model="m", backend="reference"), part).encoder
-    encoder.processor = right.processor
-    encoder.begin([MediaItem(b"a", layout, right.processor.resize(PICTURES[1], layout))])
-    ((_, rows),) = encoder.run(None)
-    encoder.close()
-    return rows
 
 
 def test_internvl_as_its_authors_publish_it(folders: dict[str, Path]) -> None:

@@ -203,6 +203,7 @@ def _choices_of_size(
     metavar="ADAPTER[:SCALE]",
     help="merge this adapter into the weights: a PEFT folder, or a GGUF file",
 )
+@click.option("--mmproj", is_flag=True, help="write only the image encoder, as llama.cpp's mmproj file")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads; 0: one per core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
@@ -212,15 +213,23 @@ def convert(**options: Any) -> None:
     DST is a GGUF file or, with --to safetensors, a new folder. It keeps the configuration, vocabulary, chat template
     and sampling defaults of SRC; anything that its format cannot hold is an error. DST appears only when it is
     complete. With --lora each weight becomes W + scale B A, computed in float32 and rounded once.
+
+    A vision model needs two GGUF files: run the command once for the text model, and once with --mmproj for the image
+    encoder.
     """
     from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture
 
     max_part_bytes = _bytes_of(options["max_part_size"])
     destination: Path = options["destination"]
+    if options["mmproj"]:
+        _check_mmproj_options(destination, options)
     path, _ = find_model(options["source"], {})
     options["adapters"] = [_adapter(text) for text in options["adapters"]]
     if options["form"] == "safetensors":
         _write_folder(path, destination, max_part_bytes, options)
+        return
+    if options["mmproj"]:
+        _write_mmproj(path, destination, options)
         return
     with _opened(path, options["adapters"]) as model:
         check_destination(model.path, destination, options["force"])
@@ -228,6 +237,33 @@ def convert(**options: Any) -> None:
         choices = choose_types(model, mixture, TypeOptions())
         _warn(choices)
         _quantize(model, choices, Work(destination, mixture.file_type, None, options["threads"], max_part_bytes))
+        _report(choices, options["as_json"])
+
+
+def _check_mmproj_options(destination: Path, options: dict[str, Any]) -> None:
+    from octavo.loader.model_file import is_mmproj
+
+    for option, is_given in (
+        ("--to safetensors", options["form"] != "gguf"),
+        ("--lora", options["adapters"]),
+        ("--max-part-size", options["max_part_size"]),
+    ):
+        if is_given:
+            raise UsageError(f"--mmproj writes the image encoder in one GGUF file; leave out {option}")
+    if not is_mmproj(destination.name):
+        better = destination.with_name(f"mmproj-{destination.name}")
+        raise UsageError(f"{destination}: the name must contain 'mmproj' so that Octavo finds the file; use {better}")
+
+
+def _write_mmproj(path: Path, destination: Path, options: dict[str, Any]) -> None:
+    from octavo.compress.mmproj import choose_float_types, open_mmproj_source
+    from octavo.compress.quantize import parse_mixture
+
+    with open_mmproj_source(path) as model:
+        check_destination(model.path, destination, options["force"])
+        mixture = parse_mixture(options["dtype"] or _float_type(model.path, model.tensors))
+        choices = choose_float_types(model, mixture.base)
+        _quantize(model, choices, Work(destination, mixture.file_type, None, options["threads"], None))
         _report(choices, options["as_json"])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.compress.forms import gguf_form
-from octavo.compress.forms._gguf import Keys
+from octavo.compress.forms._gguf import Keys, Stored
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint
 from octavo.loader.generation_config import FILE_NAME, SAMPLING_KEYS, sampling_defaults
@@ -44,30 +44,42 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
     Raises ModelLoadError for an architecture without a form in GGUF files, a field, token or tensor that such a file
     cannot say, and a checkpoint that is quantized.
     """
-    path, form = checkpoint.path, gguf_form(checkpoint.architecture)
-    if checkpoint.quantization is not None:
-        raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
-    reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
-    text = text_section(text_part(reader))
-    is_part = bool(text.prefix)
-    stored = form.stored_of(checkpoint.config, text, _weights(checkpoint, is_part=is_part))
+    form, path = gguf_form(checkpoint.architecture), checkpoint.path
+    stored, keys = _stored_form(checkpoint)
     checkpoint, weights, name = dataclasses.replace(checkpoint, config=stored.config), stored.weights, stored.name
-    keys = {**form.keys(checkpoint.config, text), **form.whole(reader)}
-    shapes = {name: source.shape for name, source in weights.items()}
-    _check_config(checkpoint, _prefixed(name, keys), name, shapes)
     metadata: dict[str, MetadataValue] = {
         "general.architecture": name,
         "general.type": "model",
-        "general.name": _model_name(path),
-        **{key: value for key, value in _prefixed(name, keys).items() if key not in ROPE_FACTORS},
+        "general.name": model_name(path),
+        **{key: value for key, value in keys.items() if key not in ROPE_FACTORS},
         **_sampling(checkpoint),
-        **gguf_tokenizer(path.parent, shapes["embed_tokens.weight"][0]),
+        **gguf_tokenizer(path.parent, weights["embed_tokens.weight"].shape[0]),
     }
     tensors = tensors_in_gguf(checkpoint, name, weights, form.stems_of(checkpoint.config), stored.steps)
     return metadata, _factors(keys) | tensors
 
 
-def _model_name(path: Path) -> str:
+def text_reader(checkpoint: Checkpoint) -> ConfigReader:
+    """The configuration of the text as the GGUF file of a checkpoint has it. Raises what `gguf_form_of` raises."""
+    stored, keys = _stored_form(checkpoint)
+    return ConfigReader(keys, f"{stored.name}.")
+
+
+def _stored_form(checkpoint: Checkpoint) -> tuple[Stored, Keys]:
+    """The model as its file has it, and the keys of its configuration, which are checked."""
+    path, form = checkpoint.path, gguf_form(checkpoint.architecture)
+    if checkpoint.quantization is not None:
+        raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
+    reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
+    text = text_section(text_part(reader))
+    stored = form.stored_of(checkpoint.config, text, _weights(checkpoint, is_part=bool(text.prefix)))
+    keys = _prefixed(stored.name, {**form.keys(stored.config, text), **form.whole(reader)})
+    shapes = {name: source.shape for name, source in stored.weights.items()}
+    _check_config(dataclasses.replace(checkpoint, config=stored.config), keys, stored.name, shapes)
+    return stored, keys
+
+
+def model_name(path: Path) -> str:
     """That of the folder or, in the hub's cache, of the repository."""
     hub = (part.split("--")[-1] for part in path.parts if part.startswith("models--"))
     return next(hub, path.parent.resolve().name)
@@ -135,11 +147,11 @@ def tensors_in_gguf(
     for name, source in transformed(tensors, steps, checkpoint.config, "gguf").items():
         if (new := renamed(name, stems)) is None:
             raise ModelLoadError(f"{checkpoint.path}: tensor {source.tensors[0]!r:.80} has no name in GGUF files")
-        found[new] = _float_vector(source)
+        found[new] = float_vector(source)
     return dict(sorted(found.items(), key=lambda item: _order(item[0])))
 
 
-def _float_vector(source: Source) -> Source:
+def float_vector(source: Source) -> Source:
     """Vectors are float32 in GGUF files, whatever the checkpoint has."""
     if len(source.shape) != 1 or source.type_name == "F32":
         return source

@@ -116,6 +116,37 @@ def as_matrix(source: Source) -> Source:
     return replace(source, type_name=type_name, shape=shape, make=make, steps=f"{source.steps} as a matrix")
 
 
+def as_kernel(source: Source, kernel: tuple[int, ...]) -> Source:
+    """The columns as several dimensions, [rows, cols] -> [rows, *kernel]. The way back of `as_matrix`."""
+    shape = (source.shape[0], *kernel)
+    if math.prod(shape) != math.prod(source.shape):
+        raise ModelLoadError(
+            f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}; the configuration asks for {list(shape)}"
+        )
+
+    def make() -> Weight:
+        weight = source.make()
+        return DenseWeight((weight.data if isinstance(weight, DenseWeight) else weight.dequantize()).reshape(shape))
+
+    return replace(source, shape=shape, make=make, steps=f"{source.steps} as {list(shape)}")
+
+
+def single_frames(source: Source) -> tuple[Source, Source]:
+    """The kernels of two frames by themselves, [out, channels, 2, y, x]. The way back of `two_frames`."""
+
+    def frame(number: int) -> Source:
+        def make() -> Weight:
+            weight = source.make()
+            kernels = weight if isinstance(weight, DenseWeight) else DenseWeight(weight.dequantize())
+            return DenseWeight(kernels.data[:, :, number].copy())
+
+        shape = (*source.shape[:2], *source.shape[3:])
+        steps = f"{source.steps} frame {number}"
+        return replace(source, shape=shape, nbytes=source.nbytes // 2, make=make, steps=steps)
+
+    return frame(0), frame(1)
+
+
 def _rows(source: Source, axis: int, index: RowIndex) -> Weight:
     weight = source.make()
     if axis == 0 or axis < len(source.shape) - 1:
@@ -318,6 +349,18 @@ def transposed(source: Source) -> Source:
 
     shape = (*source.shape[:-2], source.shape[-1], source.shape[-2])
     return replace(source, shape=shape, make=make, steps=f"{source.steps} transposed")
+
+
+def first_exchanged(source: Source) -> Source:
+    """The first two dimensions exchanged, [a, b, ...] -> [b, a, ...]."""
+
+    def make() -> Weight:
+        weight = source.make()
+        values = weight.data if isinstance(weight, DenseWeight) else weight.dequantize()
+        return DenseWeight(np.ascontiguousarray(values.swapaxes(0, 1)))
+
+    shape = (source.shape[1], source.shape[0], *source.shape[2:])
+    return replace(source, shape=shape, make=make, steps=f"{source.steps} first exchanged")
 
 
 def negative_exp(source: Source) -> Source:

@@ -133,6 +133,11 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
             return {name: source for name, source in found.items() if name not in whole} | joined
         case Ones():
             return {name: source for name, source in found.items() if name.stem != transform.whole}
+        case PermuteColumns():
+            order = np.argsort(transform.order(config))
+            return found | {n: source_changes.with_columns(s, order) for n, s in chosen.items() if n.kind == ".weight"}
+        case Unfolded(kernel=kernel) if kernel is not None:
+            return _refolded(found, chosen, transform, kernel(config))
         case Flatten(rows=rows) if rows is not None:
             return found | {
                 n: source_changes.as_rows(s, rows(config)) for n, s in chosen.items() if n.kind == ".weight"
@@ -148,6 +153,18 @@ def _turned_back(found: _Group, transpose: Transpose) -> _Group:
         else source
         for name, source in found.items()
     }
+
+
+def _refolded(found: _Group, chosen: _Group, transform: Unfolded, kernel: tuple[int, ...]) -> _Group:
+    """The matrices as kernels again; those of two frames, [channels, 2, y, x], one by one."""
+    refolded = dict(found)
+    for name, source in chosen.items():
+        if name.kind == ".weight" and kernel:
+            refolded[name] = source_changes.as_kernel(source, kernel)
+            if transform.frames is not None:
+                later = TensorName(transform.frames, (1,), ".weight")
+                refolded[name], refolded[later] = source_changes.single_frames(refolded[name])
+    return refolded
 
 
 def _with_shares(found: _Group, transform: TokenShares) -> _Group:

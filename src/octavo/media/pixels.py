@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,18 +26,21 @@ def resized(pixels: UInt8, width: int, height: int, resample: int) -> UInt8:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalization:
-    """Each of the 256 values of a colour as the model takes it: float32 [3, 256]."""
+    """table: each of the 256 values of a colour as the model takes it, float32 [3, 256]. The rest is its origin."""
 
-    table: Float32
+    table: Float32 = field(compare=False)
+    factor: float
+    mean: Triple
+    std: Triple
 
     @staticmethod
     def of(factor: float, mean: Triple | None, std: Triple | None) -> Normalization:
         """(value x factor - mean) / std: the product in float64, the rest in float32, as in transformers."""
         scaled = (np.arange(256, dtype=np.float64) * factor).astype(np.float32)
         if mean is None or std is None:
-            return Normalization(np.stack([scaled] * 3))
+            mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         pairs = zip(np.array(mean, np.float32), np.array(std, np.float32), strict=True)
-        return Normalization(np.stack([(scaled - middle) / width for middle, width in pairs]))
+        return Normalization(np.stack([(scaled - middle) / width for middle, width in pairs]), factor, mean, std)
 
 
 def blocks(pixels: UInt8, patch_size: int, merge_size: int) -> UInt8:

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -69,7 +69,7 @@ class ImageProcessor(ABC):
     gives_vectors: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
-    settings: ImageSettings
+    settings: ImageSettings = field(compare=False)
     patch_size: int
     merge_size: int
     resample: int

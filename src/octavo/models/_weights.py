@@ -135,11 +135,14 @@ class Unfolded:
     """Makes a matrix [out, in] of a dense tensor with more dimensions, such as the convolution that embeds patches.
 
     frames: the stem of a tensor like it, of the second of two frames, whose values follow for each channel.
+    kernel: from a configuration to the dimensions after the first, for the way back; (): the file has a matrix, too;
+    None: there is no way back.
     """
 
     stem: str
     only: FileFormat | None = None
     frames: str | None = None
+    kernel: Callable[[Any], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

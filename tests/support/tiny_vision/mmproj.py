@@ -9,7 +9,13 @@ import gguf
 from click.testing import CliRunner
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from octavo.batch import Float32
 from octavo.cli.quantize import convert
+from octavo.config import EngineConfig
+from octavo.engine.loading.encoder import load_encodings
+from octavo.loader.vision import VisionPart
+from octavo.media.processor import Picture
+from octavo.prompt import MediaItem
 from tests.support.tiny_vision import tiny
 
 
@@ -54,6 +60,17 @@ def save_mmproj(model: PreTrainedModel, path: Path, name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def encoded(part: VisionPart, right: VisionPart, picture: Picture) -> Float32:
+    """Return the rows of a picture that the processor of `right` lays out."""
+    layout = right.processor.layout(picture.width, picture.height)
+    encoder = load_encodings(EngineConfig(model="m", backend="reference"), part).encoder
+    encoder.processor = right.processor
+    encoder.begin([MediaItem(b"a", layout, right.processor.resize(picture, layout))])
+    ((_, rows),) = encoder.run(None)
+    encoder.close()
+    return rows
 
 
 def _side(size: int | Sequence[int]) -> int:

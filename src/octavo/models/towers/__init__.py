@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from octavo.graph.builder import Graph
@@ -47,6 +48,11 @@ class Tower(Protocol):
 
     def build(self, g: Graph, cfg: Any) -> Value:
         """Write the encoder down in `g` and return its rows [MERGED, `cfg.output_width`]."""
+
+
+def tower_name(tower: Tower) -> str:
+    """The name of a family's file here."""
+    return cast(ModuleType, tower).__name__.rpartition(".")[2]
 
 
 @cache

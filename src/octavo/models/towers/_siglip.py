@@ -45,7 +45,7 @@ GGUF_NAMES = {
     "v.blk.*.ffn_up": _LAYER + "mlp.fc1",
     "v.blk.*.ffn_down": _LAYER + "mlp.fc2",
 }
-UNFOLDED = Unfolded("embeddings.patch_embedding")
+UNFOLDED = Unfolded("embeddings.patch_embedding", kernel=lambda cfg: cfg.kernel())
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,8 @@ QWEN_NAMES = {
     "v.blk.*.attn_out": "blocks.*.attn.proj",
 }
 """Tensors in GGUF files -> those of safetensors, as far as the encoders of all Qwen models agree."""
-QWEN_TRANSFORMS = (
-    Unfolded("patch_embed.proj", frames="patch_embed.later.*"),
-    Split("blocks.*.attn.qkv", tuple(f"blocks.*.attn.{part}_proj" for part in "qkv"), lambda cfg: cfg.qkv_rows),
-)
+QWEN_UNFOLDED = Unfolded("patch_embed.proj", frames="patch_embed.later.*", kernel=lambda cfg: cfg.kernel(2))
+QWEN_QKV = Split("blocks.*.attn.qkv", tuple(f"blocks.*.attn.{part}_proj" for part in "qkv"), lambda cfg: cfg.qkv_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,11 @@ class TowerConfig:
     def qkv_rows(self) -> tuple[int, int, int]:
         """The rows of q, k and v."""
         return (self.hidden_size,) * 3
+
+    def kernel(self, *frames: int) -> tuple[int, ...]:
+        """The dimensions of a patch: colours, frames where its values are those of several, rows and columns."""
+        side = math.isqrt(self.patch_values // 3 // math.prod(frames))
+        return (3, *frames, side, side)
 
     def with_numbers(self, numbers: Mapping[str, float]) -> TowerConfig:
         """The configuration with what files have as weights of one number, by their names."""

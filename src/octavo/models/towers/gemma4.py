@@ -87,7 +87,7 @@ WEIGHTS = WeightTable(
         "mm.input_projection": "embedding_projection",
     },
     transforms=(
-        Unfolded("patch_dense", "gguf"),
+        Unfolded("patch_dense", "gguf", kernel=lambda c: c.kernel() if c.num_layers else ()),
         *(Permute(f"{_LAYER}self_attn.{part}_proj", lambda c: _by_halves(c.num_heads, c.head_dim)) for part in "qk"),
         *(Permute(f"{_LAYER}self_attn.{part}_norm", lambda c: _by_halves(1, c.head_dim)) for part in "qk"),
     ),

@@ -93,7 +93,10 @@ WEIGHTS = WeightTable(
             },
         ),
     },
-    transforms=(Unfolded("embeddings.patch"), Split("layers.*.attn.qkv", _QKV, lambda cfg: cfg.qkv_rows)),
+    transforms=(
+        Unfolded("embeddings.patch", kernel=lambda cfg: cfg.kernel()),
+        Split("layers.*.attn.qkv", _QKV, lambda cfg: cfg.qkv_rows, one_way=True),
+    ),
 )
 
 

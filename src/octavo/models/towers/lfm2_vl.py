@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from octavo.graph.patches import BLOCKS
 from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_WIDTH, ConfigReader
-from octavo.models._weights import Permute, Transpose, Unfolded, WeightTable
+from octavo.models._weights import PermuteColumns, WeightTable
 from octavo.models._wrapped import text_section
 from octavo.models.towers._siglip import (
     GGUF_NAMES,
     PLACES,
     PREFIXES,
+    UNFOLDED,
     SiglipConfig,
     build_layers,
     resized_places,
@@ -35,7 +36,6 @@ MODEL_TYPES = ("lfm2_vl",)
 PROJECTORS = ("lfm2",)
 
 _NORM_EPS = 1e-5
-_PATCH = "embeddings.patch_embedding"
 
 
 def _by_pixel(cfg: SiglipConfig) -> NDArray[np.intp]:
@@ -44,23 +44,15 @@ def _by_pixel(cfg: SiglipConfig) -> NDArray[np.intp]:
     return order
 
 
-_COLUMNS = "embeddings.patch_columns"  # without the bias, which has the order of the rows
 WEIGHTS = WeightTable(
     prefixes=(*PREFIXES, "model.multi_modal_projector.", "multi_modal_projector."),
     names={
-        **{stored: name for stored, name in GGUF_NAMES.items() if name != _PATCH},
-        "v.patch_embd.weight": _COLUMNS + ".weight",
-        "v.patch_embd.bias": _PATCH + ".bias",
+        **GGUF_NAMES,
         "mm.input_norm": "layer_norm",
         "mm.1": "linear_1",
         "mm.2": "linear_2",
     },
-    transforms=(
-        Unfolded(_COLUMNS),
-        Transpose(_COLUMNS),
-        Permute(_COLUMNS, _by_pixel),
-        Transpose(_COLUMNS, whole=_PATCH),
-    ),
+    transforms=(replace(UNFOLDED, only="gguf"), PermuteColumns(UNFOLDED.stem, _by_pixel, "gguf")),
 )
 
 

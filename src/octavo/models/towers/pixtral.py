@@ -70,7 +70,7 @@ WEIGHTS = WeightTable(
         "mm.patch_merger": _MERGER,
     },
     transforms=(
-        Unfolded("patch_conv"),
+        Unfolded("patch_conv", kernel=lambda cfg: cfg.kernel()),
         *(Transpose(_MERGER), Permute(_MERGER, _by_patch), Transpose(_MERGER)),
         *(Permute(f"{_LAYER}attention.{part}_proj", _by_half, "gguf") for part in "qk"),
     ),

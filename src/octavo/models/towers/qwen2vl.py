@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -24,7 +24,8 @@ from octavo.models._weights import WeightTable
 from octavo.models._wrapped import text_section
 from octavo.models.towers._tower import (
     QWEN_NAMES,
-    QWEN_TRANSFORMS,
+    QWEN_QKV,
+    QWEN_UNFOLDED,
     TowerConfig,
     TowerInputs,
     attention,
@@ -48,6 +49,7 @@ _WHOLE = IndexArray(PATCHES, "windows")  # the way back
 _NORM_EPS = 1e-6
 _WINDOW_SIDE = 112  # in pixels; older mmproj files do not say it
 _SECTIONS = (16, 24, 24)
+_FULL_LAYERS = (7, 15, 23, 31)
 WEIGHTS = WeightTable(
     prefixes=("model.visual.", "visual."),
     names={
@@ -64,7 +66,7 @@ WEIGHTS = WeightTable(
         "blocks.*.mlp.fc1": "blocks.*.mlp.up_proj",
         "blocks.*.mlp.fc2": "blocks.*.mlp.down_proj",
     },
-    transforms=QWEN_TRANSFORMS,
+    transforms=(QWEN_UNFOLDED, replace(QWEN_QKV, one_way=True)),
 )
 
 
@@ -100,7 +102,7 @@ class Config(TowerConfig):
             sight=Sight(_axes(sections)),
             activation=read_activation(vision, "quick_gelu" if is_second else "silu"),
             window=0 if is_second else _window(vision, merge * patch),
-            full_layers=frozenset(layer_numbers(vision, "fullatt_block_indexes", (7, 15, 23, 31))),
+            full_layers=frozenset(() if is_second else layer_numbers(vision, "fullatt_block_indexes", _FULL_LAYERS)),
         )
 
     @classmethod

@@ -25,7 +25,8 @@ from octavo.models._weights import WeightTable
 from octavo.models._wrapped import text_section
 from octavo.models.towers._tower import (
     QWEN_NAMES,
-    QWEN_TRANSFORMS,
+    QWEN_QKV,
+    QWEN_UNFOLDED,
     TowerConfig,
     TowerInputs,
     attention,
@@ -64,7 +65,7 @@ WEIGHTS = WeightTable(
         "deepstack_merger_list.*.linear_fc1": "deepstack.*.linear_fc1",
         "deepstack_merger_list.*.linear_fc2": "deepstack.*.linear_fc2",
     },
-    transforms=QWEN_TRANSFORMS,
+    transforms=(QWEN_UNFOLDED, QWEN_QKV),
 )
 
 
