@@ -133,7 +133,7 @@ def test_magistral() -> None:
     assert parse("[INST]2+2?[/INST]", list("[THINK]Hm [x] [/TH.[/THINK]Four."), found) == ("Hm [x] [/TH.", "Four.")
 
 
-def granite(template: str) -> ReasoningFormat:
+def format_of(template: str) -> ReasoningFormat:
     found = find_reasoning_format(template)
     assert found is not None
     return found
@@ -154,14 +154,47 @@ def granite(template: str) -> ReasoningFormat:
 )
 def test_granite_3_3_cut_everywhere(text: str, thinking: str, answer: str) -> None:
     for cut in range(len(text) + 1):
-        assert parse(PLAIN, [text[:cut], text[cut:]], granite(GRANITE_33)) == (thinking, answer)
-    assert parse(PLAIN, list(text), granite(GRANITE_33)) == (thinking, answer)
+        assert parse(PLAIN, [text[:cut], text[cut:]], format_of(GRANITE_33)) == (thinking, answer)
+    assert parse(PLAIN, list(text), format_of(GRANITE_33)) == (thinking, answer)
 
 
 def test_granite_3_2() -> None:
     text = "Here is my thought process:\n\nHm. Here is my.\n\nHere is my response:\n\nFour."
-    assert parse(PLAIN, list(text), granite(GRANITE_32)) == ("Hm. Here is my.", "Four.")
-    assert parse(PLAIN, ["Here is my cat."], granite(GRANITE_32)) == ("", "Here is my cat.")
+    assert parse(PLAIN, list(text), format_of(GRANITE_32)) == ("Hm. Here is my.", "Four.")
+    assert parse(PLAIN, ["Here is my cat."], format_of(GRANITE_32)) == ("", "Here is my cat.")
+
+
+# What tells these in published templates, an answer, its thinking and its text.
+FURTHER = {
+    "Apertus": ("{{- '<|inner_prefix|>' }}{{- '<|inner_suffix|>' }}", "<|inner_prefix|>Hm.<|inner_suffix|>Four."),
+    "EXAONE Deep": (
+        "{% if '</thought>' in content %}{{- '[|assistant|]<thought>\\n' }}",
+        "<thought>\nHm.\n</thought>\n\nFour.",
+    ),
+    "Gemma 4": (
+        "{%- for part in text.split('<channel|>') %}<|channel>thought",
+        "<|channel>thought\nHm.\n<channel|>Four.",
+    ),
+    "Hunyuan": (
+        "{{ content.split('<answer>')[1].strip('</answer>') }}{{- '<think>\\n\\n</think>\\n' }}",
+        "<think>\nHm.\n</think>\n<answer>\nFour.</answer>",
+    ),
+    "MiniCPM 3": (
+        "{{- '<|thought_start|>\\n' + thought + '\\n<|thought_end|>\\n' }}",
+        "<|thought_start|>\nHm.\n<|thought_end|>\nFour.",
+    ),
+}
+
+
+@pytest.mark.parametrize("model", FURTHER)
+def test_further_formats_cut_everywhere(model: str) -> None:
+    template, text = FURTHER[model]
+    found = format_of(template)
+    for cut in range(len(text) + 1):
+        assert parse(PLAIN, [text[:cut], text[cut:]], found) == ("Hm.", "Four.")
+    assert parse(PLAIN, list(text), found) == ("Hm.", "Four.")
+    assert parse(PLAIN, ["Four."], found) == ("", "Four.")
+    assert parse(PLAIN + found.open, ["Hm.", found.close, "Four."], found) == ("Hm.", "Four.")
 
 
 START = "<|end|><|start|>assistant"

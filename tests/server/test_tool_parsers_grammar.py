@@ -124,6 +124,9 @@ CALL = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS"
         "<|tool_call_end|><|tool_calls_section_end|>"
     ),
+    "apertus": '<|tools_prefix|>[{"NAME": ARGUMENTS}]<|tools_suffix|>',
+    "internlm2": '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>',
+    "granite_functions": '<function_call> {"name": "NAME", "arguments": ARGUMENTS}',
     "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
 }
 
@@ -138,6 +141,9 @@ LISTS = {
     "nemotron": ("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     "cohere": ("<|START_ACTION|>[", ", ", "]<|END_ACTION|>"),
     "lfm2": ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "apertus": ("<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
+    "olmo3": ("<function_calls>\n", "\n", "\n</function_calls>"),
+    "minicpm3": ("<|tool_call_start|>\n```python\n", "\n", "\n```\n<|tool_call_end|>"),
     "kimi_k2": ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
@@ -159,7 +165,7 @@ def several(format_name: str, *calls: str) -> str:
 
 
 def call(format_name: str, name: str, arguments: str) -> str:
-    if format_name in ("pythonic", "lfm2"):
+    if format_name in ("pythonic", "lfm2", "olmo3", "minicpm3"):
         keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
         begin, _, end = LISTS[format_name]
         return f"{begin}{name}({keywords}){end}"

@@ -134,6 +134,27 @@ TEMPLATES = {
         "{% if 'tools' in message %}'<|tool|>' + message['tools'] + '<|/tool|>'",
         "phi4_mini",
     ),
+    "swiss-ai/Apertus-8B-Instruct-2509": (
+        "{{- '<|tools_prefix|>[' }}{{- '{\"' + tool_call.name + '\": ' + arguments + '}' }}{{- ']<|tools_suffix|>' }}",
+        "apertus",
+    ),
+    "allenai/Olmo-3-7B-Instruct": (
+        "{{- '<functions>' + tools | tojson + '</functions>' }}{{- '<function_calls>' }}{{- '</function_calls>' }}",
+        "olmo3",
+    ),
+    "openbmb/MiniCPM3-4B": (
+        "{{- '<|thought_start|>\\n' + thought + '\\n<|thought_end|>\\n' }}"
+        "{{- '<|tool_call_start|>\\n```python\\n' }}{{- '\\n```\\n<|tool_call_end|>\\n' }}",
+        "minicpm3",
+    ),
+    "internlm/internlm2_5-7b-chat with the template of vLLM": (
+        "{{- '<|im_start|>system name=<|plugin|>\\n' }}{{- '<|action_start|><|plugin|>\\n' }}{{- '<|action_end|>' }}",
+        "internlm2",
+    ),
+    "ibm-granite/granite-20b-functioncalling with the template of vLLM": (
+        '{{- \'<function_call> {"name": "\' + tool_call.name + \'", "arguments": \' }}',
+        "granite_functions",
+    ),
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),
     "no template": ("", None),
 }

@@ -561,7 +561,58 @@ LFM2 = [
     )
 ]
 
+_TWO_LINES = 'now()\nget_weather(city="Paris")'
+_PLUGIN = '<|action_start|><|plugin|>\n{{"name": "{}", "parameters": {}}}<|action_end|>'
+_FUNCTION = '<function_call> {{"name": "{}", "arguments": {}}}'
+FURTHER = [
+    Case(name, kind, text, calls, content)
+    for name, kind, text, calls, content in (
+        ("apertus", "one", '<|tools_prefix|>[{"now": {}}]<|tools_suffix|>', _ONE, ""),
+        (
+            "apertus",
+            "parallel",
+            f'I look.<|tools_prefix|>[{{"now": {{}}}}, {{"get_weather": {_PARIS}}}]<|tools_suffix|>',
+            _BOTH,
+            "I look.",
+        ),
+        ("apertus", "nested", f'<|tools_prefix|>[{{"run": {_NESTED}}}]<|tools_suffix|>', (("run", _NESTED),), ""),
+        ("apertus", "cut", '<|tools_prefix|>[{"get_weather": {"city": "Par', (("get_weather", '{"city": "Par'),), ""),
+        ("apertus", "broken", "<|tools_prefix|>[1]<|tools_suffix|>", (), "[1]"),
+        ("internlm2", "one", _PLUGIN.format("now", "{}"), _ONE, ""),
+        (
+            "internlm2",
+            "parallel",
+            "See. " + _PLUGIN.format("now", "{}") + _PLUGIN.format("get_weather", _PARIS),
+            _BOTH,
+            "See.",
+        ),
+        ("internlm2", "other_action", "<|action_start|><|interpreter|>x", (), "<|action_start|><|interpreter|>x"),
+        ("granite_functions", "one", _FUNCTION.format("now", "{}"), _ONE, ""),
+        (
+            "granite_functions",
+            "parallel",
+            _FUNCTION.format("now", "{}") + "\n" + _FUNCTION.format("get_weather", _PARIS),
+            _BOTH,
+            "",
+        ),
+        ("olmo3", "one", "<function_calls>now()</function_calls>", _ONE, ""),
+        ("olmo3", "parallel", f"See.\n<function_calls>\n{_TWO_LINES}\n</function_calls>", _BOTH, "See."),
+        ("olmo3", "cut", "<function_calls>get_weather(city='Par", (("get_weather", '{"city": "Par'),), ""),
+        ("olmo3", "no_marks", "See now().", (), "See now()."),
+        ("minicpm3", "one", "<|tool_call_start|>\n```python\nnow()\n```\n<|tool_call_end|>\n", _ONE, ""),
+        (
+            "minicpm3",
+            "parallel",
+            f"<|tool_call_start|>\n```python\n{_TWO_LINES}\n```\n<|tool_call_end|>\nI look.",
+            _BOTH,
+            "I look.",
+        ),
+        ("minicpm3", "no_fence", "<|tool_call_start|>now()", (), "<|tool_call_start|>now()"),
+    )
+]
+
 CASES = [
+    *FURTHER,
     *LISTED,
     *COHERE,
     *KIMI_K2,

@@ -77,6 +77,17 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
     return True
 
 
+def keyed_call(answer: Answer) -> Reading[bool]:
+    """Reads an object whose only key is the name and whose value has the arguments. It is within markup."""
+    if not (yield from answer.take_if("{")) or (yield from answer.skip(WHITESPACE)) != '"':
+        return False
+    name = yield from _string(answer)
+    if not name or not (yield from answer.take_if(":")) or (yield from answer.skip(WHITESPACE)) in ",:}]":
+        return False
+    answer.start(name)
+    return (yield from read_arguments(answer)) and (yield from answer.take_if("}"))
+
+
 def named_call(
     answer: Answer, pattern: re.Pattern[str], chars: re.Pattern[str], *, mark: str = "", may_end: bool = False
 ) -> Reading[bool]:

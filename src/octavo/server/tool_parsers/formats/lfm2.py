@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from octavo.server.tool_parsers.formats.pythonic import marked_format
 
-_START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
+START, END = "<|tool_call_start|>", "<|tool_call_end|>"
+THOUGHT = "<|thought_start|>"  # in templates of MiniCPM 3, which has the same marks
 
-# Not every template has the marks; all of them list tools between these.
-FORMAT = marked_format("lfm2", (_START, _END), lambda template: _START in template or "<|tool_list_start|>" in template)
+
+def _matches(template: str) -> bool:
+    """Not every template has the marks; all of them list tools between others."""
+    return (START in template and THOUGHT not in template) or "<|tool_list_start|>" in template
+
+
+FORMAT = marked_format("lfm2", (START, END), _matches)

@@ -49,6 +49,12 @@ def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
         answer.hold()
 
 
+def _read_lines(answer: Answer) -> Reading[None]:
+    """Reads calls without brackets around them. They are behind a mark."""
+    while (yield from _read_call(answer, is_marked=True)):
+        answer.hold()
+
+
 def _read_call(answer: Answer, *, is_marked: bool) -> Reading[bool]:
     """Read a call. False: it is none, or it is broken or cut off. It starts once its first key or its end is known."""
     yield from answer.skip(WHITESPACE)
@@ -143,23 +149,28 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
     return calls + _NAME_RULE + r"TEXT: /([^\[\s<](.|\n)*|<([^|](.|\n)*)?)?/" + "\n"
 
 
-def marked_format(name: str, marks: tuple[str, str], matches: Callable[[str], bool]) -> ToolFormat:
-    """The format of models that write these marks around every list."""
+def marked_format(
+    name: str, marks: tuple[str, str], matches: Callable[[str], bool], *, is_lined: bool = False
+) -> ToolFormat:
+    """The format of models that write these marks around every list, or with `is_lined` around lines of calls."""
     mark, end = marks
 
+    def calls(parallel: bool) -> str:
+        return f'"\\n" {sequence(chr(10), parallel)} "\\n"' if is_lined else _calls(parallel)
+
     def grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        start = f"{spelled(mark, token_ids)} {_calls(parallel)} {spelled(end, token_ids)}"
+        start = f"{spelled(mark, token_ids)} {calls(parallel)} {spelled(end, token_ids)}"
         return calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments) + _NAME_RULE
 
     def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        start = f"lead {_calls(parallel)} ({spelled(end, token_ids)})? | tail"
-        calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
-        return calls + _NAME_RULE + free_text(mark, token_ids)
+        start = f"lead {calls(parallel)} ({spelled(end, token_ids)})? | tail"
+        rules = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
+        return rules + _NAME_RULE + free_text(mark, token_ids)
 
     return ToolFormat(
         name=name,
         matches=matches,
-        tags={mark: partial(_read_calls, is_marked=True), end: None},
+        tags={mark: _read_lines if is_lined else partial(_read_calls, is_marked=True), end: None},
         grammar=grammar,
         optional_grammar=optional_grammar,
         marks=marks,

@@ -1,0 +1,7 @@
+"""Reasoning in a channel of its own, `<|channel>thought...<channel|>`: Gemma 4."""
+
+from __future__ import annotations
+
+from octavo.server.reasoning.reasoning_format import ReasoningFormat
+
+FORMAT = ReasoningFormat("<|channel>thought", "<channel|>")
