@@ -199,6 +199,19 @@ def _numbers_of(x: CodedRows) -> Tensor:
     return codes.float() * x.scales.repeat_interleave(x.form.group or cols, dim=1)[:, :cols]
 
 
+def stack_of(type_name: str, shape: tuple[int, int, int], machine: Machine) -> Planes:
+    """A stack [experts, out, in], whose matrices repeat the rows of `random_of` with the height `_BASE`."""
+    count, out, width = shape
+    small = planes_of(random_of(type_name, (_BASE, width)))
+    assert small is not None
+    of_all = tall(small, count * out, machine)
+    fields: dict[str, Any] = {
+        name: x if name in ("table", "column_order") else x.reshape(count, out, -1)
+        for name, x in of_all.tensors.items()
+    }
+    return replace(of_all, shape=shape, **fields)
+
+
 def experts(machine: Machine) -> list[Figure]:
     """The products of a mixture of experts: two of eight for each of 32 rows."""
     s, found = machine.shapes, []
@@ -211,17 +224,8 @@ def experts(machine: Machine) -> list[Figure]:
             weight: Planes | Tensor = machine.normal(s.experts, s.expert_rows, s.hidden)
             numbers = weight[chosen[0, 0], :_BASE].float()
         else:
-            base = random_of(name, (_BASE, s.hidden))
-            small = planes_of(base)
-            assert small is not None
-            of_all = tall(small, s.experts * s.expert_rows, machine)
-            stacked = {
-                n: t if n in ("table", "column_order") else t.reshape(s.experts, s.expert_rows, -1)
-                for n, t in of_all.tensors.items()
-            }
-            fields: dict[str, Any] = stacked
-            weight = replace(of_all, shape=(s.experts, s.expert_rows, s.hidden), **fields)
-            numbers = torch.from_numpy(base.dequantize()).to(machine.device).float()
+            weight = stack_of(name, (s.experts, s.expert_rows, s.hidden), machine)
+            numbers = torch.from_numpy(random_of(name, (_BASE, s.hidden)).dequantize()).to(machine.device).float()
         call = partial(expert_linear, x, weight, places, top_k)
         check(f"experts {name}", call()[0, :_BASE], numbers @ x[0].float(), 2e-2)
         seconds = seconds_of(machine, [call])

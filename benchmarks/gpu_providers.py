@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from gpu_cases import Case, Figure, Machine, check, in_turns, seconds_of
 from gpu_kernels import params
-from gpu_products import random_of, tall
+from gpu_products import random_of, stack_of, tall
 from torch import Tensor
 
 from octavo.backends.torch.cache import LayerPages
@@ -23,9 +23,17 @@ from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, sele
 from octavo.backends.torch.plain import ProductEnd
 from octavo.backends.torch.products import linear
 from octavo.backends.torch.providers import fla, humming, sdpa, varlen
-from octavo.backends.torch.providers.problems import Place, ProductProblem, PromptProblem, StateProblem
+from octavo.backends.torch.providers.calls import ProvidedCalls
+from octavo.backends.torch.providers.problems import (
+    Place,
+    ProductProblem,
+    PromptProblem,
+    StateProblem,
+    mixture_problems,
+)
 from octavo.backends.torch.step import StepRows
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks
+from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
 from octavo.graph.values import TOKENS, Parameter, Value
 
@@ -66,6 +74,37 @@ def products(machine: Machine, type_name: str) -> list[Figure]:
         numbers = torch.from_numpy(weight.dequantize()).to(machine.device).float()
         check(f"humming, {problem}", theirs[0]()[:, -_BASE:], inputs[0][0].float() @ numbers.T, 2e-2)
         found.append(Figure(f"{problem}: humming", seconds_of(machine, theirs) * 1e6, _UNIT))
+    return found
+
+
+def mixtures(machine: Machine, type_name: str) -> list[Figure]:
+    """A whole mixture, two of eight experts a row, by our kernels and by the provider."""
+    from octavo.backends.torch import triton_calls
+
+    s, top_k = machine.shapes, 2 if machine.is_gpu else 1
+    inner = max(s.expert_rows, 256)  # the columns of a block of Q4_K
+    shapes = ((s.experts, inner, s.hidden),) * 2 + ((s.experts, s.hidden, inner),)
+    stacks = [stack_of(type_name, shape, machine) for shape in shapes]
+    names = [Parameter(name, shape) for name, shape in zip(("gate", "up", "down"), shapes, strict=True)]
+    router = Parameter("router", (s.experts, s.hidden))
+    op = MoE(Value(0, TOKENS, s.hidden), router, *names, Routing(top_k))
+    problems = mixture_problems(_place(machine), [(stack, stack.shape) for stack in stacks])
+    reasons = [reason for problem in problems if problem is not None and (reason := humming.can(problem)) is not None]
+    own: Any = triton_calls
+    provided, found = ProvidedCalls(own, _place(machine), products=True), []
+    for rows in (8, 32, 128, 512) if machine.is_gpu else (1,):
+        chosen = torch.stack([torch.randperm(s.experts, device=machine.device)[:top_k] for _ in range(rows)])
+        choice = chosen, torch.rand(rows, top_k, device=machine.device)
+        x, problem = machine.normal(rows, s.hidden), f"experts, {type_name}, rows {rows}"
+        results = []
+        for name, calls in (("triton", own), ("humming", provided)):
+            if name == "humming" and reasons:
+                found.append(_not_here(problem, name, reasons[0]))
+                continue
+            call = partial(calls.experts, op, x, choice, stacks, [None] * 3, repeats=False)
+            results.append(call().float())
+            check(f"{name}, {problem}", results[-1], results[0], 2e-2)
+            found.append(Figure(f"{problem}: {name}", seconds_of(machine, [call]) * 1e6, _UNIT))
     return found
 
 
@@ -153,5 +192,6 @@ def states(machine: Machine) -> list[Figure]:
 CASES = [
     Case("providers, prompts", "providers", prompts, 20),
     *(Case(f"providers, {name}", "providers", partial(products, type_name=name), 25) for name in FORMATS),
+    *(Case(f"providers, experts, {n}", "providers", partial(mixtures, type_name=n), 25) for n in ("Q4_K", "MXFP4")),
     Case("providers, states", "providers", states, 25),
 ]

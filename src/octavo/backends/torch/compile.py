@@ -31,7 +31,7 @@ from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.pieces import MOST_TOKENS
 from octavo.backends.torch.providers import humming
 from octavo.backends.torch.providers.choice import OWN, choices, choose, product_problems, report
-from octavo.backends.torch.providers.problems import Place
+from octavo.backends.torch.providers.problems import Place, ProductProblem
 from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_copy_rate, measured_rates
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
@@ -53,6 +53,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.domains import check_limits
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.passes import optimize
+from octavo.graph.values import Parameter
 from octavo.platform import memory
 from octavo.quantization.packed import Weight
 
@@ -169,14 +170,16 @@ class TorchBackend:
         place = Place.of(self.device, self.dtype, repeats=self.deterministic)
         cached = cache_types(formats, self.cache_dtype)
         providers: tuple[str, ...] = ()
+        provided: dict[Parameter, ProductProblem] = {}
         if calls is not None:
             problems = product_problems(graph, matrices, place)
+            provided = {p: q for p, q in problems.items() if choose(q).winner != OWN}
             # A library's packed form of a matrix is beside the planes.
-            held |= {p: held[p] + humming.extra_bytes(q) for p, q in problems.items() if choose(q).winner != OWN}
+            held |= {p: held[p] + humming.extra_bytes(q) for p, q in provided.items()}
             providers = tuple(choice.line for choice in choices(graph, problems.values(), place, cached))
         values = step_plan(graph, limits, self.dtype, calls, multiplied_by_codes(matrices)).total_bytes
         coded = {p: held.type_name for p, held in matrices.items() if is_coded(held)}
-        values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)
+        values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded, provided)
         logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
         beside = table_bytes(graph, self.dtype) + (0 if calls is None else calls.angles_bytes(graph, limits))
         return Sizes(

@@ -135,6 +135,7 @@ def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) 
     """The matrices [out, in] that are held as codes and that rows are multiplied by as they are."""
     ops = [node.op for node in graph.nodes]
     used = [p for op in ops if isinstance(op, Linear | FusedLinear) for p in op.parameters]
+    used += [op.router for op in ops if isinstance(op, MoE)]
     return [p for p in dict.fromkeys(used) if p in matrices and len(p.shape) == 2 and is_coded(matrices[p])]
 
 

@@ -6,7 +6,7 @@ the weights are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from math import prod
 from typing import Protocol
@@ -80,10 +80,17 @@ def value_types(graph: Graph, dtype: torch.dtype) -> dict[Value, torch.dtype]:
     return found
 
 
-def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, coded: Mapping[Parameter, str]) -> int:
+def unplaced_bytes(
+    graph: Graph,
+    limits: ExecutorLimits,
+    dtype: torch.dtype,
+    coded: Mapping[Parameter, str],
+    provided: Container[Parameter] = (),
+) -> int:
     """The most that an operation takes beside the workspace: pairs of experts, and matrices of codes written out.
 
     coded: the types of the matrices that are held as codes.
+    provided: the matrices that a library multiplies.
     """
     feeds = fed_products(graph)
 
@@ -91,6 +98,8 @@ def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, cod
         if isinstance(op, MoE):
             pairs, inner, cols = rows * op.routing.top_k, op.gate.shape[1], op.x.cols
             of_pair = (3 * inner + cols * op.routing.on_input) * dtype.itemsize + 4 * cols
+            if op.gate in provided:  # rows in the order of the experts, and sums before and after they are put back
+                of_pair += 2 * cols * dtype.itemsize + 4 * cols
             return pairs * of_pair + rows * op.num_experts * _ROUTER_BYTES
         if isinstance(op, Linear | FusedLinear | Logits) and rows >= MANY_ROWS:
             sizes = [prod(p.shape) * dtype.itemsize for p in op.parameters if p in coded]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,13 +15,12 @@ from torch import Tensor
 from octavo.backends.torch.kernels.planes import Planes, planes_of
 from octavo.backends.torch.plain import ProductEnd
 from octavo.backends.torch.providers import humming
-from octavo.backends.torch.providers import problems as problems_module
 from octavo.backends.torch.providers.calls import ProvidedCalls, provided
-from octavo.backends.torch.providers.choice import choose
 from octavo.backends.torch.providers.grouped import grouped_codes
 from octavo.backends.torch.providers.problems import Place
 from octavo.quantization.packed import GGMLWeight, Weight
 from tests.support.canonical import random_grouped
+from tests.support.fake_humming import FakeLayer, install
 from tests.support.quantize import random_weight
 
 H200 = Place((9, 0), torch.bfloat16)
@@ -68,62 +66,9 @@ def test_a_group_without_a_scale_keeps_its_minimum() -> None:
     np.testing.assert_allclose(numbers(planes(flat)).numpy(), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-class FakeLayer:
-    """`humming.layer.HummingLayer` of humming-kernels 0.1.20, with its shapes and types of tensors."""
-
-    made: list[FakeLayer] = []  # noqa: RUF012 - the tests look at it
-
-    def __init__(self, *, shape_n: int, shape_k: int, weight_config: dict[str, Any], torch_dtype: torch.dtype) -> None:
-        self.shape, self.config, self.dtype = (shape_n, shape_k), weight_config, torch_dtype
-        FakeLayer.made.append(self)
-
-    def to(self, device: torch.device) -> FakeLayer:
-        assert device.type == "cpu"
-        return self
-
-    def load_from_tensors(self, tensors: dict[str, Tensor]) -> None:
-        group, (out, width) = self.config["group_size"] or self.shape[1], self.shape
-        assert tensors["weight"].shape == self.shape
-        assert tensors["weight_scale"].shape == (out, width // group)
-        assert tensors["weight_scale"].dtype == self.dtype
-        assert ("zero_point" in tensors) == self.config["has_zero_point"] == self.config["is_fp_zero_point"]
-        if "zero_point" in tensors:
-            assert (tensors["zero_point"].shape, tensors["zero_point"].dtype) == ((out, width // group), self.dtype)
-        self.tensors, self.group = tensors, group
-
-    def transform(self) -> None:
-        kind, codes = self.config["dtype"], self.tensors["weight"]
-        if kind == "float8e4m3":
-            numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
-        elif kind == "float4e2m1":
-            numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])[codes.long()]
-        else:
-            middle = torch.full_like(self.tensors["weight_scale"], 2.0 ** (int(kind.removeprefix("uint")) - 1))
-            numbers = codes - self.tensors.get("zero_point", middle).float().repeat_interleave(self.group, dim=1)
-        self.numbers = numbers * self.tensors["weight_scale"].float().repeat_interleave(self.group, dim=1)
-
-    def __call__(self, inputs: Tensor, outputs: Tensor | None = None) -> Tensor:
-        assert inputs.is_contiguous()
-        found = (inputs.float() @ self.numbers.T).to(inputs.dtype)
-        return found if outputs is None else outputs.copy_(found)
-
-
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, ops = ModuleType("humming.layer"), ModuleType("humming.ops")
-    layer.HummingLayer, ops.pack_weight = FakeLayer, _packed  # type: ignore[attr-defined]
-    for name, module in (("humming", ModuleType("humming")), ("humming.layer", layer), ("humming.ops", ops)):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(problems_module, "find_spec", lambda name: name)
-    FakeLayer.made.clear()
-    choose.cache_clear()
-
-
-def _packed(codes: Tensor, bits: int) -> Tensor:
-    assert codes.dtype == torch.int32
-    assert int(codes.min()) >= 0
-    assert int(codes.max()) < 1 << bits
-    return codes
+    install(monkeypatch)
 
 
 def weights() -> dict[str, Weight]:

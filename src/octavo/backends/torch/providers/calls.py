@@ -18,9 +18,11 @@ from octavo.backends.torch.paged_step import StepKernels
 from octavo.backends.torch.plain import ProductEnd
 from octavo.backends.torch.providers import fla, humming
 from octavo.backends.torch.providers.choice import OWN, choose, provider, state_problem
-from octavo.backends.torch.providers.problems import Place, ProductProblem, PromptProblem
+from octavo.backends.torch.providers.mixture import mixture
+from octavo.backends.torch.providers.problems import Place, ProductProblem, PromptProblem, mixture_problems
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays
 from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class ProvidedCalls:
         """calls: for all problems that no provider has."""
         self._calls, self._place, self._has_products = calls, place, products
         self._layers: Any = WeakTensorKeyDictionary()  # by the codes of a matrix: they go when these do
+        self._mixtures: Any = WeakTensorKeyDictionary()  # by the codes of the first stack: True if a provider takes all
         self._failed: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -54,22 +57,71 @@ class ProvidedCalls:
         self, x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool, find: Find = nowhere
     ) -> Tensor:
         """See `StepKernels`."""
-        if isinstance(matrix, Planes) and isinstance(x, Tensor) and not repeats and end.dtype in (None, x.dtype):
-            layer = self._layer(matrix, len(x), x.dtype)
+        is_size = humming.LEAST_ROWS <= len(x) <= humming.MOST_ROWS
+        if is_size and isinstance(x, Tensor) and not repeats and end.dtype in (None, x.dtype):
+            layer = self._layer(matrix, x.dtype)
             if layer is not None:
+                assert isinstance(matrix, Planes)
                 return humming.linear(matrix.ordered(x), layer, end)
         return self._calls.linear(x, matrix, end, repeats=repeats, find=find)
 
-    def _layer(self, p: Planes, rows: int, dtype: torch.dtype) -> Any:
-        """The matrix as a provider has it, or None if none does, or not for so many rows."""
-        if not self._has_products or not humming.LEAST_ROWS <= rows <= humming.MOST_ROWS or len(p.shape) != 2:
+    def experts(
+        self,
+        op: MoE,
+        x: Tensor,
+        choice: tuple[Tensor, Tensor],
+        matrices: Sequence[Planes | Tensor],
+        biases: Sequence[Tensor | None],
+        *,
+        repeats: bool,
+    ) -> Tensor:
+        """See `StepKernels`. A provider takes all three products of a mixture, or none."""
+        is_size = len(x) >= humming.LEAST_ROWS and choice[0].numel() <= humming.MOST_ROWS * op.num_experts
+        layers = self._layers_of(matrices, x.dtype) if is_size and not repeats else None
+        if layers is None:
+            return self._calls.experts(op, x, choice, matrices, biases, repeats=repeats)
+
+        def grouped(rows: Tensor, number: int, ends: Tensor) -> Tensor:
+            stack = matrices[number]
+            assert isinstance(stack, Planes)
+            return humming.expert_linear(stack.ordered(rows), layers[number], ends)
+
+        def gated(gate: Tensor, up: Tensor) -> Tensor:
+            found = self._calls.gated_product(gate, up, op.kind, None, None)
+            assert isinstance(found, Tensor), "the product after it takes no codes"
+            return found
+
+        return mixture(op, x, choice, biases, grouped, gated)
+
+    def _layers_of(self, stacks: Sequence[Planes | Tensor], dtype: torch.dtype) -> list[Any] | None:
+        """The stacks of a mixture as layers of a provider, or None if no provider takes all of them."""
+        first = stacks[0]
+        if not self._has_products or not isinstance(first, Planes):
             return None
-        if p.codes not in self._layers:
-            self._layers[p.codes] = self._prepared(p, dtype)
-        return self._layers[p.codes]
+        if first.codes not in self._mixtures:
+            found = mixture_problems(self._place, [(p if isinstance(p, Planes) else None, p.shape) for p in stacks])
+            self._mixtures[first.codes] = all(q is not None and choose(q).winner != OWN for q in found)
+        if not self._mixtures[first.codes]:
+            return None
+        layers = [self._layer(stack, dtype) for stack in stacks]
+        if all(layer is not None for layer in layers):
+            return layers
+        self._mixtures[first.codes] = False
+        for stack in stacks:
+            assert isinstance(stack, Planes)
+            self._layers.pop(stack.codes)
+        return None
+
+    def _layer(self, matrix: Planes | Tensor, dtype: torch.dtype) -> Any:
+        """A matrix or a stack as a layer of a provider, or None if no provider takes it."""
+        if not self._has_products or not isinstance(matrix, Planes):
+            return None
+        if matrix.codes not in self._layers:
+            self._layers[matrix.codes] = self._prepared(matrix, dtype)
+        return self._layers[matrix.codes]
 
     def _prepared(self, p: Planes, dtype: torch.dtype) -> Any:
-        problem = ProductProblem.of(self._place, p, (p.shape[0], p.shape[1]))
+        problem = ProductProblem.of(self._place, p, p.shape)
         if choose(problem).winner == OWN:
             return None
         try:

@@ -10,11 +10,20 @@ from typing import Any, NamedTuple
 import torch
 
 from octavo.backends.memory import PackedType
-from octavo.backends.torch.providers.problems import KernelProblem, Place, ProductProblem, PromptProblem, StateProblem
-from octavo.backends.torch.weights import products_with_codes, row_of_planes
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.providers.problems import (
+    KernelProblem,
+    Place,
+    ProductProblem,
+    PromptProblem,
+    StateProblem,
+    mixture_problems,
+)
+from octavo.backends.torch.weights import is_coded, products_with_codes, row_of_planes
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention
 from octavo.graph.ops.base import Op
+from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan
 from octavo.graph.values import Parameter
 
@@ -92,12 +101,19 @@ def choices(
 def product_problems(
     graph: Graph, matrices: Mapping[Parameter, PackedType], place: Place
 ) -> dict[Parameter, ProductProblem]:
-    """The problems of the matrices that are held as codes and multiplied as one matrix, not as experts."""
-    found = {}
-    for parameter in products_with_codes(graph, matrices):
-        planes = row_of_planes(matrices[parameter].type_name, parameter.shape)
-        if planes is not None:
-            found[parameter] = ProductProblem.of(place, planes, (parameter.shape[0], parameter.shape[1]))
+    """The problems of the matrices, and of the stacks of experts, that are held as codes."""
+
+    def planes(p: Parameter) -> Planes | None:
+        return row_of_planes(matrices[p].type_name, p.shape) if p in matrices and is_coded(matrices[p]) else None
+
+    found = {
+        parameter: ProductProblem.of(place, row, parameter.shape)
+        for parameter in products_with_codes(graph, matrices)
+        if (row := planes(parameter)) is not None
+    }
+    for op in (node.op for node in graph.nodes if isinstance(node.op, MoE)):
+        problems = mixture_problems(place, [(planes(p), p.shape) for p in op.products])
+        found |= {p: problem for p, problem in zip(op.products, problems, strict=True) if problem is not None}
     return found
 
 

@@ -1,7 +1,8 @@
 """`humming-kernels`: products of 5 to 256 rows with codes of up to eight bits, compiled at run time for each format.
 
 Codes with a scale and a zero for each group are multiplied by rows in 16 bits; the library packs them in its own order,
-which takes as much memory again as the planes of the matrix. One row, and very many, are left to our kernels.
+which takes as much memory again as the planes of the matrix. One row, and very many, are left to our kernels. A stack
+of experts is one layer: its rows lie in the order of their experts, whose offsets stay on the device.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import ProductEnd
 from octavo.backends.torch.providers.grouped import grouped_codes
 from octavo.backends.torch.providers.problems import Place, ProductProblem, missing, unfit
+from octavo.backends.torch.quantized import matrix_of
 
 LEAST_ROWS, MOST_ROWS = 5, 256
 _TYPES = {"e4m3": "float8e4m3", "e5m2": "float8e5m2", "e2m1": "float4e2m1", "e2m1_doubled": "float4e2m1"}
@@ -43,6 +45,15 @@ def can(problem: ProductProblem) -> str | None:
         return f"groups of {problem.group} columns"
     if problem.group >= width and problem.is_affine:
         return "one zero for all columns of a row"
+    return _reason_beside(problem)
+
+
+def _reason_beside(problem: ProductProblem) -> str | None:
+    """The reason against another stack of the same mixture."""
+    for other in problem.beside:
+        reason = "it is held as plain numbers" if other is None else can(other)
+        if reason is not None:
+            return f"another stack of the mixture: {reason}"
     return None
 
 
@@ -50,32 +61,47 @@ def extra_bytes(problem: ProductProblem) -> int:
     """The memory that its packed form takes beside the planes: codes, scales and zeros in 16 bits."""
     out, width = problem.shape
     groups = max(-(-width // problem.group), 1)
-    return out * (width * problem.bits // 8 + 2 * groups * (2 if problem.is_affine else 1))
+    of_row = width * problem.bits // 8 + 2 * groups * (2 if problem.is_affine else 1)
+    return max(problem.experts, 1) * out * of_row
 
 
 def prepared(p: Planes, dtype: torch.dtype) -> Any:
-    """The matrix as a layer of the library.
+    """The matrix, or the stack of matrices, as a layer of the library.
 
     dtype: of rows, scales and zeros.
     """
-    layers, ops = import_module("humming.layer"), import_module("humming.ops")
-    out, width = p.shape
-    bits, grouped = p.bits + p.high_bits, grouped_codes(p)
-    has_zeros = grouped.zeros is not None
+    *experts, out, width = p.shape
+    if experts:  # one after another: codes of 32 bits each are four to eight times as large as the planes
+        parts = [_tensors(matrix_of(p, expert), dtype) for expert in range(experts[0])]
+        tensors = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+    else:
+        tensors = _tensors(p, dtype)
+    has_zeros = "zero_point" in tensors
     config = {
-        "dtype": _TYPES.get(p.decode, f"uint{bits}"),
+        "dtype": _TYPES.get(p.decode, f"uint{p.bits + p.high_bits}"),
         "group_size": p.group if p.group < width else 0,
         "has_zero_point": has_zeros,
         "is_fp_zero_point": has_zeros,
     }
-    layer = layers.HummingLayer(shape_n=out, shape_k=width, weight_config=config, torch_dtype=dtype)
+    layer = import_module("humming.layer").HummingLayer(
+        shape_n=out,
+        shape_k=width,
+        weight_config=config,
+        num_experts=experts[0] if experts else None,
+        torch_dtype=dtype,
+    )
     layer = layer.to(p.codes.device)
-    tensors = {"weight": ops.pack_weight(grouped.codes, bits), "weight_scale": grouped.scales.to(dtype)}
-    if grouped.zeros is not None:
-        tensors["zero_point"] = grouped.zeros.to(dtype)
     layer.load_from_tensors(tensors)
     layer.transform()
     return layer
+
+
+def _tensors(p: Planes, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A matrix [out, in] by the names of the library's tensors."""
+    grouped = grouped_codes(p)
+    packed = import_module("humming.ops").pack_weight(grouped.codes, p.bits + p.high_bits)
+    found = {"weight": packed, "weight_scale": grouped.scales.to(dtype)}
+    return found if grouped.zeros is None else found | {"zero_point": grouped.zeros.to(dtype)}
 
 
 def linear(x: Tensor, layer: Any, end: ProductEnd) -> Tensor:
@@ -84,4 +110,13 @@ def linear(x: Tensor, layer: Any, end: ProductEnd) -> Tensor:
     found: Tensor = layer(x.contiguous(), outputs=end.out if is_free else None)
     for term in (end.residual, end.bias):
         found = found if term is None else torch.add(found, term, out=end.out)
+    return found
+
+
+def expert_linear(x: Tensor, layer: Any, ends: Tensor) -> Tensor:
+    """x [pairs, in], the pairs of each expert together, times the expert's matrix of `prepared` -> [pairs, out].
+
+    ends: int32 [experts + 1], where the pairs of each expert begin, and the end of the last. Later rows stay unwritten.
+    """
+    found: Tensor = layer(x.contiguous(), expert_layout=ends, compute_config={"gemm_type": "grouped_contiguous"})
     return found

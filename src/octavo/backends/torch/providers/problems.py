@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
@@ -39,6 +40,8 @@ class ProductProblem:
     """Products of some rows with a matrix [out, in] that is held as codes.
 
     group: columns with one scale.
+    experts: number of matrices in the stack, each multiplied by the rows that chose it. Zero means a single matrix.
+    beside: the other stacks of the mixture, which the library must take too. None means one held as plain numbers.
     """
 
     place: Place
@@ -49,20 +52,39 @@ class ProductProblem:
     decode: str
     rounds_inputs: bool
     is_affine: bool  # with zeros or minima of its own for each group
+    experts: int = 0
+    beside: tuple[ProductProblem | None, ...] = ()
 
     @property
     def title(self) -> str:
-        return f"products of some rows with {self.type_name}"
+        return f"products of {'experts' if self.experts else 'some rows'} with {self.type_name}"
 
     @staticmethod
-    def of(place: Place, p: Planes, shape: tuple[int, int]) -> ProductProblem:
-        """That of planes.
+    def of(place: Place, p: Planes, shape: tuple[int, ...]) -> ProductProblem:
+        """The problem of planes.
 
-        shape: of the whole matrix, of which `p` may be one row.
+        shape: [out, in] or [experts, out, in] of the whole weight, of which `p` may be one row.
         """
+        count = shape[0] if len(shape) > 2 else 0
         is_affine = p.zeros is not None or p.minima is not None
         bits, has_inputs = p.bits + p.high_bits, p.inputs is not None
-        return ProductProblem(place, p.type_name, shape, bits, p.group, p.decode, has_inputs, is_affine)
+        return ProductProblem(
+            place, p.type_name, (shape[-2], shape[-1]), bits, p.group, p.decode, has_inputs, is_affine, count
+        )
+
+
+def mixture_problems(
+    place: Place, stacks: Sequence[tuple[Planes | None, tuple[int, ...]]]
+) -> list[ProductProblem | None]:
+    """The problem of each stack of a mixture, or None for a stack without planes.
+
+    stacks: planes (one row is enough) or None for plain numbers, and the shape [experts, out, in].
+    """
+    alone = [None if p is None else ProductProblem.of(place, p, shape) for p, shape in stacks]
+    return [
+        None if own is None else replace(own, beside=tuple(dict.fromkeys(other for other in alone if other != own)))
+        for own in alone
+    ]
 
 
 @dataclass(frozen=True, slots=True)
