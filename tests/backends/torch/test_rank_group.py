@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tests.support.batches import Request, step
 from tests.support.host_waits import refuse_waits
 from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
+from tests.support.waiting import wait_until
 
 BACKEND = TorchBackend(torch.device("cpu"), torch.float32)
 LIMITS = ExecutorLimits(32, 2, 32, 64)
@@ -131,6 +133,23 @@ def test_a_group_that_has_failed_ends_its_steps() -> None:
         return group.error
 
     assert of_ranks(2, work) == ["rank 7 is gone"] * 2
+
+
+def test_a_failure_ends_the_wait_for_a_rank_that_never_answers() -> None:
+    """The library would wait for two minutes, also to be destroyed."""
+    first, _other = of_ranks(2, lambda group: group)
+    ended: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            first.sum(torch.ones(3), in_order=True)
+        ended.append(str(caught.value))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    first.fail("rank 1 is gone")
+    wait_until(lambda: ended)
+    assert ended == ["rank 1 is gone"]
 
 
 def test_a_rank_that_does_not_come() -> None:

@@ -5,6 +5,7 @@ Its ranks are on one machine. Sockets are on loopback, and the ranks find each o
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _WAIT = timedelta(seconds=120)  # for ranks to come, and in a step for each other
+_LOOK = timedelta(seconds=0.2)  # between two looks for a failure
 
 
 class TorchRankGroup:
@@ -79,11 +81,28 @@ class TorchRankGroup:
 
     def _done(self, work: Any) -> None:
         try:
-            work.wait()
+            self._wait(work)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].partition(". ")[0]
             self.error = self.error or f"another rank has died or was stopped: {reason}"
             raise RuntimeError(self.error) from None
+
+    def _wait(self, work: Any) -> None:
+        """Waits for an exchange of gloo, which cannot be aborted, until it ends or `fail` was called."""
+        if self.device.type == "cuda":
+            work.wait()  # queued behind it: NCCL can be aborted
+            return
+        while not self.error:
+            try:
+                work.wait(_LOOK)
+                return
+            except RuntimeError:  # not done yet, or failed
+                if work.is_completed():
+                    work.wait()
+                    return
+        # Its destructor would wait for the exchange: it is never called.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        raise RuntimeError(self.error)
 
 
 def join_group(
