@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,17 @@ def test_a_text_is_the_source_and_ends_with_its_mark(llm: LLM, saved: tuple[Path
 
 
 def test_a_cache_too_small_for_all_answers_changes_none(llm: LLM, saved: tuple[Path, Any]) -> None:
-    """Some are preempted, and read their source again."""
-    expected = tokens_of(llm, SOURCES[:4])
+    """Some are preempted, and read their source again. All requests are there before the first step."""
+    expected, are_there = tokens_of(llm, SOURCES[:4]), threading.Event()
     sizes = llm._session.model().executor.cache_sizes
     few = 13 * sizes.block_bytes(16)
     with LLM(
         str(saved[0]), max_num_seqs=4, kv_cache_memory=few, max_model_len=80, num_threads=1, block_size=16
     ) as small:
-        assert tokens_of(small, SOURCES[:4]) == expected
+        small._session._engine.call(are_there.wait)
+        streams = [small.stream({"prompt_token_ids": source}, GREEDY) for source in SOURCES[:4]]
+        are_there.set()
+        assert [[token for part in stream for token in part.outputs[0].token_ids] for stream in streams] == expected
         assert small.metrics.num_preemptions_total > 0
         pool = small._session.model().engine.admission.kv_cache.pool
         assert pool.num_free_blocks == pool.num_blocks
