@@ -92,17 +92,21 @@ class TorchRankGroup:
         if self.device.type == "cuda":
             work.wait()  # queued behind it: NCCL can be aborted
             return
-        while not self.error:
-            try:
-                work.wait(_LOOK)
-                return
-            except RuntimeError:  # not done yet, or failed
-                if work.is_completed():
-                    work.wait()
-                    return
-        # Its destructor would wait for the exchange: it is never called.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        raise RuntimeError(self.error)
+        while not _is_done(work):
+            if self.error:
+                # Its destructor would wait for the exchange: it is never called.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+                raise RuntimeError(self.error)
+
+
+def _is_done(work: Any) -> bool:
+    """Waits for a moment. Raises RuntimeError if the exchange has failed."""
+    with suppress(RuntimeError):  # not done yet, or failed
+        work.wait(_LOOK)
+    if not work.is_completed():
+        return False
+    work.wait()
+    return True
 
 
 def join_group(
