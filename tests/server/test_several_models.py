@@ -77,6 +77,16 @@ def test_loading_and_unloading_by_hand(two_models: RunningServer) -> None:
         assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
 
 
+def test_the_server_forgets_the_tokenizer_of_an_unloaded_model(smollm2_path: Path) -> None:
+    """Each has 14 MiB. The allocator keeps about one of them for the next."""
+    with running_server(str(smollm2_path), "--kv-cache-memory", "16MiB") as server, server.client as client:
+        process, name = psutil.Process(server.process.pid), client.get("/v1/models").json()["data"][0]["id"]
+        before = process.memory_info().rss
+        for action in ["unload", "load"] * 4:
+            assert client.post(f"/v1/models/{name}/{action}").status_code == 200
+        assert process.memory_info().rss - before < 22 << 20
+
+
 def test_many_users_of_both_at_once(two_models: RunningServer) -> None:
     """Everybody is answered by the model that was asked for; the answers do not change."""
 

@@ -172,6 +172,7 @@ class _Lifetime:
         self._is_loaded = True
         async with models.use(models.default_name) as model:
             report.ready(model)
+        del model  # the first one may be unloaded, and this never ends
         self._state.batches.start(self._app)
         while True:
             await asyncio.sleep(_WATCH_S)

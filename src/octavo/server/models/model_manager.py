@@ -435,6 +435,7 @@ class ModelManager:
             self._unloading.add(unloading)
             unloading.add_done_callback(self._unloading.discard)
             await asyncio.shield(unloading)  # the request that needs the memory may give up; the engine must end anyway
+            residency.model = None  # its client reports here: in a cycle its tokenizer would live on
             logger.info("unloaded %s", model.name)
         for entry in self.entries:
             if entry.residency is residency:
