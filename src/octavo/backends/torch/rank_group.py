@@ -5,8 +5,8 @@ Its ranks are on one machine. Sockets are on loopback, and the ranks find each o
 
 from __future__ import annotations
 
-import ctypes
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -94,8 +94,8 @@ class TorchRankGroup:
             return
         while not _is_done(work):
             if self.error:
-                # Its destructor would wait for the exchange: it is never called.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+                # The destructor of the group would wait for it.
+                threading.Thread(target=_outlast, args=(self._group, work), daemon=True).start()
                 raise RuntimeError(self.error)
 
 
@@ -107,6 +107,12 @@ def _is_done(work: Any) -> bool:
         return False
     work.wait()
     return True
+
+
+def _outlast(_group: Any, work: Any) -> None:
+    """Hold a group until its exchange has ended."""
+    while not work.is_completed():  # to wait in the library at the end of the interpreter would abort it
+        time.sleep(_POLL_S)
 
 
 def join_group(
