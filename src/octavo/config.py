@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from octavo.errors import UsageError
 from octavo.speculative_config import SpeculationMode, SpeculativeConfig
@@ -24,6 +24,7 @@ WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Offload = Literal["auto", "cpu", "stream"]
 DistributedExecutor = Literal["processes", "ray"]
 Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
+PdfAs = Literal["auto", "pages", "text"]
 # Called with (phase, bytes done, total bytes) while a model is loaded. Phases are for people: `packing`.
 LoadProgress: TypeAlias = Callable[[str, int, int], None]
 
@@ -164,6 +165,11 @@ class EngineConfig:
         "at most 1024",
     )
     media_cache_size: int | str = option("256MiB", "memory for caching the encodings of images")
+    pdf_as: PdfAs = option(  # noqa: RUF009 - a literal cannot change
+        "auto",
+        "how to read PDF documents in conversations: pages (as images), text, or auto: pages for models that see, text "
+        "for others; pdf_as in a part of a message takes precedence",
+    )
     num_threads: int = option(0, "compute threads; 0: one per core available to this process")
     tensor_parallel_size: int = option(
         1, "processes on this machine that compute each layer together, each with part of its weights"
@@ -253,6 +259,7 @@ class EngineConfig:
         if self.image_max_tokens is not None:
             check_integer("image_max_tokens", self.image_max_tokens, 1, 2**20)
         parse_bytes("media_cache_size", self.media_cache_size)
+        check_pdf_as(self.pdf_as)
 
     @property
     def takes_adapters(self) -> bool:
@@ -528,6 +535,20 @@ def _check_loading(config: EngineConfig) -> None:
         )
     if config.revision is not None and not (isinstance(config.revision, str) and config.revision):
         raise UsageError(f"revision must be a branch, tag or commit of the hub, not {config.revision!r}")
+
+
+def check_pdf_as(value: object) -> PdfAs:
+    """Return the value. Raises UsageError if it is none of `PdfAs`."""
+    if value not in get_args(PdfAs):
+        raise UsageError(
+            f"pdf_as is {value!r:.80}; it must be auto, pages or text", param="pdf_as", code="invalid_value"
+        )
+    return cast(PdfAs, value)
+
+
+def is_read_as_text(pdf_as: PdfAs, *, sees: bool) -> bool:
+    """Return whether a PDF document is read as text, not as pages, by a model that sees or does not."""
+    return pdf_as == "text" or (pdf_as == "auto" and not sees)
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import queue
 import time
 import weakref
@@ -200,6 +201,14 @@ class LoadedLLM:
         """
         return self._session.images.item(image)
 
+    def document_text(self, document: str | os.PathLike[str] | bytes) -> str | None:
+        """The text of a PDF document, a path or its bytes, if the model reads it as text (`EngineConfig.pdf_as`).
+
+        The result is None if the model sees its pages, and for any other file. Raises UsageError for one without text.
+        """
+        images = self._session.images
+        return images.document_text(document) if images.reads_documents() else None
+
     def add_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter from its files; requests select it by `adapter`. Raises UsageError or ModelLoadError."""
         self._session.add_adapter(lora_request.lora_name, lora_request.lora_path, lora_request.scale)
@@ -293,7 +302,8 @@ class LLM(LoadedLLM):
         no length limit unless `max_tokens` is given. A content is a text or a list of parts:
         `{"type": "text", "text": ...}` and, for vision models, `{"type": "image", "image": ...}` with a Pillow image,
         a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL. A
-        `document` is a PDF file, a `video` a file or its frames.
+        `document` is a PDF file, a `video` a file or its frames. `pdf_as` in a part with a PDF file takes precedence
+        over the option of that name.
 
         chat_template: Jinja text to use instead of the model's template, or the name of one of the model's templates.
         template_arguments: tools, documents, add_generation_prompt, and other variables of the template; options of

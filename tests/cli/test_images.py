@@ -101,6 +101,64 @@ def test_a_model_that_only_reads_gets_the_text_of_a_document(tiny: Path, tmp_pat
             assert read.token_ids == llm.chat_prompt("A paper.\n\nWhat?", template).token_ids
 
 
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
+    from tests.support.videos import text_document
+
+    path = tmp_path_factory.mktemp("papers") / "a.pdf"
+    path.write_bytes(text_document("A paper."))
+    return path
+
+
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_run_reads_a_document_as_pages_or_as_text(model: Path, paper: Path, raw: tuple[str, ...]) -> None:
+    wanted, pages, text = (
+        say(model, *raw, *arguments)["timings"]["num_prompt_tokens"]
+        for arguments in (("A paper.\n\nWhat?",), ("-f", paper, "What?"), ("--pdf-as", "text", "-f", paper, "What?"))
+    )
+    assert text == wanted != pages
+
+
+def test_chat_reads_a_document_as_text(model: Path, tiny: Path, paper: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for name, options in ((model, ("--pdf-as", "text")), (tiny, ("--chat-template", template))):
+        result = octavo_here("chat", name, *GREEDY, *options, stdin=f"What? '{paper}'\n/save {file}\n")
+        assert result.returncode == 0, result.stderr
+        assert "attached a.pdf (its text, " in result.stdout
+        question = json.loads(file.read_text())["messages"][0]
+        assert question == {"role": "user", "content": "A paper.\n\nWhat?"}
+
+
+def test_programs_choose_pages_or_text(model: Path, tiny: Path, paper: Path, pictures: list[Path]) -> None:
+    document: dict[str, Any] = {"type": "document", "document": paper}
+    picture, question = {"type": "image", "image": pictures[0]}, {"type": "text", "text": "What?"}
+    as_text = [{"type": "text", "text": "A paper.\n\nWhat?"}]
+
+    def prompt(llm: LLM, *parts: dict[str, Any]) -> tuple[list[int], int]:
+        found = llm.chat_prompt([{"role": "user", "content": list(parts)}])
+        return list(found.token_ids), len(found.items)
+
+    options: dict[str, Any] = {"num_threads": 1, "max_model_len": 512, "kv_cache_memory": "8MiB"}
+    with LLM(str(model), pdf_as="text", **options) as llm:
+        assert prompt(llm, document, question) == (llm.encode_chat("A paper.\n\nWhat?"), 0)
+        assert prompt(llm, picture, document, question) == prompt(llm, picture, *as_text)
+        assert prompt(llm, {**document, "pdf_as": "pages"}, question)[1] == 1
+        assert llm.document_text(paper) == "A paper."
+        assert llm.document_text(pictures[0]) is None
+        with pytest.raises(UsageError, match="pdf_as is 'words'; it must be auto, pages or text"):
+            prompt(llm, {**document, "pdf_as": "words"})
+    with LLM(str(model), **options) as llm:
+        assert prompt(llm, document, question)[1] == 1
+        assert prompt(llm, {**document, "pdf_as": "text"}, question) == (llm.encode_chat("A paper.\n\nWhat?"), 0)
+        assert llm.document_text(paper) is None
+    with LLM(str(tiny), **options) as llm, pytest.raises(UsageError, match="reads text only"):
+        prompt(llm, {**document, "pdf_as": "pages"}, question)
+    with pytest.raises(UsageError, match="pdf_as is 'page'; it must be auto, pages or text"):
+        LLM(str(tiny), pdf_as="page")
+
+
 def test_dropped_paths_are_found_only_at_the_end_and_only_if_they_exist(pictures: list[Path]) -> None:
     one, two = pictures
     assert dropped_images(f"What is this? {one}" if " " not in str(one) else f'What is this? "{one}"') == (

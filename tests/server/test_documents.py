@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from octavo.config import PdfAs
 from octavo.media.decoding import PictureDecoder
 from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
-from tests.server.test_images import USE, USER, chat, shown, text
+from tests.server.test_images import SEEN as IMAGE
+from tests.server.test_images import URL, USE, USER, chat, shown, text
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.seeing import base64_of, data_url, seeing, seeing_client
@@ -166,6 +168,103 @@ def test_a_model_that_reads_gets_the_text_of_a_document(smollm2_tokenizer: Token
             assert "A paper.\n\nIts end.\n\nb<|im_end|>" in shown(server, server.last_request.prompt)
         counted = server.post("/tokenize", chat(file, text("b"))).json()["count"]
         assert counted == len(server.last_request.prompt)
+
+
+PAPER = text_document("A paper.", "Its end.")
+PAPER_URL = data_url(PAPER, "application/pdf")
+PAPER_SOURCE = {"type": "base64", "media_type": "application/pdf", "data": base64_of(PAPER)}
+
+
+def asked(family: str, **choice: str) -> tuple[str, dict[str, Any]]:
+    """A path and the body of a request there about a paper, with this choice in the part that has it."""
+    if family == "responses":
+        part = {"type": "input_file", "file_data": PAPER_URL, "filename": "a.pdf", **choice}
+        return "/v1/responses", {
+            "input": [{"role": "user", "content": [part, {"type": "input_text", "text": "b"}]}],
+            "stream": False,
+        }
+    if family == "anthropic":
+        part = {"type": "document", "source": PAPER_SOURCE, **choice}
+        return "/v1/messages", {"max_tokens": 9, **chat(part, text("b"))}
+    if family == "image_url":
+        part = {"type": "image_url", "image_url": {"url": PAPER_URL}, **choice}
+    else:
+        part = {"type": "file", "file": {"file_data": PAPER_URL}, **choice}
+    return "/v1/chat/completions", chat(part, text("b"))
+
+
+@pytest.fixture(scope="module")
+def choosing(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
+    """A server whose model sees; a test sets the `pdf_as` of its engine."""
+    families = ("openai", "anthropic", "responses", "ollama")
+    config = ServerConfig(max_items_per_request=2)
+    with scripted_server(seeing(smollm2_tokenizer), *families, config=config, **seeing_client()) as running:
+        running.script = Script(["Hello"])
+        yield running
+
+
+PARTS = ("file", "image_url", "anthropic", "responses")
+AS_TEXT = "A paper.\n\nIts end.\n\nb<|im_end|>"
+
+
+@pytest.mark.parametrize("family", PARTS)
+@pytest.mark.parametrize(
+    ("default", "choice", "is_text"),
+    [
+        ("auto", None, False),
+        ("auto", "text", True),
+        ("auto", "pages", False),
+        ("text", None, True),
+        ("text", "pages", False),
+        ("text", "auto", False),
+        ("pages", "text", True),
+    ],
+)
+def test_a_part_or_the_server_chooses_pages_or_text(
+    choosing: ScriptedServer, family: str, default: PdfAs, choice: str | None, is_text: bool
+) -> None:
+    choosing.client.draft_info["pdf_as"] = default
+    path, body = asked(family, **({} if choice is None else {"pdf_as": choice}))
+    answer = choosing.post(path, body)
+    assert answer.status_code == 200, answer.text
+    prompt = choosing.last_request.prompt
+    assert (AS_TEXT in shown(choosing, prompt)) == is_text
+    assert len(prompt.items) == (0 if is_text else 2)
+
+
+def test_documents_as_text_stand_beside_what_is_seen(choosing: ScriptedServer) -> None:
+    """The default concerns documents alone, wherever they come from; all files of a request are counted together."""
+    choosing.client.draft_info["pdf_as"] = "text"
+    part = asked("file")[1]["messages"][0]["content"][0]
+    assert choosing.post("/v1/chat/completions", chat(part, URL, text("b"))).status_code == 200
+    assert f"A paper.\n\nIts end.{IMAGE}b<|im_end|>" in shown(choosing, choosing.last_request.prompt)
+    error = choosing.post("/v1/chat/completions", chat(part, URL, URL)).json()["error"]
+    assert error["code"] == "too_many_items"
+    message = {"role": "user", "content": "b", "images": [base64_of(PAPER)]}
+    assert choosing.post("/api/chat", {"messages": [message], "stream": False}).status_code == 200
+    assert AS_TEXT in shown(choosing, choosing.last_request.prompt)
+
+
+@pytest.mark.parametrize("family", ["file", "anthropic", "responses"])
+def test_a_choice_that_a_model_cannot_satisfy_is_refused(
+    choosing: ScriptedServer, smollm2_tokenizer: Tokenizer, family: str
+) -> None:
+    with scripted_server(smollm2_tokenizer, "openai", "anthropic", "responses") as blind:
+        path, body = asked(family, pdf_as="pages")
+        error = blind.post(path, body).json()["error"]
+        assert "is a file, but fake reads text only: send its text, or ask a model that sees" in error["message"]
+    path, body = asked(family, pdf_as="words")
+    answer = choosing.post(path, body)
+    assert answer.status_code in (400, 422)
+    assert "pdf_as" in answer.json()["error"]["message"]
+
+
+def test_a_scan_asked_for_as_text_says_what_reads_it(server: ScriptedServer) -> None:
+    for path, part in (("/v1/chat/completions", FILE), ("/v1/messages", BLOCK)):
+        body = {**chat({**part, "pdf_as": "text"}), "max_tokens": 9}
+        error = server.post(path, body).json()["error"]
+        assert "the document has no text, only pictures of its pages: ask a model that sees" in error["message"]
+        assert "with pdf_as pages" in error["message"]
 
 
 def test_a_model_that_reads_takes_as_many_documents_as_one_that_sees(smollm2_tokenizer: Tokenizer) -> None:

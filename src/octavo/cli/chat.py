@@ -172,6 +172,7 @@ class _Conversation:
         self._trims = trims
         self._messages: list[dict[str, Any]] = []
         self._waiting: list[Path] = []  # images of the next message
+        self._texts: list[str] = []  # of documents of the next message
         self._items: dict[str, MediaItem | ItemSeries] = {}  # by path as written in the messages
         self._clear("")
 
@@ -219,9 +220,13 @@ class _Conversation:
         return True
 
     def _attach(self, paths: Sequence[Path]) -> bool:
-        """Read images for the next message and show their token counts. Return False if one cannot be read."""
+        """Read files for the next message and show their token counts. Return False if one cannot be read."""
         for path in paths:
             try:
+                if (text := self._llm.document_text(path)) is not None:
+                    self._texts.append(text)
+                    write(f"attached {path.name} (its text, {len(self._llm.encode(text))} tokens)\n")
+                    continue
                 item = self._items[str(path)] = self._llm.read_image(path)
             except UsageError as error:
                 write(f"{path.name}: {error}\n")
@@ -243,7 +248,7 @@ class _Conversation:
         ]
 
     def _clear(self, _: str, said: str = "") -> None:
-        self._waiting = []
+        self._waiting, self._texts = [], []
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
         write(said)
 
@@ -334,7 +339,8 @@ class _Conversation:
 
     def _answer(self, question: str) -> None:
         parts: list[dict[str, str]] = [{"type": "image", "image": str(path)} for path in self._waiting]
-        self._waiting = []
+        question = "\n\n".join([*self._texts, question])
+        self._waiting, self._texts = [], []
         content = [*parts, {"type": "text", "text": question}] if parts else question
         self._messages.append({"role": "user", "content": content})
         if not self._reply(self._params):

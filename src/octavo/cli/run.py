@@ -215,7 +215,10 @@ def _is_image(file: str) -> bool:
 
 
 def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
-    """Raw prompt with the images before it."""
+    """Raw prompt with the images before it, and with the text of documents that are read as text."""
+    texts = [llm.document_text(file) for file in images]
+    prompt = "\n\n".join(filter(None, [*texts, prompt]))
+    images = [file for file, text in zip(images, texts, strict=True) if text is None]
     if not images:
         return llm.encode(prompt)
     return {"prompt": llm.image_mark * len(images) + prompt, "multi_modal_data": {"image": images}}

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.config import PdfAs
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.slots import SlotAction, SlotReport
 from octavo.engine.speculation.draft_source import DRAFTERS
@@ -54,6 +55,7 @@ class ModelInfo:
     draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
     max_drafts: int = 0  # of a sequence in one step
     images: ImageSettings | None = None  # of its image processor; None if it only reads text
+    pdf_as: PdfAs = "auto"  # for PDF documents whose part of a message says nothing
     no_images: str = ""  # why a model that could see does not; empty if it sees, or could not
     no_drafts: str = ""  # why there are no sources; empty if there are some
     has_sources: bool = False  # an encoder reads the prompt, and the decoder begins with a token of its own

@@ -80,7 +80,7 @@ class Session:
         )
         encodings = self._loaded.engine.encodings
         processor = None if encodings is None else encodings.encoder.processor
-        self.images = ImageInputs(self.tokenizer, processor, config.model)
+        self.images = ImageInputs(self.tokenizer, processor, config.model, config.pdf_as)
         self._ids = itertools.count()
         self._slot_files = ThreadPoolExecutor(1, "octavo-slots")
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
@@ -133,10 +133,9 @@ class Session:
             return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
         from octavo.engine.texts.chat_images import ChatImages, with_texts
 
-        if not self.images.sees:
-            messages = with_texts(messages, self.images)
-            if not has_images(messages):
-                return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
+        messages = with_texts(messages, self.images)
+        if not has_images(messages):
+            return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
         images = ChatImages(messages, self.images)
         marks = images.marks
         ids = self.encode_chat(images.messages, chat_template, image_marks=marks, **template_arguments)
@@ -228,6 +227,7 @@ class Session:
             sampling_defaults=loaded.sampling_defaults,
             texts=loaded.engine.texts,
             images=None if processor is None else processor.settings,
+            pdf_as=self.config.pdf_as,
             draft_sources=() if speculation is None else speculation.source_names,
             max_drafts=0 if speculation is None else speculation.max_drafts,
             no_images=loaded.no_images,

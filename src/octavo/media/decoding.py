@@ -94,7 +94,10 @@ class PictureDecoder:
         request = {"pixels": self.max_pixels, "seconds": MAX_REEL_SECONDS, "reads": True}
         found = "\n\n".join(filter(None, self._asked("document", data, None, request)[0]))
         if not found:
-            raise UsageError("has no text, only pictures of its pages: ask a model that sees", code="invalid_document")
+            raise UsageError(
+                "has no text, only pictures of its pages: ask a model that sees, with pdf_as pages",
+                code="invalid_document",
+            )
         return found
 
     def _asked_of_reel(

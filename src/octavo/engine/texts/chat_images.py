@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from octavo.config import check_pdf_as
 from octavo.engine.texts.image_inputs import IMAGE_KEYS, ImageInputs, has_images
 from octavo.engine.texts.placing import ItemSeries
 from octavo.errors import UsageError
@@ -60,19 +61,38 @@ class ChatImages:
 
 
 def with_texts(messages: Sequence[Mapping[str, Any]], inputs: ImageInputs) -> list[Mapping[str, Any]]:
-    """The messages with the texts of PDF documents in their places. Raises UsageError for one that has none."""
+    """The messages with texts in place of the PDF documents that are to be read as text.
+
+    Raises UsageError for a document without text, and for a wrong `pdf_as` of a part.
+    """
     return [_with_text(message, inputs) if has_images([message]) else message for message in messages]
 
 
 def _with_text(message: Mapping[str, Any], inputs: ImageInputs) -> Mapping[str, Any]:
-    parts = []
-    for part in message["content"]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = inputs.document_text(_opened(_value(part, str(kind)))) if kind in IMAGE_KEYS else None
-        parts.append(part if text is None else {"type": "text", "text": text})
-    texts = [part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    is_text = len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
-    return {**message, "content": "\n\n".join(texts) if is_text else parts}
+    texts = [_text_of(part, inputs) for part in message["content"]]
+    if not any(texts):
+        return message
+    joined: list[Any] = []
+    for given, text in zip(message["content"], texts, strict=True):
+        part = given if text is None else {"type": "text", "text": text}
+        if joined and _is_text(part) and _is_text(joined[-1]):
+            joined[-1] = {"type": "text", "text": f"{joined[-1]['text']}\n\n{part['text']}"}
+        else:
+            joined.append(part)
+    is_text = len(joined) == 1 and _is_text(joined[0])
+    return {**message, "content": joined[0]["text"] if is_text else joined}
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _text_of(part: object, inputs: ImageInputs) -> str | None:
+    """The text of a document, or None if the part is another one or its pages are to be seen."""
+    if not isinstance(part, Mapping) or part.get("type") not in IMAGE_KEYS:
+        return None
+    pdf_as = None if part.get("pdf_as") is None else check_pdf_as(part["pdf_as"])
+    return inputs.document_text(_opened(_value(part, part["type"]))) if inputs.reads_documents(pdf_as) else None
 
 
 def _value(part: Mapping[str, Any], kind: str) -> Any:

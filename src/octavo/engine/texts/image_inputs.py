@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from octavo import env
+from octavo.config import PdfAs, is_read_as_text
 from octavo.engine.texts.placing import ItemSeries, Placed, place_items, prompt_of
 from octavo.errors import UsageError
 from octavo.prompt import MediaItem, Prompt
@@ -35,11 +36,18 @@ class ImageInputs:
     processor: None: the model reads text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, processor: ImageProcessor | None, model: str) -> None:
-        """model: its name, for errors."""
+    def __init__(
+        self, tokenizer: Tokenizer, processor: ImageProcessor | None, model: str, pdf_as: PdfAs = "auto"
+    ) -> None:
+        """Set what errors and documents need.
+
+        model: its name, for errors.
+        pdf_as: how to read a PDF document without a choice of its own.
+        """
         self._tokenizer = tokenizer
         self._processor = processor
         self._model = model
+        self._pdf_as = pdf_as
         self._decoder = None if processor is None else _decoder()
 
     @property
@@ -91,10 +99,12 @@ class ImageInputs:
             )
         return self._processor
 
-    @property
-    def sees(self) -> bool:
-        """False: the model only reads text."""
-        return self._processor is not None
+    def reads_documents(self, pdf_as: PdfAs | None = None) -> bool:
+        """Return whether PDF documents are read as text.
+
+        pdf_as: the choice for one document, or None for the default in `EngineConfig.pdf_as`.
+        """
+        return is_read_as_text(pdf_as or self._pdf_as, sees=self._processor is not None)
 
     def document_text(self, file: Any) -> str | None:
         """The text layer of a PDF document, a path or its bytes, or None if it is anything else. Raises UsageError."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from octavo.config import PdfAs
 from octavo.server.errors import refuse
 from octavo.server.models.image_reader import READ_URLS, ImageSource, image_processor, names_media
 from octavo.server.models.served_model import ServedModel
@@ -30,12 +31,15 @@ MediaKind: TypeAlias = Literal["image", "audio", "video", "file"]
 class Media:
     """A part that is no text.
 
-    where: the field of the request that holds it. source: of an image; None: it comes in a form that is not supported.
+    where: the field of the request that holds it.
+    source: of an image, or None if its form is not supported.
+    pdf_as: how to read a PDF document, or None for the default in `EngineConfig.pdf_as`.
     """
 
     kind: MediaKind
     where: str
     source: ImageSource | None = field(default=None, compare=False)
+    pdf_as: PdfAs | None = None
 
 
 MessagePart: TypeAlias = PlainText | Media

@@ -1,4 +1,4 @@
-"""The texts of PDF documents in a conversation, for models that only read."""
+"""The texts of PDF documents in a conversation, in place of the documents that are to be read as text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.config import is_read_as_text
 from octavo.server.generation.content import Media, MessagePart, PlainText
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.models.served_model import ServedModel
@@ -14,40 +15,44 @@ _BETWEEN = "\n\n"  # a document and other texts
 
 
 async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:
-    """The conversation with the text layers of its documents in their places; a model that sees gets the pages.
+    """The conversation with the text layers of documents in their places, where the pages are not to be seen.
 
     Raises UsageError that names the field.
     """
-    files = [part for message in spec.messages for part in _files(message)]
-    if model.info.images is not None or not files:
+    media = [part for message in spec.messages for part in message.get("content") or () if isinstance(part, Media)]
+    if not any(_may_be_text(model, part) for part in media):
         return spec
-    model.images.check_count([part.source for part in files if part.source is not None])
-    messages = [await _with_text(model, message) if _files(message) else message for message in spec.messages]
-    return dataclasses.replace(spec, messages=messages)
+    model.images.check_count([part.source for part in media if part.source is not None])
+    return dataclasses.replace(spec, messages=[await _with_text(model, message) for message in spec.messages])
 
 
-def _files(message: Mapping[str, Any]) -> list[Media]:
-    parts = message.get("content") or ()
-    return [part for part in parts if isinstance(part, Media) and part.kind == "file"]
+def _may_be_text(model: ServedModel, part: MessagePart) -> bool:
+    """Return whether the part is read as text if its file is a document."""
+    if not isinstance(part, Media) or part.source is None:
+        return False
+    sees = model.info.images is not None
+    return (sees or part.kind == "file") and is_read_as_text(part.pdf_as or model.info.pdf_as, sees=sees)
 
 
-async def _with_text(model: ServedModel, message: Mapping[str, Any]) -> dict[str, Any]:
+async def _with_text(model: ServedModel, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content") or ()
+    if not any(_may_be_text(model, part) for part in content):
+        return message
     parts: list[MessagePart] = []
     follows_document = False
-    for part in message["content"]:
-        text = await _text(model, part)
-        if text is not None:
-            parts.append(PlainText(text, before=_BETWEEN if parts else ""))
-        elif follows_document and isinstance(part, PlainText):
-            parts.append(PlainText(part.text, before=_BETWEEN))
-        else:
-            parts.append(part)
-        follows_document = text is not None
+    for given in content:
+        part = await _read(model, given) if _may_be_text(model, given) else given
+        is_document = part is not given and isinstance(part, PlainText)
+        if isinstance(part, PlainText) and (follows_document or is_document):
+            part = PlainText(part.text, before=_BETWEEN if parts else "")
+        parts.append(part)
+        follows_document = is_document
     return {**message, "content": tuple(parts)}
 
 
-async def _text(model: ServedModel, part: MessagePart) -> str | None:
-    """The text of a document; None: the part is another one."""
-    if not isinstance(part, Media) or part.kind != "file" or part.source is None:
-        return None
-    return await model.images.text(part.source)
+async def _read(model: ServedModel, part: Media) -> MessagePart:
+    """The text of a document; of another file the part, with what was fetched for it."""
+    assert part.source is not None
+    source = await model.images.read(part.source)
+    text = await model.images.text(source)
+    return dataclasses.replace(part, source=source) if text is None else PlainText(text)

@@ -152,7 +152,7 @@ async def prepare_conversation(model: ServedModel, spec: ChatSpec) -> Prepared:
     """A conversation to embed as the only prompt, with its images. Raises the errors of `prepare_prompts`."""
     settings = model.info.images
     if settings is not None and image_processor(settings).gives_vectors:
-        return await _prepare_alone(model, spec)
+        return await _prepare_alone(model, await with_texts(model, spec))
     return await prepare_prompts(model, await _planned(model, spec), is_answered=False)
 
 

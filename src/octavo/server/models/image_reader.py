@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -39,13 +39,17 @@ _WAITING = {"image": CapacityLimiter(4), "document": CapacityLimiter(1), "video"
 class ImageSource:
     """The image as a request names it, or the document or video: its content says which of them it is.
 
-    text: base64 if `is_data`, else a URL. where: the field of the request. detail: `low` asks for few tokens.
+    text: base64 if `is_data`, else a URL.
+    where: the field of the request.
+    detail: `low` asks for few tokens.
+    data: the bytes of the file after it was read.
     """
 
     text: str
     where: str
     is_data: bool = False
     detail: Literal["low", "high", "auto"] = "auto"
+    data: bytes | None = None
 
 
 READ_URLS = ("data:image/", "data:application/pdf", "data:video/")
@@ -144,6 +148,10 @@ class ImageReader:
         except UsageError as error:
             raise _about(file.source, error, file.kind) from None
 
+    async def read(self, source: ImageSource) -> ImageSource:
+        """Return the source with its bytes, which are fetched only once. Raises UsageError that names the field."""
+        return replace(source, data=await self._bytes(source))
+
     async def text(self, source: ImageSource) -> str | None:
         """The text layer of a PDF document; None: the file is none. Raises UsageError that names the field."""
         data = await self._bytes(source)
@@ -159,6 +167,8 @@ class ImageReader:
         self._decoder.close()
 
     async def _bytes(self, source: ImageSource) -> bytes:
+        if source.data is not None:
+            return source.data
         if source.is_data:
             return _decoded(source.text, source)
         scheme, _, rest = source.text.partition(":")

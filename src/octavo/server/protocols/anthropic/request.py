@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from octavo.config import PdfAs
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.content import (
@@ -76,12 +77,13 @@ class MediaSource(Historic):
 
 
 class MediaBlock(Block):
-    """An image or a document: a text, or a PDF file for models that see."""
+    """An image or a document: a text or a PDF file. `EngineConfig` explains `pdf_as`."""
 
     type: Literal["image", "document"]
     source: MediaSource | None = None
     title: Text | None = None
     context: Text | None = None
+    pdf_as: PdfAs | None = None
 
 
 class ToolUseBlock(Block):
@@ -447,12 +449,12 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
 
 
 def _image(block: MediaBlock, where: str, kind: Literal["image", "file"] = "image") -> Media:
-    source = block.source
+    source, found = block.source, None
     if source is not None and source.type == "base64" and source.data is not None:
-        return Media(kind, f"{where}.type", ImageSource(source.data, f"{where}.source.data", is_data=True))
-    if source is not None and source.type == "url" and source.url is not None:
-        return Media(kind, f"{where}.type", ImageSource(source.url, f"{where}.source.url"))
-    return Media(kind, f"{where}.type")
+        found = ImageSource(source.data, f"{where}.source.data", is_data=True)
+    elif source is not None and source.type == "url" and source.url is not None:
+        found = ImageSource(source.url, f"{where}.source.url")
+    return Media(kind, f"{where}.type", found, block.pdf_as)
 
 
 def _document(block: MediaBlock, where: str) -> MessageContent:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
+from octavo.config import PdfAs
 from octavo.engine.texts.prompt_encoder import OWN_VARIABLES
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
@@ -72,7 +74,8 @@ class ContentPart(Historic):
     """A part of the content: text, an image, or one that no model here reads, of which the error names the type.
 
     image_url: of OpenAI's clients, an object or a plain text; image, url: of other clients; uuid: their name for it,
-    which the content itself makes needless. video_url: of vLLM's clients; input_video: of llama.cpp's.
+    which the content itself makes needless. video_url: of vLLM's clients; input_video: of llama.cpp's. pdf_as: see
+    `EngineConfig`.
     """
 
     type: Text
@@ -86,6 +89,7 @@ class ContentPart(Historic):
     detail: Detail | None = None
     uuid: Text | None = None
     file: FileData | None = None
+    pdf_as: PdfAs | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
@@ -318,7 +322,7 @@ def _part(part: ContentPart, where: str, position: int) -> MessagePart:
             raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
         return PlainText(text)
     if part.type in _MEDIA:
-        return _media(part, name)
+        return replace(_media(part, name), pdf_as=part.pdf_as)
     text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
     raise UsageError(text, param=f"{where}.content", code="invalid_value")
 

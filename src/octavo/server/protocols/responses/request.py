@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, PrivateAttr
 
+from octavo.config import PdfAs
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, of_file, plain
@@ -70,7 +72,7 @@ class RefusalPart(Historic):
 
 
 class MediaPart(Historic):
-    """An image or a file; no model here reads audio."""
+    """An image or a file; no model here reads audio. `EngineConfig` explains `pdf_as`."""
 
     type: Literal["input_image", "input_file", "input_audio"]
     image_url: Text | None = None
@@ -79,6 +81,7 @@ class MediaPart(Historic):
     file_url: Text | None = None
     file_id: Text | None = None
     filename: Text | None = None
+    pdf_as: PdfAs | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
@@ -425,7 +428,7 @@ def _content(content: str | Sequence[AnyPart], where: str) -> MessageContent:
 
 def _part(part: AnyPart, where: str) -> MessagePart:
     if isinstance(part, MediaPart):
-        return _media(part, where)
+        return replace(_media(part, where), pdf_as=part.pdf_as)
     return PlainText(part.text if isinstance(part, TextPart) else part.refusal)
 
 
