@@ -1,1 +1,1 @@
-"""Batches: files of requests that are answered in full, whatever stops on the way."""
+"""Batches: files of requests that are answered completely, even after interruptions."""

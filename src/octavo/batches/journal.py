@@ -1,4 +1,4 @@
-"""The output file of a batch, which is its own journal: what is in it is done, and the next run goes on behind it."""
+"""Output file of a batch, which is also its journal: a new run continues after the results already in it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Journal:
         self._has_ended = threading.Event()
 
     def expect(self, numbers: list[int]) -> None:
-        """The numbers of the lines to come, in their order; for `ordered`."""
+        """Set the numbers of the remaining lines, in order, for `ordered`."""
         self._expected = numbers[::-1]
 
     def has(self, custom_id: str) -> bool:
@@ -65,7 +65,7 @@ class Journal:
             self._write(self._early.pop(self._expected.pop()))
 
     def _sync(self) -> None:
-        """Bring to the disk what has been written, which may take a while."""
+        """Flush written results to disk, which may take a while."""
         self._has_sync = False  # what is written from here on asks for another one
         for file in {self._output, self._errors}:
             os.fsync(file.fileno())
@@ -76,7 +76,7 @@ class Journal:
         self._sync()
 
     def end(self) -> None:
-        """Bring everything to the disk, and close the files. Raises OSError, also for earlier results."""
+        """Flush everything to disk and close the files. Raises OSError, also for earlier results."""
         self._has_ended.set()
         try:
             self._thread.submit(self._sync).result()
@@ -112,7 +112,7 @@ class Journal:
             self.usage.update(usage)
 
     def _open(self, path: Path, retry_failed: bool) -> BinaryIO:
-        """The file, for this process alone. Notes what is in it, and cuts a line that has no end."""
+        """Open the file exclusively, read its results, and cut off an incomplete last line."""
         file = _locked(path)
         try:
             size, num_kept, num_lines = 0, 0, 0

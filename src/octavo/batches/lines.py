@@ -1,4 +1,4 @@
-"""The lines of a batch: OpenAI's, or plain ones with a prompt or messages."""
+"""Lines of a batch: OpenAI's, or plain ones with a prompt or messages."""
 
 from __future__ import annotations
 
@@ -57,9 +57,11 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The end of a line. status: of the answer, 0: there is none, and `code` and `message` say why.
+    """Result of a line.
 
-    body: JSON. usage: its tokens, by their names in the usage of a batch.
+    status: of the answer; 0 if there is none, and `code` and `message` say why.
+    body: JSON.
+    usage: its tokens, by their names in the usage of a batch.
     """
 
     number: int
@@ -126,7 +128,7 @@ def read_lines(file: BinaryIO, endpoint: str | None = None) -> Iterator[BatchLin
 
 
 def seed_of(name: str) -> int:
-    """A seed made of a name, so that a line that is computed again has the same answer."""
+    """Derive a seed from a name, so that a line that is computed again has the same answer."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 

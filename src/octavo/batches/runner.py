@@ -1,4 +1,4 @@
-"""The runner of a batch's lines: as many at once as there is room for, those with the same beginning together.
+"""Runs the lines of a batch: as many at once as fit, those with a common prefix together.
 
 It knows neither HTTP nor an engine.
 """
@@ -82,7 +82,7 @@ class BatchRunner:
         self._sleep = sleep
 
     async def run(self, lines: Iterable[BatchLine | LineError]) -> None:
-        """Return when all lines have their results. Cancelled, it cancels the lines that run; they have no result."""
+        """Return when all lines have results. Cancelling it cancels running lines, which get no result."""
         running: set[asyncio.Task[None]] = set()
         try:
             source = iter(lines)
@@ -126,7 +126,7 @@ class BatchRunner:
 
 
 async def _one_of(running: set[asyncio.Task[None]]) -> None:
-    """Wait until one has ended, and remove it; raises its exception."""
+    """Wait until one task has ended, and remove it; raises its exception."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     running -= done
     for task in done:
@@ -134,7 +134,7 @@ async def _one_of(running: set[asyncio.Task[None]]) -> None:
 
 
 def next_window(lines: Iterator[BatchLine | LineError]) -> list[BatchLine | LineError]:
-    """The next lines, as many as may be in memory, sorted by their beginnings."""
+    """Next lines, as many as may be in memory, sorted by their beginnings."""
     window, num_bytes = [], 0
     for line in lines:
         window.append(line)

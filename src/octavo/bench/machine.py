@@ -1,4 +1,4 @@
-"""The machine of a measurement."""
+"""Machine that a measurement ran on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.platform import processors
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The facts that make two figures comparable or not."""
+    """Facts that decide whether two figures are comparable."""
 
     octavo: str
     python: str
@@ -30,7 +30,7 @@ class Machine:
 
 
 def describe_machine(session: Session) -> Machine:
-    """The machine and the model of a session."""
+    """Describe the machine and the model of a session."""
     model = session.model()
     # Not every executor has instruction sets and threads of its own.
     executor: Any = model.executor

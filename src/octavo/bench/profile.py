@@ -1,4 +1,4 @@
-"""The time of each operation in a step, beside the least time that this machine needs for it."""
+"""Time of each operation in a step, compared with the least time it needs on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 from octavo.graph.ops.base import StepSizes
 
-_FASTEST_SHARE = 4  # the report is the mean of the fastest quarter of the steps
+_FASTEST_SHARE = 4  # the report averages the fastest quarter of the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,12 @@ def profile(
     show_progress: bool = False,
     **options: Any,
 ) -> ProfileReport:
-    """Profiles a decode step of each number of rows at `context` tokens, and a prefill of each number of tokens.
+    """Profile a decode step for each number of rows at `context` tokens, and a prefill of each number of tokens.
 
-    iterations: decode steps of each kind; prefill runs a quarter as many, but at least 4. options: further
-    fields of `octavo.config.EngineConfig`. show_progress: show a bar on a terminal.
+    iterations: decode steps of each kind; prefill runs a quarter as many, but at least 4.
+    show_progress: show a bar on a terminal.
+    options: further fields of `octavo.config.EngineConfig`.
+
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
     counts = {

@@ -101,9 +101,11 @@ def latency(
     show_progress: bool = False,
     **options: Any,
 ) -> LatencyReport:
-    """Run `iterations` batches of batch_size equal requests, after `warmup` batches that do not count.
+    """Run `iterations` batches of batch_size equal requests, after `warmup` batches that are not measured.
 
-    options: further fields of `octavo.config.EngineConfig`. show_progress: show a bar on a terminal.
+    show_progress: show a bar on a terminal.
+    options: further fields of `octavo.config.EngineConfig`.
+
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
     check_sizes(input_len=input_len, output_len=output_len, batch_size=batch_size, iterations=iterations)
@@ -138,9 +140,11 @@ def throughput(
     show_progress: bool = False,
     **options: Any,
 ) -> ThroughputReport:
-    """Submit num_prompts requests at once and wait for all, `iterations` times after `warmup` runs that do not count.
+    """Submit num_prompts requests at once and wait for all, `iterations` times after `warmup` runs without measurement.
 
-    options: further fields of `octavo.config.EngineConfig`. show_progress: show a bar on a terminal.
+    show_progress: show a bar on a terminal.
+    options: further fields of `octavo.config.EngineConfig`.
+
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
     check_sizes(num_prompts=num_prompts, input_len=input_len, output_len=output_len, iterations=iterations)
@@ -225,7 +229,7 @@ def _measure(
     output_len: int,
     show_progress: bool,
 ) -> _Result:
-    """Load the model and run each of `counts` requests in turn; the first `warmup` runs do not count."""
+    """Load the model and run each of `counts` requests in turn; the first `warmup` runs are not measured."""
     rng = random.Random(0)
     runs: list[Run] = []
     with (

@@ -1,4 +1,4 @@
-"""The gain by drafts: answers to prompts of eight kinds with and without, in turns on one loaded model."""
+"""Speedup from drafts: answers to prompts of eight kinds with and without drafts, in turns on one loaded model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The package of LoRA training: data, modules, runs that go on after any end, and the adapter's folder."""
+"""LoRA training: data, modules, resumable runs, and the adapter's folder."""

@@ -1,4 +1,4 @@
-"""The order of the examples of a training run, its held-out part, and its learning rate: functions of the options."""
+"""Order of the examples of a training run, its held-out part and its learning rate, all derived from the options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of training whose state is on disk, so that a later process goes on where an earlier one ended."""
+"""Training run whose state is on disk, so that a later process can resume it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Plan:
 
 
 class RunFolder:
-    """The folder of an unfinished run: the options that it was begun with, and its latest state in one file."""
+    """Folder of an unfinished run: its original options, and its latest state in one file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,7 +87,7 @@ class RunFolder:
         return known
 
     def load(self) -> tuple[RunProgress, Mapping[str, NDArray[np.float32]]]:
-        """The latest state; nothing if no step was kept."""
+        """Latest state; empty if no step was saved."""
         path = self._folder / _STATE_NAME
         if not path.exists():
             return RunProgress(), {}
@@ -98,7 +98,7 @@ class RunFolder:
         return RunProgress(losses, {int(step): loss for step, loss in held_out}), found
 
     def save(self, progress: RunProgress, state: Mapping[str, NDArray[np.float32]]) -> None:
-        """Replace the state in one go."""
+        """Replace the state atomically."""
         extra = {
             "losses": np.array(progress.losses, np.float32),
             "held_out": np.array([*progress.held_out.items()], np.float32).reshape(-1),

@@ -1,1 +1,1 @@
-"""The package of pictures as models see them: decoded, resized and cut, without an engine."""
+"""Images as models see them: decoded, resized and cut, without an engine."""

@@ -1,4 +1,4 @@
-"""Frames of videos as pictures, by FFmpeg's libraries. For the process that decodes: nothing else opens such a file."""
+"""Frames of videos as pictures, by FFmpeg's libraries. Only the decoding process uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of PDF documents as pictures, by pdfium. For the process that decodes: nothing else opens such a file."""
+"""Pages of PDF documents as pictures, by pdfium. Only the decoding process uses it."""
 
 from __future__ import annotations
 

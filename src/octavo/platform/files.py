@@ -40,13 +40,13 @@ def user_id() -> int:
 
 
 def set_mode(file: int, mode: int) -> None:
-    """Change the mode of an open file; does nothing on Windows. Raises OSError."""
+    """Change the mode of an open file. Does nothing on Windows. Raises OSError."""
     if sys.platform != "win32":
         os.fchmod(file, mode)
 
 
 def pread(file: int, count: int, offset: int) -> bytes:
-    """At most `count` bytes from an offset on. The position of the descriptor is not used, and may change."""
+    """Read at most `count` bytes at an offset. The descriptor's position is not used, and may change."""
     if sys.platform == "win32":
         with _POSITION:
             os.lseek(file, offset, os.SEEK_SET)
@@ -55,7 +55,7 @@ def pread(file: int, count: int, offset: int) -> bytes:
 
 
 def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int) -> int:
-    """Fill the buffer from an offset on as far as the file goes; the number of bytes. See `pread`."""
+    """Fill the buffer from an offset as far as the file goes; return the number of bytes. See `pread`."""
     if hasattr(os, "preadv"):
         count: int = os.preadv(file, [buffer], offset)
         return count
@@ -65,7 +65,7 @@ def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int
 
 
 def pwrite(file: int, data: bytes, offset: int) -> int:
-    """Write at an offset; the number of bytes written. See `pread`."""
+    """Write at an offset and return the number of bytes written. See `pread`."""
     if sys.platform == "win32":
         with _POSITION:
             os.lseek(file, offset, os.SEEK_SET)
@@ -74,7 +74,7 @@ def pwrite(file: int, data: bytes, offset: int) -> int:
 
 
 def write_pieces(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
-    """Write several pieces one behind the other at an offset; the number of bytes written. See `pread`."""
+    """Write several pieces after each other at an offset and return the number of bytes written. See `pread`."""
     if hasattr(os, "pwritev"):
         count: int = os.pwritev(file, pieces, offset)
         return count
@@ -82,7 +82,7 @@ def write_pieces(file: int, pieces: Sequence[bytes | memoryview], offset: int) -
 
 
 def reserve(file: int, num_bytes: int) -> None:
-    """Make the file at least so large, with room on the disk where the system can promise it. Raises OSError."""
+    """Extend the file to at least num_bytes, reserving disk space where the system can. Raises OSError."""
     if sys.platform == "linux":
         os.posix_fallocate(file, 0, num_bytes)
     elif os.fstat(file).st_size < num_bytes:
@@ -90,7 +90,7 @@ def reserve(file: int, num_bytes: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """The room that this user has on the file system of a folder. Raises OSError."""
+    """Free space for this user on the file system of a folder. Raises OSError."""
     if sys.platform == "win32":
         return shutil.disk_usage(folder).free
     status = os.statvfs(folder)
@@ -104,7 +104,7 @@ def is_hollow(path: Path) -> bool:
 
 
 def drop_cached(file: int) -> None:
-    """Ask the system to forget a file's content in its cache, which is on the disk already."""
+    """Drop a file's content, which is already on disk, from the system's cache."""
     if sys.platform == "linux":
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -116,7 +116,7 @@ def drop_pages(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk. Windows does so by itself. Raises OSError."""
+    """Flush the names in a folder to disk. Windows does so by itself. Raises OSError."""
     if sys.platform == "win32":
         return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -49,7 +49,7 @@ class Folder:
         os.replace(self._place(old), self._place(new), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def sync(self) -> None:
-        """Bring the names to the disk."""
+        """Flush the names to disk."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
 

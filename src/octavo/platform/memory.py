@@ -1,4 +1,4 @@
-"""Main memory: what there is, what this process may still take, its limits, and settings of the allocator."""
+"""Main memory: its size, what this process may still use, its limits, and allocator settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def total_bytes() -> int:
-    """The memory of the machine."""
+    """Total memory of the machine."""
     if sys.platform == "win32":
         return _windows_memory()[0]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -48,7 +48,7 @@ def available_bytes(proc: Path, cgroups: Path) -> int:
 
 
 def page_bytes() -> int:
-    """The size of a page."""
+    """Size of a page."""
     return mmap.PAGESIZE
 
 
@@ -93,7 +93,7 @@ def address_space_limit() -> int | None:
 
 
 def peak_bytes() -> int:
-    """The most physical memory that this process has had; 0 where the system does not say."""
+    """Peak physical memory of this process; 0 if the system does not report it."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
@@ -104,7 +104,7 @@ def peak_bytes() -> int:
 
 
 def disk_reads() -> int:
-    """A number that changes while this process reads from a disk; 0 where the system does not say."""
+    """A number that changes while this process reads from a disk; 0 if the system does not report it."""
     if sys.platform != "win32":
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_majflt + usage.ru_inblock

@@ -197,7 +197,7 @@ def _exists(pid: int) -> bool:
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals, call: Callable[[signal.Signals], None]) -> None:
-    """From now on a signal calls this in the loop."""
+    """Call this function in the loop on each signal from now on."""
     if sys.platform == "win32":
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(call, number) and None)
     else:

@@ -1,4 +1,4 @@
-"""The processors that this process may use: which, how many cores they are, and a quota on their time."""
+"""Processors that this process may use: which CPUs, how many cores, and a quota on their time."""
 
 from __future__ import annotations
 

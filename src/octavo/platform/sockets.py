@@ -16,6 +16,6 @@ def is_reset(sock: socket.socket) -> bool:
 
 
 def limit_unanswered(sock: socket.socket, milliseconds: int) -> None:
-    """End the connection if what was sent is not acknowledged for so long. Linux alone. Raises OSError."""
+    """End the connection if sent data is not acknowledged in time. Only on Linux. Raises OSError."""
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

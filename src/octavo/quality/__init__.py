@@ -1,1 +1,1 @@
-"""The quality of models: perplexity, divergence from a reference, tasks, and comparisons."""
+"""Quality of models: perplexity, divergence from a reference, tasks, and comparisons."""

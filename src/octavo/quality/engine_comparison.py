@@ -1,4 +1,4 @@
-"""Engines beside each other on the same prompts: times and answers of OpenAI-compatible servers, in turns."""
+"""Compare engines on the same prompts: times and answers of OpenAI-compatible servers, in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges a model on a text: its perplexity and, beside a reference, its divergence from it."""
+"""Evaluate a model on a text: its perplexity and, with a reference, its divergence from it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def evaluate_text(
     reference: ReferenceOptions | None = None,
     progress: Progress | None = None,
 ) -> tuple[TextReport, TokenFigures]:
-    """Load a model and judge it. options: fields of `EngineConfig`.
+    """Load a model and evaluate it.
+
+    options: fields of `EngineConfig`.
 
     Raises what `Scorer` raises, and UsageError for a text that is too short or a reference with other tokens.
     """
@@ -157,7 +159,7 @@ def judge(
     reference: ReferenceScores | None = None,
     progress: Progress | None = None,
 ) -> Judgement:
-    """Score windows on a loaded model, beside a reference if there is one."""
+    """Score windows on a loaded model, and compare with a reference if given."""
     kept: list[TokenScores] = []
     seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""Runs tasks on a model: accuracy of choices, exact match of answers, each with its standard error."""
+"""Run tasks on a model: accuracy of choices and exact match of answers, each with its standard error."""
 
 from __future__ import annotations
 

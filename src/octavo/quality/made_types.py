@@ -1,4 +1,4 @@
-"""Smaller types of a model for a comparison, made once and kept."""
+"""Quantized versions of a model for a comparison, created once and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models beside each other: size, quality against a reference, speed and memory, and which one to take."""
+"""Compare models: size, quality against a reference, speed and memory, and which one to use."""
 
 from __future__ import annotations
 

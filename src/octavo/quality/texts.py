@@ -1,4 +1,4 @@
-"""The text that a model is judged on: a file, or the one that comes with Octavo."""
+"""Text that a model is evaluated on: a file, or the built-in one."""
 
 from __future__ import annotations
 

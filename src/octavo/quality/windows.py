@@ -1,4 +1,4 @@
-"""Windows of tokens of a text, by the two conventions of perplexity."""
+"""Windows of a text's tokens, by the two conventions of perplexity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a batch through Ray Data: each actor has an engine, and results come to one journal as they are made."""
+"""Lines of a batch through Ray Data: each actor has an engine, and results go to one journal as they complete."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The HTTP server: an OpenAI-compatible front to one engine or several."""
+"""HTTP server: OpenAI-compatible access to one or more engines."""

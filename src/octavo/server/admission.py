@@ -31,14 +31,14 @@ T = TypeVar("T")
 MAX_SEQUENCES_PER_REQUEST = 256
 _MAX_RETRY_AFTER_S = 60.0
 _CLOCK_RESOLUTION_S = 1e-3
-_MIN_RATE = 1.0  # sequences that end in a second, as long as none has
+_MIN_RATE = 1.0  # assumed sequences per second, until one has finished
 _SMOOTHING = 0.1  # weight of the latest request in the means
-_CONTEXTS_QUEUED = 8  # prompt tokens that wait, in contexts, unless max_queued_tokens says otherwise
+_CONTEXTS_QUEUED = 8  # default limit of waiting prompt tokens, in contexts
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Ticket:
-    """One admitted request. It must be released at its end in any case.
+    """One admitted request. Must always be released at its end.
 
     It ends a request early by raising from `wait`: OverloadedError if it waited too long or the server shuts down,
     GenerationTimeoutError if it ran too long, ApiError if it was cancelled.
@@ -60,7 +60,7 @@ class Ticket:
     _scopes: set[anyio.CancelScope] = field(default_factory=set)
 
     async def wait(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of `call()`, unless the request is ended meanwhile. Every wait for the engine goes through it."""
+        """Result of `call()`, unless the request is ended meanwhile. Every wait for the engine goes through here."""
         if self._error is None:
             with anyio.CancelScope() as scope:
                 self._scopes.add(scope)
@@ -87,7 +87,7 @@ class Ticket:
         self.lane.tokens.add(self.tenant, count)
 
     def started(self) -> None:
-        """Mark the request as started by the engine, at its first output. May be called again."""
+        """Mark the request as started by the engine, at its first output. Calling it again is allowed."""
         if not self.has_started:
             self.has_started = True
             self.lane.tokens.add(self.tenant, -self.num_prompt_tokens)
@@ -100,7 +100,7 @@ class Ticket:
                 scope.cancel()
 
     def release(self) -> None:
-        """End the request's admission. May be called twice."""
+        """End the request's admission. Calling it twice is allowed."""
         if not self.released.is_set():
             for timer in self.timers:
                 timer.cancel()
@@ -110,7 +110,7 @@ class Ticket:
 
 @dataclass
 class _Lane:
-    """The requests of one model. places: of sequences. tokens: of waiting prompt tokens."""
+    """Requests of one model, with shares of its places for sequences and for waiting prompt tokens."""
 
     places: Shares
     tokens: Shares
@@ -121,7 +121,7 @@ class _Lane:
 
     def add(self, ticket: Ticket) -> None:
         if 2 * self.num_sequences < self.places.limit:
-            self._next_place_at = 0.0  # the crowd is gone
+            self._next_place_at = 0.0  # the queue is empty
         self.tickets[ticket] = None
         self.places.add(ticket.tenant, 0 if ticket.is_batch else ticket.num_sequences)
 
@@ -161,7 +161,10 @@ class _Lane:
         self.places.add(ticket.tenant, -(0 if ticket.is_batch else ticket.num_sequences))
 
     def is_waiting(self, ticket: Ticket, num_waiting: int) -> bool:
-        """True if the engine has not started the request. num_waiting: requests in the engine's queue."""
+        """True if the engine has not started the request.
+
+        num_waiting: requests in the engine's queue.
+        """
         if ticket.has_started:
             return False
         unstarted = [other for other in self.tickets if not other.has_started]
@@ -249,7 +252,7 @@ class Admission:
         return lane.num_sequences >= lane.places.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
-        """Cancel the requests with this id; False if this tenant has none."""
+        """Cancel the requests with this id. Return False if this tenant has none."""
         tickets = [ticket for lane in self._lanes.values() for ticket in lane.tickets]
         found = [ticket for ticket in tickets if (ticket.request_id, ticket.tenant) == (request_id, tenant)]
         for ticket in found:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application that serves `state`, with all routes that there are."""
+    """Make the application that serves `state`, with all routes."""
     app = build_app(
         state.config, route_modules(), state.metrics.http_request, state.batches.salt, lambda: state.models.may_see
     )

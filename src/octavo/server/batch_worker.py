@@ -1,4 +1,4 @@
-"""The batches of a server: each key's one after another, through the server's own routes, below all other requests."""
+"""Batches of a server: one at a time per API key, through the server's own routes, with the lowest priority."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_WIDTH = 32  # of a model that is not loaded
-_SAVE_S = 0.5  # between two notes of the counts of a batch that runs
-_AGE_S = 120.0  # without the end of any line: then one line runs like a live request
-_MAX_ERRORS = 100  # of a file that is refused
+_WIDTH = 32  # lines at once for a model that is not loaded
+_SAVE_S = 0.5  # between updates of a running batch's counts
+_AGE_S = 120.0  # after this long without a result, one line runs like a live request
+_MAX_ERRORS = 100  # errors reported about a refused file
 
 
 class BatchWorker:
@@ -63,7 +63,7 @@ class BatchWorker:
         self.figures = BatchFigures()
 
     def start(self, app: ASGIApp) -> None:
-        """Goes on with the batches of the store. app: answers the lines. Call it from the event loop."""
+        """Resume the batches of the store. Call it from the event loop. app: answers the lines."""
         self._app = app
         if self._store is not None:
             active = list(self._store.active())
@@ -72,14 +72,14 @@ class BatchWorker:
                 self._wake(owner)
 
     async def stop(self) -> None:
-        """Stop all batches. They go on when a server starts with the same store."""
+        """Stop all batches. They resume when a server starts with the same store."""
         self._app = None
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Stops, and closes the store."""
+        """Stop, and close the store."""
         await self.stop()
         self._thread.shutdown(wait=True)
         if self._store is not None:
@@ -88,11 +88,11 @@ class BatchWorker:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     async def use(self, work: Callable[[BatchStore], T]) -> T:
-        """The result of `work` on the store, in its thread."""
+        """Result of `work` on the store, in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
 
     def submit(self, work: Callable[[BatchStore], object]) -> None:
-        """Let the store's thread do `work` after all that it was given before. Errors are logged."""
+        """Let the store's thread do `work` after its earlier tasks. Errors are logged."""
 
         def run() -> None:
             try:
@@ -109,19 +109,19 @@ class BatchWorker:
         self._wake(batch.owner)
 
     async def find(self, owner: str, batch_id: str) -> StoredBatch | None:
-        """The batch as far as it has come; None if this owner has none with that id."""
+        """A batch with its current progress, or None if this owner has none with that id."""
         running = self._running.get(batch_id)
         if running is not None and running.batch.owner == owner:
             return running.batch
         return await self.use(lambda store: store.batch(owner, batch_id))
 
     async def batches(self, owner: str, after: str | None, limit: int) -> list[StoredBatch]:
-        """Batches made before the one of this id, the latest first, as far as they have come."""
+        """Batches created before the one with this id, newest first, with their current progress."""
         stored = await self.use(lambda store: store.batches(owner, after, limit))
         return [self._running[batch.id].batch if batch.id in self._running else batch for batch in stored]
 
     async def cancel(self, batch: StoredBatch) -> StoredBatch:
-        """Begin to cancel a batch that has not ended."""
+        """Start to cancel a batch that has not ended."""
         running = self._running.get(batch.id)
         if running is not None:
             batch = running.batch
@@ -185,7 +185,7 @@ class BatchWorker:
             self.figures.num_running = len(self._running)
 
     async def _validate(self, batch: StoredBatch) -> None:
-        """Read all lines; a file with a wrong one fails."""
+        """Read all lines; one wrong line fails the file."""
         total, errors, model = await self.use(lambda store: _checked(store, batch))
         batch.total, batch.model = total, model
         if errors:
@@ -200,7 +200,7 @@ class BatchWorker:
         await self.use(lambda store: store.save(batch))
 
     def width(self, model: str | None) -> int:
-        """Lines at once for each owner with a batch: their share of the rows. The engine lets live requests pass."""
+        """Lines to run at once for each owner with a batch: their share of the rows. Live requests go first."""
         with suppress(OctavoError, KeyError):
             info = self._models.entry(model).info
             if info is not None:
@@ -209,7 +209,7 @@ class BatchWorker:
 
 
 def _checked(store: BatchStore, batch: StoredBatch) -> tuple[int, list[dict[str, Any]], str | None]:
-    """The number of lines, the errors, and the model of the first line."""
+    """Number of lines, errors, and the model of the first line."""
     errors: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     model: str | None = None
@@ -243,7 +243,7 @@ def _lines_of(store: BatchStore, batch: StoredBatch) -> Iterator[BatchLine | Lin
 
 
 class _RunningBatch:
-    """A batch whose lines run. `stop` ends it early, and so does its time."""
+    """A batch whose lines are running. `stop` or its time limit ends it early."""
 
     def __init__(self, batch: StoredBatch, worker: BatchWorker, age_s: float) -> None:
         self.batch = batch
@@ -282,7 +282,7 @@ class _RunningBatch:
         await use(lambda store: store.save(batch))
 
     async def _run_lines(self, app: ASGIApp, journal: Journal) -> None:
-        """Run the lines without results until there are none, the batch is cancelled or its time is over."""
+        """Run the lines without results until all are done, the batch is cancelled or its time is over."""
         lines = await self._worker.use(lambda store: _left(store, self.batch, journal))
         put = partial(self._put, journal)
         runner = BatchRunner(partial(self._call, app), lambda: self._worker.width(self.batch.model), put)
@@ -297,7 +297,7 @@ class _RunningBatch:
             self._lines.result()  # raises
 
     def _put(self, journal: Journal, result: LineResult) -> None:
-        """Write a result, and twice a second the counts, in the thread of the store."""
+        """Write a result, and the counts twice a second, in the store's thread."""
         now = self._ended_at = time.monotonic()
         figures = self._worker.figures
         figures.lines["failed" if result.is_failed else "completed"] += 1
@@ -309,7 +309,7 @@ class _RunningBatch:
             self._worker.submit(lambda _: _count(self.batch, journal))
 
     def _write(self, journal: Journal, result: LineResult) -> None:
-        """A disk that is full ends the batch: its results would be lost."""
+        """Write a result. A full disk ends the batch, because its results would be lost."""
         try:
             if self._problem is None:
                 journal.put(result)
@@ -339,7 +339,7 @@ class _RunningBatch:
             task.cancel()
 
     def _may_age(self) -> bool:
-        """True if live requests have left this batch no room for long, and no other line of it was let in for that."""
+        """True if live requests have left this batch no room for long, and no other line was let in for that reason."""
         idle_s = time.monotonic() - self._ended_at
         may_age = idle_s >= self._age_s and not self._has_aged
         self._has_aged = idle_s >= self._age_s
@@ -355,13 +355,13 @@ def _left(store: BatchStore, batch: StoredBatch, journal: Journal) -> Iterator[B
 
 
 def _count(batch: StoredBatch, journal: Journal) -> None:
-    """Bring the counts of a batch up to what is in its files."""
+    """Update the counts of a batch from its files."""
     batch.completed, batch.failed = journal.num_completed, journal.num_failed
     batch.usage = dict(journal.usage)
 
 
 def _end_rest(store: BatchStore, batch: StoredBatch, journal: Journal, code: str) -> bool:
-    """Give the lines without results an error; False: there are none."""
+    """Give lines without results an error. Return False if there are none."""
     rest = _left(store, batch, journal) if journal.num_completed + journal.num_failed < batch.total else ()
     is_cut = False
     for line in rest:
@@ -372,7 +372,7 @@ def _end_rest(store: BatchStore, batch: StoredBatch, journal: Journal, code: str
 
 
 def _publish(store: BatchStore, batch: StoredBatch) -> None:
-    """Make files of the results; an empty one goes."""
+    """Make files of the results, and drop empty ones."""
     names = {batch.output_file_id: batch.completed, batch.error_file_id: batch.failed}
     for file_id, count in names.items():
         path = store.content_of(file_id)

@@ -1,4 +1,4 @@
-"""The server's options. Flags and documentation are made from these fields."""
+"""Options of the server. Flags and documentation are generated from these fields."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MAX_SECONDS = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """The options of a server. Every field is checked on construction; an invalid one raises UsageError."""
+    """Options of a server. Fields are checked on construction; an invalid one raises UsageError."""
 
     host: str = option("127.0.0.1", "address to listen on; anything but loopback needs --api-key")
-    port: int = option(8000, "port to listen on; 0: any free one")
+    port: int = option(8000, "port to listen on; 0: any free port")
     api_key: tuple[str, ...] = option(
         (),
-        "API key that requests must carry; may be given several times. "
+        "API key that requests must send; may be repeated. "
         "Other users of this machine can see it in the process list; --api-key-file hides it",
     )
     api_key_file: str | None = option(None, "file of API keys, one per line")
@@ -36,29 +36,29 @@ class ServerConfig:
     ssl_keyfile: str | None = option(None, "private key of the certificate in PEM format")
     cors_origin: tuple[str, ...] = option(
         (),
-        "web origin whose pages may call the server and read its answers; localhost: any page on this machine; "
+        "web origin whose pages may call the server; localhost: any page on this machine; "
         "*: any page; separate several with commas, or repeat the option",
     )
     alias: tuple[str, ...] = option(
         (),
         "additional names for the model in requests, separated by commas; the first is its id if it has no NAME. "
-        "With several models, write NAME=ALIAS. May be given several times",
+        "With several models, write NAME=ALIAS. May be repeated",
     )
     admin_key: tuple[str, ...] = option(
-        (), "API key that may also load and unload adapters; may be given several times. --admin-key-file hides it"
+        (), "API key that may also load and unload adapters; may be repeated. --admin-key-file hides it"
     )
     admin_key_file: str | None = option(None, "file of admin keys, one per line")
     lora_dir: str | None = option(
-        None, "folder of adapters that requests may name as their model, without loading them first"
+        None, "folder of adapters that requests can use as model names without loading them first"
     )
     allow_runtime_lora: bool = option(
         False, "let any client load and unload adapters; with --lora-dir, only those in it, except with an admin key"
     )
-    lora_quota: int = option(8, "maximum number of adapters that an API key may have loaded at run time")
+    lora_quota: int = option(8, "maximum number of adapters that an API key may load at run time")
     lora_quota_bytes: str = option("1GiB", "maximum total size of the files of those adapters")
     max_queue: int = option(128, "maximum waiting sequences, not counting running ones; further requests get 503")
     max_queued_tokens: int | None = option(None, "maximum prompt tokens in the queue; default: eight contexts")
-    queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
+    queue_timeout: float = option(60.0, "maximum time in the queue")
     request_timeout: float = option(600.0, "maximum time of a request")
     max_body_bytes: int | None = option(
         None, "maximum size of a request body; default: 8 MiB, or 64 MiB on routes that take images for a vision model"
@@ -71,12 +71,12 @@ class ServerConfig:
         "public domain; separate several with commas, or repeat the option. Default: none",
     )
     allowed_local_media_path: str | None = option(
-        None, "folder of images, documents and videos that requests may name as file:// URLs"
+        None, "folder of images, documents and videos that requests may use as file:// URLs"
     )
     max_connections: int = option(1000, "maximum number of connections")
     header_timeout: float = option(10.0, "maximum time for a client to send the headers")
     body_timeout: float = option(30.0, "maximum pause while a client sends the body")
-    write_timeout: float = option(30.0, "maximum time that a client may leave a stream unread")
+    write_timeout: float = option(30.0, "maximum time for a client to leave a stream unread")
     keep_alive: float = option(5.0, "interval between keep-alive comments in a silent stream")
     drain: float = option(30.0, "time for running requests to finish after SIGTERM")
     stall_timeout: float = option(30.0, "restart an engine that has completed no step for this long")
@@ -85,13 +85,13 @@ class ServerConfig:
         None, "memory for all loaded models, such as '16GiB'; idle models are unloaded; default: the free memory"
     )
     sleep_after: float = option(
-        0.0, "unload the models after this long without a request; the next request reloads the one it needs; 0: never"
+        0.0, "unload models after this long without a request; the next request reloads its model; 0: never"
     )
     sleep_level: int = option(
         2, "depth of --sleep-after: 1 keeps the weights in main memory and frees GPU memory; 2 frees everything"
     )
     response_store: str | None = option(
-        None, "SQLite file that keeps the responses of /v1/responses; default: they are kept in memory"
+        None, "SQLite file that stores the responses of /v1/responses; default: in memory"
     )
     closed_objects: bool = option(
         False,
@@ -99,10 +99,10 @@ class ServerConfig:
         "otherwise; closed_objects in a request takes precedence",
     )
     batch_store: str | None = option(
-        None, "folder that keeps the files and batches of /v1/files and /v1/batches; default: lost at shutdown"
+        None, "folder that stores the files and batches of /v1/files and /v1/batches; default: lost at shutdown"
     )
     slot_save_path: str | None = option(
-        None, "folder for the prompts that POST /slots/{id}?action=save writes and action=restore reads"
+        None, "folder for the prompts that POST /slots/{id}?action=save saves and action=restore loads"
     )
     metrics_prefix: str = option("vllm", "prefix of the metric names")
     log_json: bool = option(False, "write the log as JSON, one object per line")
@@ -146,7 +146,7 @@ class ServerConfig:
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> ServerConfig:
-        """A configuration from the command line's options: durations may be strings, and repeated options are lists."""
+        """Make a configuration from the command line: durations may be strings, and repeated options are lists."""
         durations = {field.name for field in dataclasses.fields(cls) if isinstance(field.default, float)}
         values = dict(options)
         for name, value in options.items():
@@ -157,7 +157,10 @@ class ServerConfig:
         return cls(**values)
 
     def body_limit(self, *, with_images: bool) -> int:
-        """The largest body in bytes. with_images: of a route that takes images."""
+        """Largest body in bytes.
+
+        with_images: for a route that accepts images.
+        """
         return self.max_body_bytes or (64 << 20 if with_images else 8 << 20)
 
     @property
@@ -170,7 +173,7 @@ _NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # whose default i
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Check the type of a field: that of its default or, without one, a text or a number."""
+    """Check a field's type: that of its default or, without one, a text or a number."""
     if isinstance(default, float):
         _check_seconds(name, value)
     elif isinstance(default, bool):
@@ -186,7 +189,7 @@ def _check_type(name: str, value: object, default: object) -> None:
 
 
 def parse_duration(name: str, value: object) -> float:
-    """Seconds of `30`, `"30s"`, `"2m"`, `"500ms"` or `"1h"`. Raises UsageError."""
+    """Parse `30`, `"30s"`, `"2m"`, `"500ms"` or `"1h"` as seconds. Raises UsageError."""
     if not isinstance(value, str):
         return _check_seconds(name, value)
     match = _DURATION.fullmatch(value.strip().lower())

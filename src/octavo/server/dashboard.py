@@ -1,4 +1,4 @@
-"""The figures of the dashboard, and their series of the last 15 minutes."""
+"""Figures of the dashboard, and their history of the last 15 minutes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ INTERVAL_S = 5.0
 
 
 class DashboardHistory:
-    """The snapshots of the last 15 minutes, one every 5 seconds: at most 180, a few KB each."""
+    """Snapshots of the last 15 minutes, one every 5 seconds: at most 180 of a few KB each."""
 
     def __init__(self) -> None:
         self._samples: deque[dict[str, Any]] = deque(maxlen=int(SPAN_S / INTERVAL_S))
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The oldest first."""
+        """Snapshots, oldest first."""
         return list(self._samples)
 
     def add(self, sample: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class DashboardHistory:
 
 
 def snapshot(state: ServerState) -> dict[str, Any]:
-    """All figures of the dashboard, as JSON. No engine is asked; counters are totals."""
+    """All figures of the dashboard, as JSON, without asking an engine. Counters are totals."""
     metrics = state.metrics
     metrics.refresh_statuses()
     now = time.monotonic()

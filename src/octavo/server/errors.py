@@ -1,4 +1,4 @@
-"""The error contract of the HTTP interface: one envelope, exact status, type, param and code.
+"""Errors of the HTTP interface: one envelope, exact status, type, param and code.
 
 `{"error": {"message": str, "type": str, "param": str | null, "code": str | null}}`, as OpenAI's clients expect it.
 """
@@ -20,20 +20,20 @@ from octavo.errors import (
 
 logger = logging.getLogger(__name__)
 
-# Every operation can answer with every one of them.
+# Every operation can return any of these.
 STATUSES = {
     400: "The request is wrong",
-    401: "No API key, or a wrong one",
+    401: "The API key is missing or wrong",
     403: "This host or page may not call the server",
     404: "There is no such model or path",
-    405: "The path has other methods",
+    405: "The path does not support this method",
     408: "The request did not arrive in time",
     413: "The body is too large",
     415: "The body is not plain JSON",
     429: "Too many requests of one caller",
     431: "The headers are too large",
     499: "The request was cancelled through /v1/requests",
-    500: "A fault of the server",
+    500: "Internal error",
     501: "The body is in a transfer coding other than chunked",
     503: "No room now; try again after Retry-After seconds",
     504: "The request ran for too long",
@@ -42,7 +42,7 @@ STATUSES = {
 
 
 class ApiError(Exception):
-    """An error answer. Raise it anywhere below an endpoint; once a stream has begun, it becomes an event."""
+    """An error answer. Raise it anywhere below an endpoint; in a running stream it becomes an event."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ClientGoneError(Exception):
 
 
 def shutting_down() -> ApiError:
-    """The error for requests that the server does not finish before it exits."""
+    """Error for requests that the server does not finish before it exits."""
     message = "the server is shutting down"
     return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
 
@@ -82,15 +82,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
 
 
 def refuse(param: str, reason: str, code: str = "unsupported_value") -> UsageError:
-    """The error about a value that is well-formed and cannot be honoured."""
+    """Error about a value that is well-formed but cannot be honoured."""
     return UsageError(f"{param} {reason}", param=param, code=code)
 
 
 def to_api_error(error: Exception, request_id: str) -> ApiError:
-    """The error answer to any exception. Internal errors are logged, and the answer has only the request id."""
+    """Convert any exception to an error answer. Internal errors are logged, and the answer has only the request id."""
     answer = _to_answer(error, request_id)
     if answer.status == 500:
-        expected = isinstance(error, (ApiError, OctavoError))  # raised on purpose: without a traceback
+        expected = isinstance(error, (ApiError, OctavoError))  # raised on purpose, so logged without a traceback
         logger.error("request %s failed: %s", request_id, error, exc_info=None if expected else error)
     return answer
 

@@ -1,4 +1,4 @@
-"""The description of the HTTP interface: FastAPI's document with our errors, the protocols, and requests to try."""
+"""OpenAPI document of the server: FastAPI's, with our errors, protocols, and example requests."""
 
 from __future__ import annotations
 

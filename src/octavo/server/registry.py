@@ -1,4 +1,4 @@
-"""The servers that run on this machine for this user, one file each in `servers` of the cache folder.
+"""Servers of this user that run on this machine, with one file each in `servers` of the cache folder.
 
 A file is believed only as long as its process lives; its start time tells it from a later process of the same number.
 """

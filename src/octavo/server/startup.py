@@ -1,4 +1,4 @@
-"""The life of a server: listen first, load, serve, drain."""
+"""Life of a server: listen, load, serve, drain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WATCH_S = 0.25
 
 
 class MemoryLimitError(OctavoError):
-    """The model does not fit into memory: the server cannot start."""
+    """The model does not fit into memory, so the server cannot start."""
 
     exit_code = 4
 
@@ -157,7 +157,7 @@ async def run_server(
 
 
 class _Lifetime:
-    """The tasks beside the web server."""
+    """Tasks that run along with the web server."""
 
     def __init__(self, state: ServerState, app: ASGIApp) -> None:
         self._state = state

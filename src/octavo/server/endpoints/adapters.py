@@ -1,4 +1,4 @@
-"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class LoadRequest(RequestModel):
-    """lora_path: a path on the server, a hub id, or a name in `--lora-dir`. load_inplace: replace one of that name.
+    """Body of a request to load an adapter.
 
-    base_model_name: of several models, the one that it is for.
+    lora_path: a path on the server, a hub id, or a name in `--lora-dir`.
+    load_inplace: replace an adapter of the same name.
+    base_model_name: the adapter's model, if there are several.
     """
 
     lora_name: _Name
@@ -34,7 +36,7 @@ class LoadRequest(RequestModel):
 
 
 class UnloadRequest(RequestModel):
-    """lora_int_id: has no effect."""
+    """lora_int_id: ignored."""
 
     lora_name: _Name
     lora_int_id: Int | None = None
@@ -42,7 +44,7 @@ class UnloadRequest(RequestModel):
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_adapter(request: Request, body: LoadRequest) -> Response:
-    """Read an adapter, which requests then name as their model. Answer when it fits the model."""
+    """Load an adapter, which requests then use as their model name. Answers when it is ready."""
     models, is_admin = state_of(request).models, check_may_change_adapters(request)
     if not is_admin:
         models.adapters.check_inside(body.lora_path)
@@ -57,7 +59,7 @@ async def load_adapter(request: Request, body: LoadRequest) -> Response:
 
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_adapter(request: Request, body: UnloadRequest) -> Response:
-    """Forget an adapter. Requests that use it go on; later ones do not find it."""
+    """Remove an adapter. Running requests keep it; later ones do not find it."""
     adapters, is_admin = state_of(request).models.adapters, check_may_change_adapters(request)
     if not is_admin and (owner := tenant_of(request)):  # without keys all clients are one
         adapters.check_owner(body.lora_name, owner)

@@ -1,6 +1,6 @@
-"""`/health`: the liveness and readiness of the server.
+"""`/health`: liveness and readiness of the server, from state that is already known.
 
-They come from state that is already known: a probe asks no engine and never waits.
+A probe asks no engine and never waits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def live(request: Request) -> HealthStatus:
 
 @router.get("/health/ready")
 async def ready(request: Request) -> HealthStatus:
-    """200 if a request would be served now; 503 while the server loads, drains, is full or has lost its engine."""
+    """200 if a request would be served now; 503 while the server is loading, draining, full or without its engine."""
     state = state_of(request)
     if state.admission.is_draining:
         raise _problem("draining", "the server is shutting down", "server_shutting_down", 5)

@@ -1,4 +1,4 @@
-"""`/v1/models`: the models, the limits of one request, and loading and unloading by hand."""
+"""`/v1/models`: models, the limits of a request, and manual loading and unloading."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def get_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/load")
 async def load_model(request: Request, model_id: str) -> ModelCard:
-    """Load a model, after unloading others if there is no room; answers when it is ready."""
+    """Load a model, unloading others if needed. Answers when it is ready."""
     models = state_of(request).models
     await models.load(model_id)
     return _card(models, model_id)
@@ -110,7 +110,7 @@ async def load_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/unload")
 async def unload_model(request: Request, model_id: str) -> ModelCard:
-    """Unload a model after its running requests; the next request for it loads it again."""
+    """Unload a model once its running requests have finished; the next request loads it again."""
     models = state_of(request).models
     await models.unload(model_id)
     return _card(models, model_id)
@@ -118,9 +118,9 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/restart")
 async def restart_model(request: Request, model_id: str) -> ModelCard:
-    """Restart the replicas of a model one by one, each after its last request; answers when all are new.
+    """Restart a model's replicas one by one, each after its last request. Answers when all have restarted.
 
-    The others serve meanwhile, so that no request is refused. It goes on if the client leaves.
+    The other replicas keep serving, so no request is refused. It continues if the client disconnects.
     """
     models = state_of(request).models
     async with models.use(model_id) as model:

@@ -1,4 +1,4 @@
-"""`/invocations` and `/ping`, Amazon SageMaker's names for the OpenAI routes and the health check, as vLLM has them."""
+"""`/invocations` and `/ping`: Amazon SageMaker's names for the OpenAI routes and the health check, as in vLLM."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Version(BaseModel):
 
 
 class Load(BaseModel):
-    """server_load: admitted requests that have not ended, waiting ones included."""
+    """server_load: number of running and waiting requests."""
 
     server_load: int
 
@@ -33,13 +33,13 @@ async def get_version() -> Version:
 
 @router.get("/load", tags=["Server"])
 async def get_load(request: Request) -> Load:
-    """The number of requests in the server, in vLLM's shape."""
+    """Number of requests in the server, in vLLM's form."""
     return Load(server_load=state_of(request).admission.num_requests)
 
 
 @router.get("/metrics", tags=["Server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(request: Request) -> Response:
-    """All metrics, in OpenMetrics's format if the Accept header names it and in Prometheus's own otherwise."""
+    """All metrics, in OpenMetrics format if the Accept header names it, otherwise in Prometheus's own."""
     metrics = state_of(request).metrics
     await metrics.refresh()
     body, content_type = export(metrics, request.headers.get("accept", ""))
@@ -56,7 +56,7 @@ class CancelledRequest(BaseModel):
 
 @router.post("/v1/requests/{request_id}/cancel", tags=["Requests"])
 async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
-    """End a running or waiting request of the same API key, by the id in its header `x-request-id`.
+    """End a running or waiting request of the same API key, identified by its `x-request-id` header.
 
     The cancelled request gets 499 `request_cancelled`, as its status or as the last event of its stream.
     """
@@ -69,9 +69,9 @@ async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
 
 @router.get("/dashboard/data", include_in_schema=False)
 async def get_dashboard_data(request: Request, history: bool = False) -> JSONResponse:
-    """The figures of the dashboard, without a question to an engine.
+    """Figures of the dashboard, without asking an engine.
 
-    All counters are totals; the page takes the difference of two answers. history: with those of the last 15 minutes.
+    All counters are totals; the page subtracts consecutive answers. With `history`, includes the last 15 minutes.
     """
     state = state_of(request)
     data = snapshot(state)

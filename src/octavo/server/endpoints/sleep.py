@@ -1,4 +1,4 @@
-"""`/sleep`, `/wake_up` and `/is_sleeping`, as vLLM has them: the memory of models that nobody uses is given back."""
+"""`/sleep`, `/wake_up` and `/is_sleeping`, as in vLLM: free the memory of unused models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ router = APIRouter(tags=["Server"])
 
 
 class SleepStatus(BaseModel):
-    """is_sleeping: no model is ready; the next request wakes or loads its own."""
+    """is_sleeping: no model is ready; the next request wakes or loads its model."""
 
     is_sleeping: bool
 
 
 @router.post("/sleep")
 async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) -> SleepStatus:
-    """Put all models to sleep once their requests are finished, and answer when their memory is free.
+    """Put all models to sleep once their requests have finished, and answer when their memory is free.
 
-    level: 1 keeps the weights in main memory and gives back a GPU's; 2 gives back all. Without a GPU, both unload.
+    level: 1 keeps the weights in main memory and frees the GPU's; 2 frees everything. Without a GPU, both unload.
     """
     sleeper = state_of(request).sleeper
     await sleeper.sleep(level)
@@ -31,7 +31,7 @@ async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) 
 
 @router.post("/wake_up")
 async def wake_up(request: Request) -> SleepStatus:
-    """Load the first model; answers when it is ready."""
+    """Load the first model. Answers when it is ready."""
     sleeper = state_of(request).sleeper
     await sleeper.wake_up()
     return SleepStatus(is_sleeping=sleeper.is_sleeping)

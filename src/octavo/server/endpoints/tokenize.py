@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info` in vLLM's shape: token ids of a text or a conversation, and back."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM: token ids of a text or a conversation, and back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`/`, `/dashboard` and `/docs`: the web pages and their files, with headers that allow nothing from elsewhere.
+"""`/`, `/dashboard` and `/docs`: the web pages and their files, with headers that forbid all foreign content.
 
-They contain no user's data and need no key; their requests do.
+They contain no user data and need no key; their requests do.
 """
 
 from __future__ import annotations

@@ -33,17 +33,17 @@ _BROWSER = b"mozilla/"
 
 
 def configured_keys(config: ServerConfig) -> list[str]:
-    """All keys of the options, those of administrators included. Raises UsageError."""
+    """All keys in the options, including administrators'. Raises UsageError."""
     return [*_keys("--api-key-file", config.api_key, config.api_key_file), *admin_keys(config)]
 
 
 def admin_keys(config: ServerConfig) -> list[str]:
-    """Those of administrators. Raises UsageError."""
+    """Administrators' keys. Raises UsageError."""
     return _keys("--admin-key-file", config.admin_key, config.admin_key_file)
 
 
 def _keys(flag: str, given: Iterable[str], path: str | None) -> list[str]:
-    """The keys of an option, and of a file with one per line."""
+    """Keys of an option, and of a file with one per line."""
     keys = list(given)
     if path is not None:
         try:
@@ -79,7 +79,7 @@ class ApiKeys:
         self._admins = {tenant for key, tenant in zip(distinct, self._tenants, strict=True) if key in known}
 
     def __len__(self) -> int:
-        """The number of different keys."""
+        """Number of different keys."""
         return len(self._digests)
 
     def is_admin(self, tenant: str) -> bool:
@@ -87,7 +87,7 @@ class ApiKeys:
         return tenant in self._admins
 
     def tenant(self, headers: Headers) -> str:
-        """An identifier of the request's key, "" if the server has no keys. Raises ApiError 401 for a wrong key."""
+        """Identify the request's key; "" if the server has no keys. Raises ApiError 401 for a wrong key."""
         if not self._digests:
             return ""
         given = [key for name, value in headers if (key := _key(name, value)) is not None]
@@ -202,7 +202,7 @@ class OriginRules:
 
 
 def is_from_browser(headers: Headers) -> bool:
-    """True if a header of the request is one that pages send and programs do not."""
+    """True if the request has a header that pages send and programs do not."""
     return any(
         name in _OF_PAGES
         or name.startswith(b"sec-fetch-")

@@ -1,8 +1,8 @@
-"""The checks that every request passes before its endpoint, and the answers to all errors.
+"""Checks that every request passes before its endpoint, and the answers to all errors.
 
-A request gets an id, or keeps its client's. Its Host and Origin, API key, route, content type and body size are
-checked, and everything that is not known to be allowed is refused. Errors of the endpoints are answered here too, in
-the format of the path's protocol.
+A request keeps its client's id or gets one. Its Host and Origin, API key, route, content type and body size are
+checked, and anything not explicitly allowed is refused. Errors of endpoints are answered here too, in the format of the
+path's protocol.
 """
 
 from __future__ import annotations

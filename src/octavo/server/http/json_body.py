@@ -60,18 +60,18 @@ Text: TypeAlias = str  # the whole body has been checked for half surrogate pair
 
 
 class RequestModel(BaseModel):
-    """The body of a request. No type is converted into another one, and no field is ignored."""
+    """Body of a request. Types are not converted, and unknown fields are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 that says what is wrong, and where."""
+    """Parse the JSON object in `body`. Raises ApiError 400 that says what is wrong, and where."""
     return as_object(parse_value(body))
 
 
 def parse_value(body: bytes) -> Any:
-    """The JSON value in `body`, of any type. Raises ApiError 400."""
+    """Parse the JSON value in `body`, of any type. Raises ApiError 400."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -85,7 +85,7 @@ def parse_value(body: bytes) -> Any:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """The value of a body. Raises ApiError if it is no object."""
+    """Check that a body is an object. Raises ApiError if not."""
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {_json_type(value)}", code="invalid_type")
     return value

@@ -1,6 +1,6 @@
-"""Answers that take their time: ended when the client leaves or the server shuts down, whole or as a stream.
+"""Answers that take time: ended when the client disconnects or the server shuts down, complete or streamed.
 
-A stream is written while the answer is made: as server-sent events (WHATWG HTML, section 9.2) or as lines of JSON.
+A stream is written while the answer is generated: as server-sent events (WHATWG HTML, section 9.2) or JSON lines.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _FIRST_STEP_S = 0.1
 
 
 class LoadReport(Protocol):
-    """A listener to the start of a server. It is called from any thread."""
+    """A listener to the start of a server, called from any thread."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """done, total: bytes of a download or a load."""
@@ -48,11 +48,11 @@ class LoadReport(Protocol):
         """A phase is over."""
 
     def ready(self, model: ServedModel) -> None:
-        """The default model is loaded."""
+        """The default model has loaded."""
 
 
 class NoReport:
-    """A `LoadReport` that says nothing."""
+    """A `LoadReport` that reports nothing."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         pass
@@ -144,7 +144,7 @@ class ModelLoader:
         return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format, images=self._images)
 
     async def unload(self, model: ServedModel) -> None:
-        """End the model's engine; its memory is free afterwards."""
+        """End the model's engine and free its memory."""
         model.prompts.close()
         await model.client.close()
 

@@ -1,4 +1,4 @@
-"""The models of a server: loaded at the start or on demand, and unloaded when others need their memory."""
+"""Models of a server: loaded at the start or on demand, and unloaded when others need their memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading", "s
 
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """The progress of a model that is being loaded. done, total: bytes; total 0: unknown."""
+    """Progress of a model that is being loaded. done, total: bytes; a total of 0 means unknown."""
 
     phase: str
     done: int = 0
@@ -93,12 +93,12 @@ class ModelEntry:
 
     @property
     def model(self) -> ServedModel | None:
-        """The model if it is in memory, perhaps to be unloaded soon."""
+        """The model if it is in memory, even if it is about to be unloaded."""
         return self.residency.model if self.residency is not None else None
 
     @property
     def is_sleeping(self) -> bool:
-        """True if the model was loaded, and the next request for it has to load or wake it."""
+        """True if the model was loaded, but the next request has to load or wake it."""
         return self.info is not None and self.state in ("unloaded", "sleeping")
 
     @property
@@ -159,17 +159,17 @@ class ModelManager:
 
     @property
     def entries(self) -> list[ModelEntry]:
-        """All models, in their order."""
+        """All models, in order."""
         return list(self._entries.values())
 
     @property
     def is_used(self) -> bool:
-        """True while somebody uses a model, or waits for it."""
+        """True while a model is used or waited for."""
         return any(entry.residency is not None and entry.residency.num_users for entry in self.entries)
 
     @property
     def may_see(self) -> bool:
-        """True if a model takes images, or has not been loaded yet and may take them."""
+        """True if a model accepts images, or might once it is loaded."""
         return any(entry.info is None or entry.info.images is not None for entry in self._entries.values())
 
     def knows(self, name: str) -> bool:
@@ -233,7 +233,7 @@ class ModelManager:
             yield model
 
     async def load(self, name: str | None) -> None:
-        """Load a model if it is not loaded, without a time limit. Raises the errors of `use`."""
+        """Load a model if needed, without a time limit. Raises the errors of `use`."""
         entry = self.entry(name)
         residency = self._residency(entry)
         with residency.used(self._next_turn()):
@@ -241,7 +241,7 @@ class ModelManager:
             self.has_begun = True
 
     async def unload(self, name: str | None) -> None:
-        """Unload a model once its requests are finished; a later request loads it again."""
+        """Unload a model once its requests have finished; a later request loads it again."""
         residency = self.entry(name).residency
         if residency is None:
             return
@@ -304,7 +304,7 @@ class ModelManager:
         return adapter
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; requests that use it go on. Raises ApiError 404."""
+        """Remove an adapter; running requests keep it. Raises ApiError 404."""
         await self._forget(self.adapters.remove(name))
 
     async def _forget(self, adapter: ServedAdapter) -> None:
@@ -313,13 +313,13 @@ class ModelManager:
             await model.client.remove_adapter(adapter.engine_name)
 
     def unload_soon(self, name: str | None) -> None:
-        """Begin to unload a model, as `unload` does, without waiting for its requests."""
+        """Start to unload a model, as `unload` does, without waiting for its requests."""
         task = asyncio.create_task(self.unload(name), name="unload soon")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """End all engines, even those in use. May be called twice."""
+        """End all engines, even those in use. Calling it twice is allowed."""
         tasks = [entry.residency.task for entry in self.entries if entry.residency is not None]
         tasks += self._leaving
         for task in tasks:
@@ -363,7 +363,7 @@ class ModelManager:
         return residency.model
 
     async def _bring_in(self, entry: ModelEntry, residency: _Residency) -> None:
-        """Load the model of a new residency, after unloading others if there is no room."""
+        """Load the model of a new residency, unloading others if there is no room."""
         try:
             for earlier in [one for one in self._resident if one.is_of(entry)]:
                 await earlier.idle.wait()

@@ -1,4 +1,4 @@
-"""The sleep of a server: models are unloaded while nobody uses them, and loaded again by the next request."""
+"""Sleep of a server: unload models while nobody uses them, and load them again for the next request."""
 
 from __future__ import annotations
 

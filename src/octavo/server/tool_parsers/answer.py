@@ -1,4 +1,4 @@
-"""The text of an answer, read in pieces by generators, and the parts that they find in it."""
+"""Read the text of an answer in pieces with generators, and collect the parts they find."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def marks_pattern(marks: Collection[str]) -> re.Pattern[str]:
 
 
 class TextReader:
-    """A text that comes in pieces. Its readers are generators.
+    """A text that arrives in pieces. Its readers are generators.
 
     is_over: no more text comes. is_cut: the text has ended before its own end, so that more of it would have come.
     has_run_out: a reader has looked for text behind the end.
@@ -72,7 +72,7 @@ class TextReader:
         self._position = 0
 
     def feed(self, text: str) -> None:
-        """Add text behind the text that has not been taken."""
+        """Append text."""
         self._text = self._text[self._position :] + text
         self._position = 0
 
@@ -87,7 +87,7 @@ class TextReader:
         return piece
 
     def peek(self) -> Reading[str]:
-        """The next character; empty at the end of the text."""
+        """Next character; empty at the end of the text."""
         while self._position == len(self._text):
             if self.is_over:
                 self.has_run_out = True
