@@ -38,6 +38,7 @@ struct Product {
     int64_t gate_kind;  // KIND_NONE: side by side
     float scale, softcap;
     float gate_limit = 0.0f, up_offset = 0.0f;  // of experts (octavo/graph/ops/moe.py); 0: none
+    bool limits_activated = false;              // the limit of gates is behind their activation
     // More than one: the only weight is as many matrices one below the other. Each reads the columns of a head, an
     // equal part of x, and writes that of `out`, whole panels.
     int32_t heads = 1;

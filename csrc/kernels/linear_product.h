@@ -228,10 +228,13 @@ class ProductRun {
                 return write_gated(panel, i, part, [&](const GatedSums& sums, int32_t r) {
                     return activation(sums.gate(r)) * sums.up(r);
                 });
-            const F32x16 limit = broadcast(p_.gate_limit == 0.0f ? __builtin_huge_valf() : p_.gate_limit);
+            const float none = __builtin_huge_valf(), most = p_.gate_limit == 0.0f ? none : p_.gate_limit;
+            const F32x16 limit = broadcast(most), before = broadcast(p_.limits_activated ? none : most),
+                         after = broadcast(p_.limits_activated ? most : none);
             const F32x16 offset = broadcast(p_.up_offset), least = broadcast(0.0f) - limit;
             write_gated(panel, i, part, [&](const GatedSums& sums, int32_t r) {
-                return activation(min(limit, sums.gate(r))) * (max(least, min(limit, sums.up(r))) + offset);
+                return min(after, activation(min(before, sums.gate(r)))) *
+                       (max(least, min(limit, sums.up(r))) + offset);
             });
         });
     }

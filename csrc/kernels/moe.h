@@ -108,7 +108,9 @@ struct MoeScratch {
           few(m, FEW_PAIRS, own) {
         const int64_t rows = chunk_rows(m), panels = RUN_PANELS * rows;
         routing = {own.floats(m.experts), own.floats(m.experts), own.floats(m.experts), own.ints(m.experts)};
-        pairs = {own.ints(m.experts + 2), own.ints(m.experts), 0, own.ints(rows * m.top_k), own.floats(rows * m.top_k)};
+        pairs = {
+            own.ints(m.experts + 2),  own.ints(m.experts),        0,
+            own.ints(rows * m.top_k), own.floats(rows * m.top_k), m.num_identities > 0 ? own.floats(rows) : nullptr};
         sums = own.floats((panels < SUM_ROWS ? panels : rows > SUM_ROWS ? rows : SUM_ROWS) * PANEL_COLS);
         few_weights = own.floats(FEW_PAIRS);
         few_chosen = own.ints(FEW_PAIRS);
@@ -311,6 +313,7 @@ class MoeRun {
         p.gate_kind = m_.kind;
         p.gate_limit = m_.limit;
         p.up_offset = m_.up_offset;
+        p.limits_activated = m_.limits_activated;
         const Activations a = x.of(pairs_, e);
         ProductRun run(p, scratch, a);
         int64_t at = 0;
@@ -363,8 +366,7 @@ class MoeRun {
     }
 
     void sum_experts(const PairRows& hidden, const ProductScratch& scratch, int32_t first, int32_t count) {
-        for (int64_t i = 0; i < static_cast<int64_t>(count) * m_.x.rows; ++i)
-            store(s_.sums + i * PANEL_COLS, broadcast(0.0f));
+        begin_sums(first, count);
         each_expert({0, num_pairs_}, [&](int32_t e) {
             const ExpertProduct expert = down(e);
             Activations a = hidden.of(pairs_, e);
@@ -384,6 +386,20 @@ class MoeRun {
             for (int64_t r = 0; r < m_.x.rows; ++r)
                 store_partial(m_.out.data + r * m_.out.cols + column, load(sums_of(i, r)),
                               left < PANEL_COLS ? left : PANEL_COLS);
+        }
+    }
+
+    // Each row of the sums: weight * x of its identities, or zeros.
+    void begin_sums(int32_t first, int32_t count) const {
+        for (int32_t i = 0; i < count; ++i) {
+            const int32_t column = (first + i) * PANEL_COLS, left = m_.x.cols - column;
+            for (int64_t r = 0; r < m_.x.rows; ++r) {
+                F32x16 sum = broadcast(0.0f);
+                if (pairs_.of_identities)
+                    sum = broadcast(pairs_.of_identities[r]) *
+                          load_partial(m_.x.data + r * m_.x.cols + column, left < PANEL_COLS ? left : PANEL_COLS);
+                store(sums_of(i, r), sum);
+            }
         }
     }
 

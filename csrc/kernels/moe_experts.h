@@ -10,19 +10,20 @@ namespace {
 
 OCTAVO_SIGNATURE(Moe, (x, router_x),
                  (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias, expert_scale),
-                 (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind, first_expert),
+                 (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, num_identities, kind,
+                  first_expert, adds_identities, limits_activated),
                  (scale, jitter, limit, up_offset));
 // A Moe whose router, gate, up and down have adapters beside them: these are the weights, each once.
 OCTAVO_SIGNATURE_WITH_TUPLES(AdaptedMoe, (x, router_x, slots),
                              (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias,
                               expert_scale),
-                             (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind,
-                              first_expert, num_slots, max_rank),
+                             (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, num_identities,
+                              kind, first_expert, adds_identities, limits_activated, num_slots, max_rank),
                              (scale, jitter, limit, up_offset), (weights));
 // So the operands of both are read in one way.
 static_assert(static_cast<int>(Moe::router_x) == static_cast<int>(AdaptedMoe::router_x) &&
                   static_cast<int>(Moe::expert_scale) == static_cast<int>(AdaptedMoe::expert_scale) &&
-                  static_cast<int>(Moe::first_expert) == static_cast<int>(AdaptedMoe::first_expert) &&
+                  static_cast<int>(Moe::limits_activated) == static_cast<int>(AdaptedMoe::limits_activated) &&
                   static_cast<int>(Moe::up_offset) == static_cast<int>(AdaptedMoe::up_offset),
               "the operands of Moe come first");
 
@@ -32,7 +33,7 @@ bool moe_fits(const Args& args) {
     const PackedWeight *const router = weight(Moe::router).packed, *const down = weight(Moe::down).packed;
     if (!router || !down || !is_like(x, out) || down->n % out.cols != 0) return false;
     const int64_t experts = router->n, held = down->n / out.cols, inner = held * down->k,
-                  first = args.ints[Moe::first_expert];
+                  first = args.ints[Moe::first_expert], identities = args.ints[Moe::num_identities];
     const bool has_matrices = router->k == (is_absent(router_x) ? x : router_x).cols &&
                               is_matrix(weight(Moe::gate), inner, x.cols) && is_matrix(weight(Moe::up), inner, x.cols);
     const bool has_vectors =
@@ -41,8 +42,9 @@ bool moe_fits(const Args& args) {
         is_vector_or_absent(weight(Moe::expert_scale), experts) &&
         is_vector_or_absent(weight(Moe::down_bias), held * out.cols);
     return has_matrices && has_vectors && (is_absent(router_x) || has_rows_of(router_x, x)) &&
-           is_within(args.ints[Moe::top_k], 1, experts) && is_within(first, 0, experts - held) &&
-           args.ints[Moe::num_groups] >= 0 && is_activation(args.ints[Moe::kind]);
+           is_within(args.ints[Moe::top_k], 1, experts) && is_within(identities, 0, experts - 1) &&
+           is_within(first, 0, experts - identities - held) && args.ints[Moe::num_groups] >= 0 &&
+           is_activation(args.ints[Moe::kind]);
 }
 
 struct MoeOperands {
@@ -51,10 +53,12 @@ struct MoeOperands {
     Weight gate_up[2], gate_up_bias[2];
     int num_gate_up;  // 1: up is its own gate
     Weight down, down_bias;
-    int32_t experts, intermediate, top_k;
-    int32_t first_expert, held;  // of the experts, those that are here: of a rank, or all
+    int32_t experts, intermediate, top_k;  // experts: that can be chosen, identities included
+    int32_t first_expert, held;            // of the experts, those that are here: of a rank, or all
+    int32_t num_identities;                // the last choices, which return the row; none if another rank adds them
     int64_t kind;
     float limit, up_offset;
+    bool limits_activated;
     Routing routing;
     AdapterRows adapters;  // of the router; parts are null: no row has one
 
@@ -74,9 +78,11 @@ struct MoeOperands {
           top_k(int32(args, Moe::top_k)),
           first_expert(int32(args, Moe::first_expert)),
           held(down.packed->n / args.output.cols),
+          num_identities(args.ints[Moe::adds_identities] ? int32(args, Moe::num_identities) : 0),
           kind(args.ints[Moe::kind]),
           limit(args.floats[Moe::limit]),
           up_offset(args.floats[Moe::up_offset]),
+          limits_activated(args.ints[Moe::limits_activated] != 0),
           routing{experts,
                   top_k,
                   args.ints[Moe::scoring],
@@ -192,8 +198,9 @@ struct MoePairs {
     int32_t* starts;  // [experts + 2]: the first pair of each expert, then the number of pairs
     int32_t* used;    // experts with pairs
     int32_t num_used;
-    int32_t* rows;   // [pairs]
-    float* weights;  // [pairs]
+    int32_t* rows;         // [pairs]
+    float* weights;        // [pairs]
+    float* of_identities;  // [rows]: the weights of the identities that a row chose, added; null: there are none here
 
     int32_t count(int32_t expert) const { return starts[expert + 1] - starts[expert]; }
 
@@ -216,6 +223,11 @@ struct MoePairs {
         num_used = 0;
         for (int32_t e = 0; e < m.experts; ++e)
             if (count(e) > 0) used[num_used++] = e;
+        for (int32_t r = 0; m.num_identities > 0 && r < num_rows; ++r) {
+            of_identities[r] = 0.0f;
+            for (int32_t i = r * m.top_k; i < (r + 1) * m.top_k; ++i)
+                if (chosen[i] >= m.experts - m.num_identities) of_identities[r] += chosen_weights[i];
+        }
     }
 };
 

@@ -226,3 +226,4 @@ def test_the_busiest_rank() -> None:
     assert many.experts == 64
     assert 1.0 < many.pairs / (512 * 8 / 2) < 1.1
     assert busiest_rank(1, 8, 8, 4) == (4, 4)
+    assert busiest_rank(1, 12, 8, 4, identities=4) == (4, 4)

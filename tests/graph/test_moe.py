@@ -13,16 +13,20 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     Llama4TextConfig,
+    LongcatFlashConfig,
     MixtralConfig,
     Qwen2MoeConfig,
+    Step3p7TextConfig,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextExperts, Gemma4TextRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashMoE
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+from transformers.models.step3p7.modeling_step3p7 import Step3p7SparseMoeBlock
 
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
@@ -171,6 +175,37 @@ def test_gpt_oss() -> None:
     )
 
 
+def test_longcat_flash_has_experts_that_return_their_input() -> None:
+    config = LongcatFlashConfig(
+        hidden_size=HIDDEN, expert_ffn_hidden_size=WIDTH, n_routed_experts=EXPERTS, zero_expert_num=5, moe_topk=4
+    )
+    block, tensors = randomized(LongcatFlashMoE(config))
+    tensors["mlp.gate.weight"] = tensors.pop("mlp.gate.classifier.weight")
+    tensors["mlp.experts.gate_up_proj"] = tensors["mlp.experts.gate_up_proj"][:EXPERTS]
+    routing = Routing(4, normalize=False, scale=6.0, num_identities=5)
+    check(block, with_halves(tensors), lambda g, x: g.moe(x, "mlp", routing))
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.2, 1.5])
+def test_step_limits_gates_behind_their_activation(limit: float) -> None:
+    config = Step3p7TextConfig(
+        **{**SIZES, "num_hidden_layers": 1},
+        moe_intermediate_size=WIDTH,
+        share_expert_dim=14,
+        n_routed_experts=EXPERTS,
+        moe_router_scaling_factor=3.0,
+        swiglu_limits=[limit],
+    )
+    block, tensors = randomized(Step3p7SparseMoeBlock(config, 0))
+    routing = Routing(3, "sigmoid", scale=3.0)
+
+    def build(g: Graph, x: Value) -> Value:
+        routed = g.moe(x, "mlp", routing, limit=limit or None, limits_activated=True)
+        return routed + gated_mlp(g, x, "mlp.shared_expert")
+
+    check(block, with_halves(tensors), build)
+
+
 class Gemma4Block(torch.nn.Module):
     """The router reads other rows than the experts."""
 
@@ -221,6 +256,14 @@ WRONG = {
     "top_groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=2, top_groups=3)), "top_groups 3 of 2 groups"),
     "group_best": (lambda: MoE(X, *WEIGHTS, Routing(2, group_best=5)), "group_best 5 of 4 experts in a group"),
     "too few": (lambda: MoE(X, *WEIGHTS, Routing(3, num_groups=2)), "top_k 3 of 2 experts"),
+    "identities": (
+        lambda: MoE(X, *WEIGHTS, Routing(2, num_identities=4)),
+        "num_identities 4 of 4 choices leaves no expert",
+    ),
+    "experts beside identities": (
+        lambda: MoE(X, *WEIGHTS, Routing(2, num_identities=1)),
+        "4 experts from 0 on are no part of 3",
+    ),
     "limit": (lambda: MoE(X, *WEIGHTS, Routing(2), limit=0.0), "limit 0.0 is not positive"),
     "router_x": (
         lambda: MoE(X, *WEIGHTS, Routing(2), router_x=Value(1, LOGITS, 8)),

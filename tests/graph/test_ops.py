@@ -181,6 +181,8 @@ def test_arithmetic(a: Arrays) -> None:
     a.check(Add(x, y), a[x] + a[y])
     a.check(Mul(x, y), a[x] * a[y])
     a.check(Mul(x, column), a[x] * a[column])
+    factors = a.value(a.cols // 8)
+    a.check(Mul(x, factors), a[x] * a[factors].repeat_interleave(8, dim=1))
     a.check(Scale(x, -0.3), a[x] * -0.3)
     a.check(Softcap(x, 1.5), 1.5 * torch.tanh(a[x] / 1.5))
     a.check(Clip(x, -0.3, 0.5), a[x].clamp(-0.3, 0.5))
@@ -394,7 +396,7 @@ WRONG = {
     "gate": (lambda: GatedActivation(X, OUT, "silu"), "shapes differ"),
     "scale": (lambda: Scale(X, float("nan")), "not finite"),
     "softcap": (lambda: Softcap(X, 0.0), "not positive"),
-    "mul": (lambda: Mul(X, Value(1, TOKENS, 2)), r"b \[tokens, 2\] is neither .* \[tokens, 8\]"),
+    "mul": (lambda: Mul(X, Value(1, TOKENS, 3)), r"b \[tokens, 3\] does not have .* \[tokens, 8\] and a part of its"),
     "clip": (lambda: Clip(X, 0.5, -0.5), "low 0.5 is not less than high -0.5"),
     "positions": (lambda: PositionEmbedding(Parameter("p", (4, 8)), 4), "offset 4 of 4 rows"),
     "select": (lambda: Gather(OUT), "one row a token"),

@@ -206,12 +206,12 @@ class _Part:
             op = node.op
             if not isinstance(op, MoE) or op.gate.shape[0] == op.num_experts:
                 continue
-            held, experts, top_k = op.gate.shape[0], op.num_experts, op.routing.top_k
-            busiest = busiest_rank(tokens, top_k, experts, held)
+            held, top_k, identities = op.gate.shape[0], op.routing.top_k, op.routing.num_identities
+            busiest = busiest_rank(tokens, top_k, op.num_experts, held, identities)
             num_bytes = sum(self._sizes.weights[p] for p in op.expert_parameters)
             even = op.weight_fraction(op.gate, StepSizes(tokens, tokens, tokens, 1))
             extra_bytes += num_bytes * (busiest.experts / held - even)
-            extra_flops += 6 * prod(op.gate.shape[1:]) * (busiest.pairs - tokens * top_k * held / experts)
+            extra_flops += 6 * prod(op.gate.shape[1:]) * (busiest.pairs - tokens * top_k * held / op.num_choices)
         return extra_bytes, extra_flops
 
 
@@ -223,17 +223,19 @@ class Busiest(NamedTuple):
 
 
 @cache
-def busiest_rank(tokens: int, top_k: int, experts: int, held: int) -> Busiest:
-    """If each token chooses `top_k` of the experts evenly and independently, and ranks hold so many neighbours each.
+def busiest_rank(tokens: int, top_k: int, experts: int, held: int, identities: int = 0) -> Busiest:
+    """If each token chooses `top_k` of experts and identities evenly and independently, and each rank holds `held`
+    neighbouring experts.
 
     The average of draws from a fixed seed, within a few per cent.
     """
     rng = np.random.default_rng(0)
-    draws = min(_MOST_DRAWS, max(8, _DRAWN_NUMBERS // (tokens * experts)))
+    choices = experts + identities
+    draws = min(_MOST_DRAWS, max(8, _DRAWN_NUMBERS // (tokens * choices)))
     first_of_rank = np.arange(0, experts, held)
     most = np.zeros(2)
     for _ in range(draws):
-        chosen = np.argpartition(rng.random((tokens, experts), np.float32), top_k - 1, axis=1)[:, :top_k]
-        counts = np.bincount(chosen.ravel(), minlength=experts)
+        chosen = np.argpartition(rng.random((tokens, choices), np.float32), top_k - 1, axis=1)[:, :top_k]
+        counts = np.bincount(chosen.ravel(), minlength=choices)[:experts]
         most += [np.add.reduceat(each, first_of_rank).max() for each in (counts > 0, counts)]
     return Busiest(*(most / draws).tolist())

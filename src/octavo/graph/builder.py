@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import GraphError
 from octavo.graph.cache import CacheLayout, KVCache, StateCache, cache_layout
@@ -252,22 +252,12 @@ class Graph:
         """group: columns that are normalized together, each with a weight of its own; 0 means all."""
         return self.add(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps, group))
 
-    def moe(
-        self,
-        x: Value,
-        name: str,
-        routing: Routing,
-        *,
-        kind: str = "silu",
-        limit: float | None = None,
-        up_offset: float = 0.0,
-        router_x: Value | None = None,
-    ) -> Value:
+    def moe(self, x: Value, name: str, routing: Routing, *, kind: str = "silu", **options: Any) -> Value:
         """Experts under `name`, stacked: `experts.{gate,up,down}_proj.weight`, and `.bias` where the checkpoint has it.
 
         The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction.bias` (or `_bias`),
-        the factors of experts `expert_scale.weight`.
-        router_x: what the router reads in place of x. Experts of kind relu2 may lack a gate: then h = relu2(up x).
+        the factors of experts `expert_scale.weight`. Experts of kind relu2 may lack a gate: then h = relu2(up x).
+        options: further fields of `MoE`.
         """
         router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
         if kind == "relu2" and f"{parts[0]}.weight" not in self.weights:
@@ -287,15 +277,13 @@ class Graph:
             down,
             routing,
             kind,
-            limit,
-            up_offset,
-            self._bias(router),
-            selection,
-            gate_bias,
-            up_bias,
-            down_bias,
-            expert_scale,
-            router_x,
+            router_bias=self._bias(router),
+            selection_bias=selection,
+            gate_bias=gate_bias,
+            up_bias=up_bias,
+            down_bias=down_bias,
+            expert_scale=expert_scale,
+            **options,
         )
         return self.add(op)
 

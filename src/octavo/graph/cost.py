@@ -79,7 +79,7 @@ def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCo
     layers = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
     if not layers:
         return None
-    shares = {p: op.routing.top_k / op.num_experts for op in layers for p in op.expert_parameters}
+    shares = {p: op.routing.top_k / op.num_choices for op in layers for p in op.expert_parameters}
     largest = max(layers, key=lambda op: op.num_experts)
     return ExpertCost(
         num_experts=largest.num_experts,

@@ -17,6 +17,7 @@ from octavo.graph.values import Parameter, Part, Value
 
 if TYPE_CHECKING:
     from octavo.graph.ops.base import Op
+    from octavo.graph.ops.rowwise import Mul
     from octavo.graph.ops.streams import Columns
     from octavo.graph.shard import RankGraph
     from octavo.graph.shard_wishes import Wishes
@@ -108,6 +109,28 @@ class Columnwise(Cut[CutOp]):
         inputs = {value: rank.value(value, split if value.cols == cols else None) for value in op.inputs}
         local = op.with_parameters(lambda p: p if p.shape == (1,) else elements(p, _scaled(ranges, p.shape[0] // cols)))
         return rank.emit(local.with_inputs(inputs.__getitem__)), split
+
+
+class GroupFactors(Columnwise["Mul"]):
+    """Columnwise. Where a factor is that of a group of columns, a rank has whole groups and their factors."""
+
+    def asks(self, op: Mul, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
+        found = super().asks(op, output, wishes)
+        if op.b.cols in (1, output.cols):
+            return found
+        wanted = [(value, wish.in_units(output.cols // op.b.cols)) for value, wish in found]
+        return wanted + [
+            (op.b, wish.mapped(op.b.cols, output.cols)) for _, wish in wanted if isinstance(wish, ColumnSplit)
+        ]
+
+    def part(self, op: Mul, output: Value, rank: RankGraph) -> Made | None:
+        if op.b.cols in (1, output.cols):
+            return super().part(op, output, rank)
+        split = rank.layout(op.a)
+        if not isinstance(split, ColumnSplit) or not is_of(split, output.cols // op.b.cols, output):
+            return None
+        b = rank.value(op.b, split.mapped(op.b.cols, output.cols))
+        return rank.emit(replace(op, a=rank.value(op.a, split), b=b)), split
 
 
 class Groups(Cut[CutOp]):

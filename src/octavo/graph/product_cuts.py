@@ -122,8 +122,9 @@ class Experts(Cut["MoE"]):
     def part(self, op: MoE, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002
         router_x = None if op.router_x is None else rank.value(op.router_x, None)
         op = replace(op, x=rank.value(op.x, None), router_x=router_x)
+        adds_identities = op.adds_identities and rank.rank == 0
         if rank.whole_experts:
-            return rank.emit(_own_experts(op, rank)), ADDEND
+            return rank.emit(replace(_own_experts(op, rank), adds_identities=adds_identities)), ADDEND
         step = lcm(rank.wishes.steps(op.down), _EXPERT_STEP)
         split = even(op.gate.shape[1], rank.size, step)
         if split is None:
@@ -134,6 +135,7 @@ class Experts(Cut["MoE"]):
             bias = getattr(op, name)
             inner[name] = None if bias is None else part_of(bias, 1, begin, end)
         down, down_bias = part_of(op.down, 2, begin, end), op.down_bias if rank.rank == 0 else None
+        inner["adds_identities"] = adds_identities
         return rank.emit(replace(op, down=down, down_bias=down_bias, **inner)), ADDEND
 
 

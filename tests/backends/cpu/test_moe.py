@@ -33,19 +33,20 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.square(actual - expected).sum() / np.square(expected).sum())
 
 
-def weights_of(type_name: str, width: int, seed: int = 13) -> dict[str, Weight]:
-    """Experts of that type, of intermediate size `width`; those of `down` fit any width."""
+def weights_of(type_name: str, width: int, seed: int = 13, identities: int = 0) -> dict[str, Weight]:
+    """Experts of that type, of intermediate size `width`; those of `down` fit any width. Identities are among them."""
     down = "F32" if width % 32 else "Q8_0" if width % 256 else type_name
-    shapes = {"gate": (EXPERTS, width), "up": (EXPERTS, width), "down": (EXPERTS, HIDDEN)}
+    held = EXPERTS - identities
+    shapes = {"gate": (held, width), "up": (held, width), "down": (held, HIDDEN)}
     biases = {f"{n}_bias": DenseWeight(gaussian(*s, seed=seed + i)) for i, (n, s) in enumerate(shapes.items(), 3)}
     return biases | {
         "router": DenseWeight(gaussian(EXPERTS, HIDDEN, seed=seed) * np.float32(0.05)),
         "router_bias": DenseWeight(gaussian(EXPERTS, seed=seed + 1)),
         "selection_bias": DenseWeight(gaussian(EXPERTS, seed=seed + 2)),
         "expert_scale": DenseWeight(gaussian(EXPERTS, seed=seed + 9)),
-        "gate": random_weight(type_name, (EXPERTS, width, HIDDEN), seed + 6),
-        "up": random_weight(type_name, (EXPERTS, width, HIDDEN), seed + 7),
-        "down": random_weight(down, (EXPERTS, HIDDEN, width), seed + 8),
+        "gate": random_weight(type_name, (held, width, HIDDEN), seed + 6),
+        "up": random_weight(type_name, (held, width, HIDDEN), seed + 7),
+        "down": random_weight(down, (held, HIDDEN, width), seed + 8),
     }
 
 
@@ -66,6 +67,11 @@ def moe(weights: dict[str, Weight], routing: Routing, biases: str = "", **option
         ("Q4_0", 24, Routing(3, "sigmoid"), {}),  # experts that begin within a panel
         ("F16", 40, V3, {"biases": "rse"}),
         ("Q8_0", 24, Routing(4), {"biases": "re", "kind": "quick_gelu", "limit": 1.5, "up_offset": 1.0}),
+        ("Q8_0", 24, Routing(4), {"biases": "re", "limit": 0.3, "limits_activated": True}),
+        ("F16", 40, Routing(3, "sigmoid"), {"limit": 0.5, "limits_activated": True, "up_offset": 1.0}),
+        ("Q4_K", 64, Routing(3, normalize=False, scale=3.0, num_identities=2), {}),
+        ("F16", 40, Routing(4, "sigmoid", num_identities=3), {"biases": "rse"}),
+        ("Q4_0", 24, Routing(6, normalize=False, on_input=True, num_identities=1), {}),
         ("MXFP4", 96, Routing(4), {"biases": "re", "kind": "quick_gelu", "limit": 7.0, "up_offset": 1.0}),
         ("Q4_K", 64, Routing(1, "sigmoid", normalize=False, on_input=True), {}),
         ("F16", 40, Routing(2, "sigmoid", normalize=False, on_input=True), {}),
@@ -76,7 +82,7 @@ def moe(weights: dict[str, Weight], routing: Routing, biases: str = "", **option
     ],
 )
 def test_experts(type_name, width, routing, options, isa, run_op, numpy_op):
-    weights = weights_of(type_name, width)
+    weights = weights_of(type_name, width, identities=routing.num_identities)
     op, x = moe(weights, routing, **options), gaussian(30, HIDDEN)
     together = run_op(op, {X: x}, weights=weights, isa=isa, threads=3)
     expected = numpy_op(op, {X: x}, weights=weights)
@@ -143,6 +149,22 @@ def test_experts_without_rows(rows, isa, run_op, numpy_op):
         op, values = moe(weights, Routing(1), "s"), {X: gaussian(rows, HIDDEN)}
         out = run_op(op, values, weights=weights, isa=isa, threads=2)
         assert relative_error(out, numpy_op(op, values, weights=weights)) <= ERROR
+
+
+def test_one_rank_adds_the_identities(isa, run_op, numpy_op):
+    """Without them the output lacks their weights times x. Rows that choose nothing else have that alone."""
+    weights, values = weights_of("Q4_K", 64, identities=4), {X: gaussian(30, HIDDEN)}
+    bias = np.zeros(EXPERTS, np.float32)
+    bias[:2] = -100
+    weights["selection_bias"] = DenseWeight(bias)
+    for top_k in (2, 5):
+        op = moe(weights, Routing(top_k, num_identities=4), "s")
+        elsewhere = replace(op, adds_identities=False)
+        both = [run_op(each, values, weights=weights, isa=isa, threads=2) for each in (op, elsewhere)]
+        assert relative_error(both[0], numpy_op(op, values, weights=weights)) <= ERROR
+        expected = numpy_op(elsewhere, values, weights=weights)
+        assert np.abs(expected).max() == 0 if top_k == 2 else relative_error(both[1], expected) <= ERROR
+        assert np.abs(both[1]).max() == 0 or top_k > 2
 
 
 def test_equal_scores_choose_the_lower_expert(isa, run_op, numpy_op):

@@ -78,6 +78,15 @@ def test_a_column_multiplies_whole_rows(isa, run_op):
         np.testing.assert_array_equal(actual, values[a] * values[column])
 
 
+def test_numbers_of_fewer_columns_multiply_groups_of_columns(isa, run_op):
+    for rows, heads, group in [(5, 9, 64), (3, 2, 80), (1, 4, 7), (31, 3, 130), (2, 64, 1)]:
+        rng = np.random.default_rng(rows)
+        a, b = Value(0, TOKENS, heads * group), Value(1, TOKENS, heads)
+        values = {v: rng.standard_normal((rows, v.cols)).astype("f4") for v in (a, b)}
+        actual = run_op(Mul(a, b), values, isa=isa, threads=2)
+        np.testing.assert_array_equal(actual, values[a] * np.repeat(values[b], group, axis=1))
+
+
 def test_rms_norm_of_heads(isa, run_op, numpy_op):
     rng = np.random.default_rng(1)
     sizes = [(5, 9, 64), (3, 2, 80), (1, 4, 7), (1, 1, 96), (33, 1, 112), (7, 3, 128), (2, 1, 192), (31, 2, 256)]

@@ -293,7 +293,7 @@ class TorchStep(ABC):
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
         """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None means not done.
 
-        Numbers count from the first expert that is here; another rank has those that are out of range.
+        Numbers count from the first expert that is here; identities and the experts of other ranks are out of range.
         """
         return None
 

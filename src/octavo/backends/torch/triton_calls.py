@@ -57,9 +57,9 @@ def experts(
     """
     chosen, weights = choice
     held = op.gate.shape[0]
-    is_part = held < op.num_experts
+    is_part = held < op.num_choices
     is_here = (chosen >= 0) & (chosen < held)
-    if is_part:  # pairs of others go to one expert more, whose tiles are not computed
+    if is_part:  # pairs of others, and of identities, go to one expert more, whose tiles are not computed
         chosen, weights = torch.where(is_here, chosen, held), torch.where(is_here, weights, 0.0)
     share, factors = chosen.shape[1], weights.reshape(-1).to(x.dtype)
     places = sort_by_expert(chosen, held + is_part)
@@ -67,7 +67,7 @@ def experts(
     pairs, own = x, share
     if op.routing.on_input:
         pairs, own = (x[:, None] * factors.reshape(-1, share, 1)).flatten(0, 1), 1
-    ending = Gate(op.kind, op.limit, op.up_offset)
+    ending = Gate(op.kind, op.limit, op.up_offset, op.limits_activated)
     hidden = expert_gate(pairs, (matrices[0], matrices[1]), places, own, (biases[0], biases[1]), ending)
     last = None if op.routing.on_input else factors
     out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)

@@ -100,7 +100,7 @@ def unplaced_bytes(
             of_pair = (3 * inner + cols * op.routing.on_input) * dtype.itemsize + 4 * cols
             if op.gate in provided:  # rows in the order of the experts, and sums before and after they are put back
                 of_pair += 2 * cols * dtype.itemsize + 4 * cols
-            return pairs * of_pair + rows * op.num_experts * _ROUTER_BYTES
+            return pairs * of_pair + rows * op.num_choices * _ROUTER_BYTES
         if isinstance(op, Linear | FusedLinear | Logits) and rows >= MANY_ROWS:
             sizes = [prod(p.shape) * dtype.itemsize for p in op.parameters if p in coded]
             # Of one type, they are one matrix; else each has a product of its own.

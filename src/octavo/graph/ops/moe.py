@@ -32,6 +32,7 @@ class Routing:
     expert is its share in a softmax of the outputs without the experts chosen before, and without those that are less
     by more than twice `jitter` times the larger of their size and the best one. Of equal scores the lower expert or
     group comes first.
+    num_identities: the last choices return the row itself and have no matrices (LongCat Flash, arXiv 2509.01322).
     """
 
     top_k: int
@@ -43,9 +44,13 @@ class Routing:
     group_best: int = 1
     on_input: bool = False
     jitter: float = 0.0
+    num_identities: int = 0
 
     def check(self, experts: int) -> None:
-        """Raise GraphError unless the fields fit each other and the number of experts."""
+        """Raise GraphError unless the fields fit each other and the number of choices.
+
+        experts: all choices, identities included.
+        """
         known = ("softmax", "sigmoid", "sparsemixer")
         require(self.scoring in known, f"scoring {self.scoring!r} is none of {', '.join(known)}")
         is_plain = not (self.normalize or self.on_input) and self.num_groups == 1
@@ -57,6 +62,8 @@ class Routing:
         require(1 <= self.group_best <= size, f"group_best {self.group_best} of {size} experts in a group")
         eligible = size * self.top_groups
         require(1 <= self.top_k <= eligible, f"top_k {self.top_k} of {eligible} experts")
+        identities = self.num_identities
+        require(0 <= identities < experts, f"num_identities {identities} of {experts} choices leaves no expert")
 
     def choose(self, logits: Array, bias: Array | None, factors: Array | None = None) -> tuple[NDArray[np.intp], Array]:
         """The chosen experts, best first, and their weights, both [rows, top_k].
@@ -104,10 +111,13 @@ class Routing:
 class MoE(Op):
     """Sum over a row's experts of weight_e * (down_e h + bias), h = kind(min(g, limit)) * (clip(u, limit) + up_offset),
     where g = gate_e x + bias and u = up_e x + bias. With `routing.on_input`, weight_e multiplies x instead.
+    An identity that a row chooses adds weight_e * x.
 
-    limit: None: neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1. The router's outputs are
-    router x + router_bias, or those of router_x in place of x; selection_bias takes part in the choice of experts only,
-    expert_scale multiplies their weights (`Routing.choose`). Experts without a gate have `up` in its place.
+    limit: None means that neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1.
+    limits_activated: limits kind(g) in place of g (Step 3.5).
+    The router's outputs are router x + router_bias, or those of router_x in place of x; selection_bias takes part in the
+    choice of experts only, expert_scale multiplies their weights (`Routing.choose`). Experts without a gate have `up` in
+    its place.
 
     A rank may hold some of the experts, as parts of their stacks: then the sum is over those of a row's experts that it
     holds, and the router, which is whole, chooses among all of them.
@@ -117,7 +127,7 @@ class MoE(Op):
     cut: ClassVar[Cut[Any]] = Experts()
 
     x: Value
-    router: Parameter  # [experts, columns of router_x or x]
+    router: Parameter  # [choices, columns of router_x or x]; choices: the experts, then the identities
     gate: Parameter  # [experts, intermediate, hidden]
     up: Parameter
     down: Parameter  # [experts, hidden, intermediate]
@@ -125,32 +135,34 @@ class MoE(Op):
     kind: str = "silu"
     limit: float | None = None
     up_offset: float = 0.0
-    router_bias: Parameter | None = None  # [experts]
-    selection_bias: Parameter | None = None  # [experts]
+    router_bias: Parameter | None = None  # [choices]
+    selection_bias: Parameter | None = None  # [choices]
     gate_bias: Parameter | None = None  # [experts, intermediate], plain
     up_bias: Parameter | None = None
     down_bias: Parameter | None = None  # [experts, hidden], plain
-    expert_scale: Parameter | None = None  # [experts]
+    expert_scale: Parameter | None = None  # [choices]
     router_x: Value | None = None  # what the router reads; None means x
     first_expert: int = 0  # that is here, of all
+    adds_identities: bool = True  # False if another rank does
+    limits_activated: bool = False
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         require_activation(self.kind)
         require(self.limit is None or self.limit > 0, f"limit {self.limit} is not positive")
         require(len(self.gate.shape) == 3, f"{self.gate.name} {list(self.gate.shape)} is not [experts, out, in]")
         held, intermediate, hidden = self.gate.shape
+        self.routing.check(self.num_choices)
         experts = self.num_experts
-        self.routing.check(experts)
         first = self.first_expert
         is_part = held == experts or all(p.part is not None and p.part.begin == first for p in self.expert_parameters)
         require(is_part and first + held <= experts, f"{held} experts from {first} on are no part of {experts}")
         require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
         other = self.router_x or self.x
-        require_parameter(self.router, experts, other.cols)
+        require_parameter(self.router, self.num_choices, other.cols)
         require_parameter(self.up, *self.gate.shape)
         require_parameter(self.down, held, hidden, intermediate)
         for vector in (self.router_bias, self.selection_bias, self.expert_scale):
-            require_parameter(vector, experts)
+            require_parameter(vector, self.num_choices)
         require(other.rows is self.x.rows, f"router_x {describe(other)} has other rows than x {describe(self.x)}")
         for bias, cols in ((self.gate_bias, intermediate), (self.up_bias, intermediate), (self.down_bias, hidden)):
             require_parameter(bias, held, cols)
@@ -159,21 +171,26 @@ class MoE(Op):
 
     def flops(self, sizes: StepSizes) -> int:
         held, intermediate, hidden = self.gate.shape
-        experts = self.num_experts
+        choices = self.num_choices
         per_expert = 2 * len(self.products) * intermediate * hidden + 5 * intermediate + 2 * hidden
-        here = self.routing.top_k * per_expert * held // experts  # if rows choose evenly
-        return sizes.rows(self.x.rows) * (2 * math.prod(self.router.shape) + 4 * experts + here)
+        here = self.routing.top_k * per_expert * held // choices  # if rows choose evenly
+        return sizes.rows(self.x.rows) * (2 * math.prod(self.router.shape) + 4 * choices + here)
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         if parameter not in self.expert_parameters:
             return 1.0
         # The expected share of chosen experts, if tokens choose evenly.
-        return 1.0 - (1.0 - self.routing.top_k / self.num_experts) ** sizes.rows(self.x.rows)
+        return 1.0 - (1.0 - self.routing.top_k / self.num_choices) ** sizes.rows(self.x.rows)
+
+    @property
+    def num_choices(self) -> int:
+        """All among which the router chooses."""
+        return self.router.shape[0]
 
     @property
     def num_experts(self) -> int:
-        """All among which the router chooses."""
-        return self.router.shape[0]
+        """Those with matrices, of all ranks."""
+        return self.num_choices - self.routing.num_identities
 
     @property
     def products(self) -> tuple[Parameter, ...]:
@@ -201,12 +218,22 @@ class MoE(Op):
             scaled = x[rows] * weight if self.routing.on_input else x[rows]
             gate = _biased(self.multiply(step, scaled, self.gate, rows, expert), self.gate_bias, step, expert)
             up = _biased(self.multiply(step, scaled, self.up, rows, expert), self.up_bias, step, expert)
-            if self.limit is not None:
-                gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
-            hidden = ACTIVATIONS[self.kind](gate) * (up + self.up_offset)
+            hidden = self._gated(gate, up)
             y = _biased(self.multiply(step, hidden, self.down, rows, expert), self.down_bias, step, expert)
             out[rows] += y if self.routing.on_input else weight * y
+        if self.routing.num_identities and self.adds_identities:
+            out += x * np.where(chosen < self.num_experts, 0.0, weights).sum(axis=1, keepdims=True)
         return out
+
+    def _gated(self, gate: Array, up: Array) -> Array:
+        """h of the products of gate and up."""
+        activation = ACTIVATIONS[self.kind]
+        if self.limit is None:
+            return activation(gate) * (up + self.up_offset)
+        up = np.clip(up, -self.limit, self.limit)
+        if self.limits_activated:
+            return np.minimum(activation(gate), self.limit) * (up + self.up_offset)
+        return activation(np.minimum(gate, self.limit)) * (up + self.up_offset)
 
     def multiply(
         self,

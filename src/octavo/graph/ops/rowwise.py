@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from octavo.batch import Array
-from octavo.graph.cuts import COLUMNWISE, Columnwise, Cut
+from octavo.graph.cuts import COLUMNWISE, Columnwise, Cut, GroupFactors
 from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
 from octavo.graph.ops.spanning_norm import NormGroups
 from octavo.graph.values import Parameter, RowDomain, Value
@@ -111,18 +111,23 @@ class Add(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class Mul(Elementwise):
-    """a * b, element by element; a b of one column multiplies whole rows"""
+    """a * b, element by element; a number of a narrower b multiplies a group of neighbouring columns"""
+
+    cut: ClassVar[Cut[Any]] = GroupFactors()
 
     a: Value
     b: Value
 
     def infer_shape(self) -> tuple[RowDomain, int]:
-        fits = self.a.rows is self.b.rows and self.b.cols in (1, self.a.cols)
-        require(fits, f"b {describe(self.b)} is neither of the shape of a {describe(self.a)} nor one of its columns")
+        fits = self.a.rows is self.b.rows and self.a.cols % self.b.cols == 0
+        require(fits, f"b {describe(self.b)} does not have the rows of a {describe(self.a)} and a part of its columns")
         return self.a.rows, self.a.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return step.values[self.a] * step.values[self.b]
+        a, b = step.values[self.a], step.values[self.b]
+        groups = a.reshape(len(a), self.b.cols, self.a.cols // self.b.cols)
+        out: Array = (groups * b[:, :, None]).reshape(a.shape)
+        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,11 @@ def test_gate_and_up_of_experts_in_one_launch(kinds: tuple[str, str], rows: int,
         torch.einsum("pk,pnk->pn", spread, n.double()[flat]) + b.double()[flat]
         for n, b in zip(numbers, biases, strict=True)
     )
-    for end in (Gate("silu"), Gate("gelu", 1.5, 1.0)):
+    for end in (Gate("silu"), Gate("gelu", 1.5, 1.0), Gate("silu", 0.2, 0.0, after=True)):
         limit = float("inf") if end.limit is None else end.limit
         kind = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[end.kind]
-        expected = kind(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + end.offset)
+        activated = kind(gate).clamp(max=limit) if end.after else kind(gate.clamp(max=limit))
+        expected = activated * (up.clamp(-limit, limit) + end.offset)
         places = sort_by_expert(chosen, 4)
         found = expert_gate(x, (weights[0], weights[1]), places, 2, (biases[0], biases[1]), end)
         assert (found.double() - expected).norm() / expected.norm() < 1e-5

@@ -93,6 +93,8 @@ def test_limits_of_a_gate(device: torch.device) -> None:
     gate, up = np.split(x.cpu().double().numpy(), 2, axis=1)
     expected = rowwise.quick_gelu(np.minimum(gate, 7)) * (np.clip(up, -7, 7) + 1)
     _near(gated(x, "quick_gelu", limit=7.0, offset=1.0), expected, 1e-5)
+    expected = np.minimum(rowwise.quick_gelu(gate), 7) * np.clip(up, -7, 7)
+    _near(gated(x, "quick_gelu", limit=7.0, after=True), expected, 1e-5)
 
 
 def test_no_rows(device: torch.device) -> None:

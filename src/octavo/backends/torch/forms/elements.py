@@ -34,7 +34,11 @@ def _add(op: Add, step: TorchStep) -> Tensor:
 
 @form(Mul)
 def _mul(op: Mul, step: TorchStep) -> Tensor:
-    return torch.mul(step.values[op.a], step.values[op.b], out=step.out)
+    a, b, out = step.values[op.a], step.values[op.b], step.out
+    if op.b.cols in (1, op.a.cols):
+        return torch.mul(a, b, out=out)
+    groups = len(a), op.b.cols, op.a.cols // op.b.cols
+    return torch.mul(a.reshape(groups), b[..., None], out=None if out is None else out.view(groups)).view(a.shape)
 
 
 @form(Scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -96,10 +97,21 @@ def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Cha
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
     chosen, weights = choose_experts(op.routing, wide(logits), bias)
     weights = weights if factors is None else weights * wide(factors)[chosen]
-    chosen = chosen - op.first_expert  # those of other ranks become numbers that no expert here has
-    if not changes and (mixed := step.experts(op, x, (chosen, weights))) is not None:
-        return mixed
-    weights = weights.to(x.dtype)
+    # Identities and the experts of other ranks become numbers that no expert here has.
+    here = chosen - op.first_expert, weights
+    mixed = None if changes else step.experts(op, x, here)
+    out = _sum_of_experts(op, step, x, here, changes) if mixed is None else mixed
+    if not (op.routing.num_identities and op.adds_identities):
+        return out
+    shares = torch.where(chosen < op.num_experts, 0.0, weights)
+    # A library's sum may take its order from the number of rows.
+    share = reduce(torch.add, shares.unbind(1)) if step.repeats else shares.sum(dim=1)
+    return out + x * share[:, None].to(x.dtype)
+
+
+def _sum_of_experts(op: MoE, step: TorchStep, x: Tensor, choice: tuple[Tensor, Tensor], changes: Changes) -> Tensor:
+    """The same as `TorchStep.experts`, one expert after another."""
+    chosen, weights = choice[0], choice[1].to(x.dtype)
     out = torch.zeros_like(x)
     for expert in range(op.gate.shape[0]):
         if step.avoids_host:  # all rows, those of others with weight zero
@@ -137,9 +149,11 @@ def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int, ch
     if op.routing.on_input:
         x = x * weight
     gate, up = product(x, op.gate, op.gate_bias), product(x, op.up, op.up_bias)
-    if op.limit is not None:
-        gate, up = gate.clamp(max=op.limit), up.clamp(-op.limit, op.limit)
-    y = product(ACTIVATIONS[op.kind](gate) * (up + op.up_offset), op.down, op.down_bias)
+    before, after = (None, op.limit) if op.limits_activated else (op.limit, None)
+    gate = ACTIVATIONS[op.kind](gate if before is None else gate.clamp(max=before))
+    gate = gate if after is None else gate.clamp(max=after)
+    up = up if op.limit is None else up.clamp(-op.limit, op.limit)
+    y = product(gate * (up + op.up_offset), op.down, op.down_bias)
     return y if op.routing.on_input else weight * y
 
 

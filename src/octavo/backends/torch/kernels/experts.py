@@ -79,8 +79,8 @@ def _store(out, acc, rows, pair, N, out_row, factors):
 @triton.jit
 def _packed_experts(
     out, x, w, up, pairs, expert_of, bias, up_bias, factors, limit, offset, N, width, x_row, out_row,
-    SHARE: tl.constexpr, KIND: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr, UP_FORMAT: tl.constexpr,
-    UP_C: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    SHARE: tl.constexpr, KIND: tl.constexpr, AFTER: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr,
+    UP_FORMAT: tl.constexpr, UP_C: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_of + tl.program_id(1))
     if expert >= 0:
@@ -95,7 +95,7 @@ def _packed_experts(
         if KIND != "":
             other = tl.zeros((BN, BM), tl.float32)
             other = product_tile(other, x, at, pair >= 0, up, own, rows < N, 0, blocks, width, UP_FORMAT, UP_C)
-            acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND)
+            acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND, AFTER)
         _store(out, acc, rows, pair, N, out_row, factors)
 
 
@@ -113,7 +113,8 @@ def _plain_tile(acc, x_at, has_row, w_at, is_row, width, BK: tl.constexpr):
 @triton.jit
 def _plain_experts(
     out, x, w, up, pairs, expert_of, bias, up_bias, factors, limit, offset, N, width, x_row, out_row, w_expert, w_row,
-    up_expert, up_row, SHARE: tl.constexpr, KIND: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    up_expert, up_row, SHARE: tl.constexpr, KIND: tl.constexpr, AFTER: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_of + tl.program_id(1))
     if expert >= 0:
@@ -127,16 +128,20 @@ def _plain_experts(
         if KIND != "":
             up_at = up + expert.to(tl.int64) * up_expert + wide * up_row
             other = _plain_tile(tl.zeros((BN, BM), tl.float32), x_at, pair >= 0, up_at, rows < N, width, BK)
-            acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND)
+            acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND, AFTER)
         _store(out, acc, rows, pair, N, out_row, factors)
 
 
 class Gate(NamedTuple):
-    """The end of a product with gate and up: kind(min(gate, limit)) * (clip(up, limit) + offset)."""
+    """The end of a product with gate and up: kind(min(gate, limit)) * (clip(up, limit) + offset).
+
+    after: the limit holds for kind(gate) in place of the gate.
+    """
 
     kind: str
     limit: float | None = None
     offset: float = 0.0
+    after: bool = False
 
 
 def expert_linear(
@@ -171,7 +176,7 @@ def expert_gate(
     first, second = weights
     if isinstance(first, Planes) != isinstance(second, Planes):  # codes beside numbers: a launch each
         a, b = (expert_linear(x, w, places, top_k, bias) for w, bias in zip(weights, biases, strict=True))
-        return gated(a, gate.kind, limit=gate.limit, offset=gate.offset, up=b)
+        return gated(a, gate.kind, limit=gate.limit, offset=gate.offset, after=gate.after, up=b)
     out = torch.empty((x.shape[0] * top_k, first.shape[1]), dtype=x.dtype, device=x.device)
     return _launch(out, x, weights, places, top_k, biases, None, gate)
 
@@ -195,7 +200,7 @@ def _launch(
     sizes = (*weight.shape[1:], x.stride(0), out.stride(0))
     chosen = for_decoding(weight, _TILE) if isinstance(weight, Planes) else _DENSE
     grid = (-(-weight.shape[1] // chosen["BN"]), places.expert_of.shape[0])
-    meta = chosen | {"BM": places.tile_rows, "SHARE": top_k, "KIND": gate.kind}
+    meta = chosen | {"BM": places.tile_rows, "SHARE": top_k, "KIND": gate.kind, "AFTER": gate.after}
     if isinstance(weight, Planes):
         second = weight if up is None else up
         assert isinstance(second, Planes)

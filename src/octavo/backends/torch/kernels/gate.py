@@ -21,21 +21,28 @@ _TILE = tile({"BLOCK": 1024, "num_warps": 4})
 
 
 @triton.jit
-def gated_values(gate, up, limit, offset, KIND: tl.constexpr):
-    """KIND(min(gate, limit)) * (clip(up, limit) + offset) of float32; no limit: None."""
+def gated_values(gate, up, limit, offset, KIND: tl.constexpr, AFTER: tl.constexpr = False):
+    """KIND(min(gate, limit)) * (clip(up, limit) + offset) of float32; no limit: None. AFTER: min(KIND(gate), limit)."""
     if limit is not None:
-        gate = tl.minimum(gate, limit)
+        if not AFTER:
+            gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
-    return activation(gate, KIND) * (up + offset)
+    gate = activation(gate, KIND)
+    if AFTER and limit is not None:
+        gate = tl.minimum(gate, limit)
+    return gate * (up + offset)
 
 
 @triton.jit
-def _gate(out, x, up, limit, offset, row, up_row, N, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(
+    out, x, up, limit, offset, row, up_row, N, KIND: tl.constexpr, AFTER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.program_id(0).to(tl.int64)
     value = tl.load(x + token * row + at, at < N, 0).to(tl.float32)
     if up is not None:
-        value = gated_values(value, tl.load(up + token * up_row + at, at < N, 0).to(tl.float32), limit, offset, KIND)
+        upper = tl.load(up + token * up_row + at, at < N, 0).to(tl.float32)
+        value = gated_values(value, upper, limit, offset, KIND, AFTER)
     else:
         value = activation(value, KIND)
     tl.store(out + token * N + at, value.to(out.dtype.element_ty), at < N)
@@ -62,11 +69,13 @@ def gated(
     *,
     limit: float | None = None,
     offset: float = 0.0,
+    after: bool = False,
     up: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """kind(min(gate, limit)) * (clip(up, limit) + offset) -> [T, cols] in the type of x.
 
+    after: limits kind(gate) in place of the gate.
     x: [T, 2 * cols], gate and up side by side; with `up` [T, cols], x is the gate [T, cols]. Any row strides.
     kind: a name of `octavo.graph.ops.rowwise.ACTIVATIONS`.
     out: written and returned, contiguous; it may be gate or up.
@@ -74,7 +83,7 @@ def gated(
     if up is None:
         cols = x.shape[1] // 2
         x, up = x[:, :cols], x[:, cols:]
-    return _launch(x, up, kind, (limit, offset), out)
+    return _launch(x, up, kind, (limit, offset, after), out)
 
 
 def activated(x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:
@@ -82,11 +91,11 @@ def activated(x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:
 
     out: written and returned, contiguous.
     """
-    return _launch(x, None, kind, (None, 0.0), out)
+    return _launch(x, None, kind, (None, 0.0, False), out)
 
 
 def _launch(
-    x: Tensor, up: Tensor | None, kind: str, clipping: tuple[float | None, float], out: Tensor | None
+    x: Tensor, up: Tensor | None, kind: str, clipping: tuple[float | None, float, bool], out: Tensor | None
 ) -> Tensor:
     rows, cols = x.shape
     require_columns(x, up)
@@ -94,7 +103,7 @@ def _launch(
     if rows:
         strides = (x.stride(0), 0 if up is None else up.stride(0))
         grid = (rows, -(-cols // _TILE["BLOCK"]))
-        _gate[grid](out, x, up, *clipping, *strides, cols, KIND=kind, **_TILE)
+        _gate[grid](out, x, up, *clipping[:2], *strides, cols, KIND=kind, AFTER=clipping[2], **_TILE)
     return out
 
 

@@ -77,7 +77,8 @@ class ProvidedCalls:
     ) -> Tensor:
         """See `StepKernels`. A provider takes all three products of a mixture, or none."""
         is_size = len(x) >= humming.LEAST_ROWS and choice[0].numel() <= humming.MOST_ROWS * op.num_experts
-        layers = self._layers_of(matrices, x.dtype) if is_size and not repeats else None
+        takes = is_size and not repeats and not op.limits_activated
+        layers = self._layers_of(matrices, x.dtype) if takes else None
         if layers is None:
             return self._calls.experts(op, x, choice, matrices, biases, repeats=repeats)
 
