@@ -34,7 +34,17 @@ from tests.support.quantize import random_weight
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 
 LIMITS = ExecutorLimits(64, 4, 64, 64)
-FAST = ("llama", "llama-tied-biased", "gpt-oss", "gemma4-experts", "deepseek2", "gemma3n", "qwen3next", "phi3")
+FAST = (
+    "llama",
+    "llama-tied-biased",
+    "gpt-oss",
+    "gemma4-experts",
+    "deepseek2",
+    "gemma3n",
+    "qwen3next",
+    "phi3",
+    "longcat-flash",
+)
 
 
 def steps() -> list[Batch]:
@@ -134,7 +144,7 @@ def slopes_of(graph: Graph) -> tuple[float, ...]:
     return found
 
 
-MIXTURES = ("mixtral", "qwen2moe", "deepseek2-groups", "gpt-oss", "gemma4-experts", "granitehybrid")
+MIXTURES = ("mixtral", "qwen2moe", "deepseek2-groups", "gpt-oss", "gemma4-experts", "granitehybrid", "longcat-flash")
 
 
 @pytest.mark.parametrize("name", MIXTURES)

@@ -18,9 +18,9 @@ from tests.support import converted_gguf, tiny_models
         ("llama", "hidden_size", 128, "embed_tokens.weight has 64 columns"),
         ("llama", "vocab_size", 200, "embed_tokens.weight has 96 rows"),
         ("gptj", "n_embd", 128, "embed_tokens.weight has 64 columns"),
-        ("mixtral", "num_local_experts", 8, "layers.0.mlp.gate.weight has 4 rows"),
-        ("deepseek3", "n_routed_experts", 16, "layers.1.mlp.gate.weight has 8 rows"),
-        ("gemma4-experts", "num_experts", 7, "layers.0.mlp.gate.weight has 6 rows"),
+        ("mixtral", "num_local_experts", 8, "layers.0.mlp.experts.down_proj.weight has 4 experts"),
+        ("deepseek3", "n_routed_experts", 16, "layers.1.mlp.experts.down_proj.weight has 8 experts"),
+        ("gemma4-experts", "num_experts", 7, "layers.0.mlp.experts.down_proj.weight has 6 experts"),
     ],
 )
 def test_config_json(name: str, key: str, value: int, found: str, tmp_path: Path) -> None:

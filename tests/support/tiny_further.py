@@ -25,6 +25,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Lfm2MoeConfig,
+    LongcatFlashConfig,
     MiMoV2FlashConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
@@ -128,6 +129,15 @@ _MIMO = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+_LONGCAT = {
+    **{key: value for key, value in _LATENT.items() if key not in ("num_hidden_layers", "intermediate_size")},
+    "num_layers": 2,
+    "ffn_hidden_size": 96,
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "moe_topk": 3,
+    "expert_ffn_hidden_size": 32,
+}
 _INDEXED = {
     **_LATENT,
     "n_routed_experts": 8,
@@ -142,6 +152,15 @@ _INDEXED = {
 CONFIGS |= {
     "deepseek32": lambda: DeepseekV32Config(**_INDEXED, n_group=4, topk_group=2),
     "glm-dsa": lambda: GlmMoeDsaConfig(**_INDEXED, indexer_types=["full", "shared", "full"]),
+    "longcat-flash": lambda: LongcatFlashConfig(**_LONGCAT, zero_expert_num=3),
+    "longcat-flash-yarn": lambda: LongcatFlashConfig(
+        **_LONGCAT,
+        zero_expert_num=0,
+        routed_scaling_factor=1.5,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=rope("yarn", factor=4.0, mscale=0.8, mscale_all_dim=0.7),
+    ),
     "minicpm3": lambda: MiniCPM3Config(**_LATENT),  # the multipliers of the published model, which GGUF files take
     "minicpm3-long": lambda: MiniCPM3Config(
         **{**_LATENT, "q_lora_rank": None},
@@ -205,6 +224,8 @@ CONFIGS |= {
 # GGUF files have no place for what makes these special.
 WITHOUT_GGUF = {"phimoe-long", "mimo-v2-flash-groups"}
 WITHOUT_GGUF |= {
+    "longcat-flash",
+    "longcat-flash-yarn",
     "deepseek32",
     "minicpm3-long",
     "helium",

@@ -220,7 +220,7 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
                 ):
                     yield replace(name, stem=part), piece
         case Stack():
-            yield from _stacked(group, transform.whole)
+            yield from _stacked(group, transform, config)
         case Heads():
             for name, source in group.items():
                 yield (
@@ -303,11 +303,14 @@ def _axis(name: TensorName, source: Source) -> int:
     return max(dimensions - (1 if name.kind == ".bias" else 2), 0)
 
 
-def _stacked(group: _Group, whole: str) -> Iterator[tuple[TensorName, Source]]:
+def _stacked(group: _Group, stack: Stack, config: Any) -> Iterator[tuple[TensorName, Source]]:
     """The experts of each layer as one weight."""
+    count = math.inf if stack.count is None else stack.count(config)
     layers: dict[TensorName, dict[int, Source]] = {}
     for name, source in group.items():
-        layer = TensorName(whole, name.numbers[:-1], name.kind)
+        if name.numbers[-1] >= count:
+            continue
+        layer = TensorName(stack.whole, name.numbers[:-1], name.kind)
         layers.setdefault(layer, {})[name.numbers[-1]] = source
     for layer, experts in layers.items():
         parts = [experts[i] for i in range(len(experts)) if i in experts]

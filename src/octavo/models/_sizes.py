@@ -32,9 +32,8 @@ def check_sizes(reader: ConfigReader, config: ModelConfig, shapes: Mapping[str, 
         return
     count = reader.integer(key, low=0)
     for name, shape in shapes.items():
-        stem = name.removesuffix(".gate.weight")
-        if f"{stem}.experts.down_proj.weight" in shapes and stem != name and shape[0] != count:
-            raise _error(reader, (key,), count, f"{name} has {shape[0]} rows")
+        if name.endswith(".experts.down_proj.weight") and shape[0] != count:
+            raise _error(reader, (key,), count, f"{name} has {shape[0]} experts")
 
 
 def _error(reader: ConfigReader, keys: tuple[str, ...], value: int, found: str) -> ModelLoadError:

@@ -53,12 +53,14 @@ class Stack:
     """Joins tensors that differ in the last `*` of their stem, the expert, to one: [experts, out, in].
 
     one_way: only some files have them apart, so the way back leaves the whole.
+    count: from a configuration to the number of experts, without the tensors beyond it; None takes all.
     """
 
     stem: str
     whole: str
     only: FileFormat | None = None
     one_way: bool = False
+    count: Callable[[Any], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

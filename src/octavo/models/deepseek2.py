@@ -64,6 +64,7 @@ class Config(DecoderConfig):
     nope_dim: int = 0  # columns of a head that do not
     head_value_dim: int = 0  # columns of a head's output
     is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
+    latent_scale: float = 1.0  # of the latent that keys and values come from
     index_topk: int | None = None  # tokens that the indexer chooses; None if there is no indexer
 
     @property
@@ -125,8 +126,11 @@ class Config(DecoderConfig):
         return cls.latent_from_hf(reader)._indexed(_index_topk(reader))
 
     @classmethod
-    def latent_from_hf(cls: type[LatentT], reader: ConfigReader) -> LatentT:
-        """The configuration without an indexer."""
+    def latent_from_hf(cls: type[LatentT], reader: ConfigReader, mlp: MLPConfig | None = None) -> LatentT:
+        """The configuration without an indexer.
+
+        mlp: None means DeepSeek's.
+        """
         num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
         rope_dim = _columns(reader, "qk_rope_head_dim", num_heads, 2)
         if rope_dim % 2:
@@ -138,12 +142,7 @@ class Config(DecoderConfig):
         # head_dim is that of the rotary embedding where the file has it, and else must not be derived from the width.
         plain = cls.read_hf(
             reader.with_defaults({"head_dim": rope_dim, "num_key_value_heads": num_heads}),
-            mlp=MLPConfig.from_hf(
-                reader,
-                _experts_from_hf(reader),
-                first_experts=_first_experts(reader),
-                shared="plain" if reader.integer("n_shared_experts", 0, low=0) > 0 else None,
-            ),
+            mlp=mlp or _mlp_from_hf(reader),
             is_interleaved=reader.flag("rope_interleave", True),
         )
         section = rope_section(reader)
@@ -193,6 +192,15 @@ def _index_topk(reader: ConfigReader) -> int | None:
 
 def _columns(reader: ConfigReader, key: str, heads: int, low: int = 1) -> int:
     return checked_columns(reader, key, reader.integer(key, low=low, high=MAX_WIDTH), heads)
+
+
+def _mlp_from_hf(reader: ConfigReader) -> MLPConfig:
+    return MLPConfig.from_hf(
+        reader,
+        _experts_from_hf(reader),
+        first_experts=_first_experts(reader),
+        shared="plain" if reader.integer("n_shared_experts", 0, low=0) > 0 else None,
+    )
 
 
 def _experts_from_hf(reader: ConfigReader) -> Routing:
@@ -248,39 +256,42 @@ def _kv_b_rows(cfg: Config) -> tuple[int, int]:
 
 _ATTENTION = "layers.*.self_attn."
 _QUERIES = ("q_", "q_b_")  # from the input, and from the latent of queries
-_K_PARTS = (_ATTENTION + "kv_a_proj", _ATTENTION + "k_rope_proj")
 _INDEXER = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}  # in GGUF files, others
-_B_PARTS = (_ATTENTION + "k_b_rows", _ATTENTION + "v_b_rows")
 
 
-def latent_transforms(*, joined: bool = False) -> tuple[Transform, ...]:
-    """Those of the weights of attention.
+def latent_transforms(stem: str = _ATTENTION, *, joined: bool = False) -> tuple[Transform, ...]:
+    """Those of the weights of attention under `stem`.
 
     joined: GGUF files have the two products with latents in one matrix.
     """
-    rows = Permute(_ATTENTION + "kv_b_proj", lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False))
+    b_parts = (stem + "k_b_rows", stem + "v_b_rows")
+    rows = Permute(stem + "kv_b_proj", lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False))
     steps = (
         rows,
-        Split(rows.stem, _B_PARTS, _kv_b_rows),
-        Heads(_B_PARTS[0], _ATTENTION + "k_b_proj", lambda c: c.num_heads, transposed=True),
-        Heads(_B_PARTS[1], _ATTENTION + "v_b_proj", lambda c: c.num_heads),
+        Split(rows.stem, b_parts, _kv_b_rows),
+        Heads(b_parts[0], stem + "k_b_proj", lambda c: c.num_heads, transposed=True),
+        Heads(b_parts[1], stem + "v_b_proj", lambda c: c.num_heads),
     )
     # GGUF files of other families have had the two halves since April 2025.
-    return (*_LATENT_STEPS, *(step if joined else replace(step, one_way=True) for step in steps))
+    return (*_latent_steps(stem), *(step if joined else replace(step, one_way=True) for step in steps))
 
 
-_LATENT_STEPS: tuple[Transform, ...] = (
-    *(
+def _latent_steps(stem: str) -> tuple[Transform, ...]:
+    queries = (
         step
         for q in _QUERIES
         for step in (
-            Permute(f"{_ATTENTION}{q}proj", lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)),
-            Split(f"{_ATTENTION}{q}proj", (f"{_ATTENTION}{q}nope_proj", f"{_ATTENTION}{q}rope_proj"), _q_rows),
+            Permute(f"{stem}{q}proj", lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)),
+            Split(f"{stem}{q}proj", (f"{stem}{q}nope_proj", f"{stem}{q}rope_proj"), _q_rows),
         )
-    ),
-    Permute(_ATTENTION + "kv_a_proj_with_mqa", lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
-    Split(_ATTENTION + "kv_a_proj_with_mqa", _K_PARTS, lambda c: (c.latent_dim, c.rope_dim)),
-)
+    )
+    latent, parts = stem + "kv_a_proj_with_mqa", (stem + "kv_a_proj", stem + "k_rope_proj")
+    return (
+        *queries,
+        Permute(latent, lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
+        Split(latent, parts, lambda c: (c.latent_dim, c.rope_dim)),
+    )
+
 
 WEIGHTS = WeightTable(
     names={
@@ -320,19 +331,24 @@ def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
     return h + mlp(g, g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps), cfg, layer)
 
 
-def latent_attention(g: Graph, cfg: Config, x: Value, layer: int, *, rotates: bool = True) -> Value:
+def latent_attention(
+    g: Graph, cfg: Config, x: Value, layer: int, *, rotates: bool = True, half: int | None = None
+) -> Value:
     """The heads' own products with keys are absorbed into queries, those with values come after the attention.
 
-    rotates: False: nothing has a position.
+    rotates: False if nothing has a position.
+    half: 0 or 1 for one of the two attentions of a layer, each with its own cache.
     """
-    p = f"layers.{layer}.self_attn."
+    p, params = f"layers.{layer}.self_attn.", cfg.attention_params(layer)
+    if half is not None:
+        p, params = f"{p}{half}.", replace(params, layer=2 * layer + half)
     q, stem = x, p + _QUERIES[0]
     if p + "q_a_proj.weight" in g.weights:
         q, stem = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS), p + _QUERIES[1]
     q_latent = g.head_linear(g.linear(q, stem + "nope_proj"), p + "k_b_proj")
-    latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS)
+    latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS) * cfg.latent_scale
     q_rope, k_rope = g.linear(q, stem + "rope_proj"), g.linear(x, p + "k_rope_proj")
     if rotates:
         q_rope, k_rope = (g.add(Rope(y, cfg.rope_dim, cfg.rope.params)) for y in (q_rope, k_rope))
-    mixed = g.add(LatentAttention(q_latent, q_rope, latent, k_rope, cfg.attention_params(layer)))
+    mixed = g.add(LatentAttention(q_latent, q_rope, latent, k_rope, params))
     return g.linear(g.head_linear(mixed, p + "v_b_proj"), p + "o_proj")

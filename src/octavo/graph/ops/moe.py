@@ -115,9 +115,9 @@ class MoE(Op):
 
     limit: None means that neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1.
     limits_activated: limits kind(g) in place of g (Step 3.5).
-    The router's outputs are router x + router_bias, or those of router_x in place of x; selection_bias takes part in the
-    choice of experts only, expert_scale multiplies their weights (`Routing.choose`). Experts without a gate have `up` in
-    its place.
+    The router's outputs are router x + router_bias, or those of router_x in place of x; selection_bias takes part in
+    the choice of experts only, expert_scale multiplies their weights (`Routing.choose`). Experts without a gate have
+    `up` in its place.
 
     A rank may hold some of the experts, as parts of their stacks: then the sum is over those of a row's experts that it
     holds, and the router, which is whole, chooses among all of them.
