@@ -1,4 +1,4 @@
-"""The adapters of the rows of a step: the slot of each token."""
+"""The adapter slot of each token of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.graph.values import TOKENS
 
 
 def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots: int) -> None:
-    """Fill the fields of a batch about adapters, if a sequence of the step has one."""
+    """Fill the adapter fields of a batch if any sequence of the step has an adapter."""
     adapters = [item.sequence.request.adapter for item in scheduled]
     if not any(adapters):
         return
@@ -31,7 +31,7 @@ def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots
 
 
 def following_domains(batch: Batch) -> dict[str, DomainRows]:
-    """The rows of further domains in the next step of the same sequences, each with one token in both."""
+    """The rows of the other domains in the next step of the same sequences, one token each in both steps."""
     if ADAPTERS.name not in batch.domains:
         return {}
     tokens = batch.domains[TOKENS.name]

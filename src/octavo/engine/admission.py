@@ -1,8 +1,8 @@
-"""The groups of sequences that wait and those that run: admission and preemption.
+"""Admission and preemption: the groups of sequences that wait and those that run.
 
-A running group counts towards max_num_seqs and has rows of the batch builder's table and blocks of the cache. When
-blocks run out, the last in the order of service (priority, answers before texts, arrival) is preempted: its blocks are
-freed, and its tokens are computed again later.
+A running group counts towards max_num_seqs, and holds cache blocks and rows of the batch builder's table. When blocks
+run out, the last group in service order (priority, answers before texts, arrival) is preempted: its blocks are freed,
+and its tokens are computed again later.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _by_key, _by_turn = attrgetter("key"), attrgetter("turn")
 
-ANSWERS_A_TEXT = 8  # that are admitted for each text while both wait
+ANSWERS_A_TEXT = 8  # answers admitted per text while both wait
 
 
 class ServiceQueue:
-    """The groups that run, in order of service, those that wait, in order of admission, and how many sequences run.
+    """Running groups in service order, waiting groups in admission order, and the number of running sequences.
 
-    Answers are admitted before texts, since thousands of texts may come at once while somebody waits for a first
-    token; but where answers never cease to wait, each ANSWERS_A_TEXT of them let one text pass.
+    Answers are admitted before texts, since thousands of texts may arrive at once while somebody waits for a first
+    token. If answers never stop waiting, one text is admitted after every ANSWERS_A_TEXT answers.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class ServiceQueue:
         self.running: list[SequenceGroup] = []
         self.num_seqs_taken = 0
         self.num_texts_waiting = 0
-        # Times of the queue, as in start-time fair queueing (Goyal et al., 1996): of the last group that was admitted,
-        # and of the last answer and the last text that came.
+        # Virtual times, as in start-time fair queueing (Goyal et al., 1996): of the last admitted group,
+        # and of the latest answer and the latest text.
         self._now = 0
         self._last = {False: 0, True: 0}
 
@@ -62,7 +62,7 @@ class ServiceQueue:
         self.num_texts_waiting += group.is_text
 
     def enter(self, group: SequenceGroup) -> None:
-        """Move a group to the running ones."""
+        """Mark a group as running."""
         self._stop_waiting(group)
         self._now = max(self._now, group.turn[1])
         insort(self.running, group, key=_by_key)
@@ -84,9 +84,9 @@ class ServiceQueue:
 
 
 class Stages:
-    """The steps in flight of a pipeline: a group is in one of them at most, and each has its share of the groups.
+    """The steps in flight of a pipeline. A group is in at most one of them, and each step gets its share of the groups.
 
-    busy: the groups that are in one. Without a pipeline nothing is noted.
+    busy: groups in a step. Not tracked without a pipeline.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -104,16 +104,16 @@ class Stages:
             self.busy -= step.groups
 
     def share(self, num_groups: int) -> int:
-        """The most of these groups for one step, so that every stage has some. Without a pipeline there is no limit."""
+        """The largest number of groups for one step that leaves some for every stage. Unlimited without a pipeline."""
         return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
 
     def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
-        """The last running group, in the order of service, that is in no step in flight."""
+        """The last running group in service order that is in no step in flight."""
         return next((group for group in reversed(queue.running) if group not in self.busy), None)
 
 
 def _discard(groups: list[SequenceGroup], group: SequenceGroup, order: Callable[[SequenceGroup], Any]) -> bool:
-    """Remove a group from a list in this order. Return False if it is not there."""
+    """Remove a group from a list in service order. Return False if it is not in the list."""
     position = bisect_left(groups, order(group), key=order)
     is_there = position < len(groups) and groups[position] is group
     if is_there:
@@ -122,7 +122,7 @@ def _discard(groups: list[SequenceGroup], group: SequenceGroup, order: Callable[
 
 
 class GroupAdmission:
-    """A queue of waiting and running groups of sequences over one KV cache; max_num_seqs sequences run at once.
+    """A queue of waiting and running groups over one KV cache, with at most max_num_seqs running sequences.
 
     num_stages: steps in flight at once.
     """
@@ -134,9 +134,9 @@ class GroupAdmission:
         self.max_num_seqs = max_num_seqs
         self.queue = ServiceQueue()
         self.stages = Stages(num_stages)
-        self.arriving: dict[SequenceGroup, BlockLoad] = {}  # those whose blocks are being loaded, not in the queue
-        self._swapped: set[SequenceGroup] = set()  # preempted: a store may have their blocks
-        self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
+        self.arriving: dict[SequenceGroup, BlockLoad] = {}  # groups whose blocks are being loaded, not in the queue
+        self._swapped: set[SequenceGroup] = set()  # preempted groups, whose blocks a store may have
+        self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table (`Sequence.row`)
         self.adapters: AdapterRegistry | None = None
         self._metrics = metrics
 
@@ -146,18 +146,18 @@ class GroupAdmission:
 
     @property
     def running(self) -> list[Sequence]:
-        """Sequences that run, in order of service."""
+        """Running sequences, in service order."""
         return self.queue.sequences
 
     @property
     def would_preempt(self) -> bool:
-        """True if a waiting group is of better priority than a running one."""
+        """True if a waiting group has a better priority than a running one."""
         waiting, running = self.queue.waiting, self.queue.running
         return bool(waiting and running) and _priority(waiting[0]) < _priority(running[-1])
 
     @property
     def may_admit(self) -> bool:
-        """False: no waiting group can run before a running one ends or gives way."""
+        """False if no waiting group can run before a running one ends or is preempted."""
         self.take_arrived()
         waiting = self.queue.waiting
         return bool(waiting) and (waiting[0].num_seqs <= self.num_seqs_left or self.would_preempt)
@@ -165,7 +165,7 @@ class GroupAdmission:
     # --- requests come and go ---
 
     def add(self, request: Request) -> None:
-        """Queue a request that fits, see `RequestFactory`."""
+        """Queue a request that fits (see `RequestFactory`)."""
         first, *others = request.groups
         request.pending_groups = others
         self.queue.take_turn(request.groups)
@@ -173,7 +173,7 @@ class GroupAdmission:
             self.queue.wait(first)
 
     def _load(self, group: SequenceGroup) -> bool:
-        """Make a group arriving that is not in the queue, if a store has more of its prefix than the cache."""
+        """Load more of a group's prefix from a store, if a store has more than the cache."""
         tier, max_tokens = self.kv_cache.tier, group.max_cached_tokens()
         if tier is None:
             return False
@@ -188,9 +188,9 @@ class GroupAdmission:
         return True
 
     def take_arrived(self, timeout_s: float = 0.0) -> None:
-        """Queue the groups whose blocks have arrived, or will not.
+        """Queue the groups whose blocks have arrived or will not arrive.
 
-        timeout_s: to wait for one of them.
+        timeout_s: how long to wait for one of them.
         """
         for group, load in list(self.arriving.items()) if self.arriving else ():
             found, timeout_s = load.wait(timeout_s), 0.0
@@ -203,7 +203,7 @@ class GroupAdmission:
                 self.queue.wait(group)
 
     def finish(self, group: SequenceGroup) -> None:
-        """End a group in any state. A step in flight may still write to its blocks: later ones run after it."""
+        """End a group in any state. A step in flight may still write to its blocks; later steps run after it."""
         self._leave(group, RequestStatus.FINISHED)
 
     def finish_request(self, request: Request) -> None:
@@ -213,7 +213,10 @@ class GroupAdmission:
         request.pending_groups = []
 
     def replace_members(self, group: SequenceGroup, members: list[tuple[Sequence, Sequence]]) -> None:
-        """The next members of a running group, as (parent, child): children share their parents' blocks."""
+        """Replace the members of a running group.
+
+        members: (parent, child) pairs; a child shares its parent's blocks.
+        """
         for parent, child in members:
             self.kv_cache.fork(parent, child, parent.num_computed_tokens)
         self._leave(group, RequestStatus.FINISHED)
@@ -223,10 +226,10 @@ class GroupAdmission:
     # --- room ---
 
     def admit(self, group: SequenceGroup, step: Schedule) -> bool:
-        """Admit a waiting group if max_num_seqs allows it, its adapter has a slot and there are blocks for its tokens.
+        """Admit a waiting group if sequences, adapter slots and blocks allow it.
 
-        Blocks that running groups still need for their known tokens are not given away. For a request of better
-        priority, groups of worse priority are preempted.
+        Blocks that running groups still need for their known tokens are not given away. A request of better priority
+        preempts groups of worse priority.
         """
         request, first, queue = group.request, group.members[0], self.queue
         if group in self._swapped and self._swap_in(group):
@@ -264,19 +267,19 @@ class GroupAdmission:
         return True
 
     def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> int:
-        """Count what an admitted sequence has found. Return the tokens of it that come from a store."""
+        """Count the cached prefix of an admitted sequence. Return its tokens that come from a store."""
         if not self.kv_cache.enable_prefix_caching:
             return 0
         size = self.kv_cache.block_size
         num_tokens = size * min((each.position for each in sequence.loads), default=num_cached_tokens // size)
         self._metrics.num_prefix_queries_total += len(sequence.token_ids)
-        self._metrics.num_prefix_hits_total += num_tokens  # those of a store are none
+        self._metrics.num_prefix_hits_total += num_tokens  # tokens from a store do not count
         self._metrics.num_store_hits_total += num_cached_tokens - num_tokens
         self.kv_cache.touch_prefix(sequence)
         return num_cached_tokens - num_tokens
 
     def _swap_in(self, group: SequenceGroup) -> bool:
-        """Take a preempted group from the queue to load what it has lost, if that is quicker than computing it."""
+        """Dequeue a preempted group to load what it lost, if loading is faster than computing."""
         self._swapped.discard(group)
         if not self._load(group):
             return False
@@ -284,7 +287,7 @@ class GroupAdmission:
         return True
 
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
-        """Take blocks and its part of a step from a running group, which waits again."""
+        """Take a running group's blocks and its part of a step, and let it wait again."""
         for member in group.members:
             member.draft_token_ids, member.hidden_rows = [], None
             step.remove(member)
@@ -296,7 +299,7 @@ class GroupAdmission:
         group.request.num_preemptions += 1
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
-        """Blocks that the group's known tokens still need; unstarted members share the prompt's full blocks."""
+        """Blocks still needed for the group's known tokens. Unstarted members share the full blocks of the prompt."""
         shared = group.request.num_prompt_tokens
         return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
 
@@ -307,7 +310,7 @@ class GroupAdmission:
     # --- running ---
 
     def enter(self, group: SequenceGroup) -> None:
-        """Start a group: each sequence takes a row of the batch builder's table."""
+        """Start a group: give each sequence a row of the batch builder's table."""
         self.queue.enter(group)
         if self.adapters is not None and group.request.adapter is not None:
             self.adapters.enter(group.request.adapter)
@@ -330,7 +333,7 @@ class GroupAdmission:
         self.queue.leave(group, status)
 
     def observe_slots(self) -> None:
-        """Count the slots of cache blocks, those aside that the next step has already taken."""
+        """Count the slots of cache blocks, except those already taken by the next step."""
         size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
         for sequence in self.running:
             num_blocks = -(-sequence.num_computed_tokens // size)
@@ -341,7 +344,7 @@ class GroupAdmission:
         self._metrics.num_wasted_slots_total += num_wasted
 
     def observe_state(self) -> None:
-        """Note the state, also after requests have ended between steps."""
+        """Record the current state, also after requests have ended between steps."""
         metrics, pool = self._metrics, self.kv_cache.pool
         metrics.num_embedding = sum(group.is_text for group in self.queue.running)
         metrics.num_running = len(self.running) - metrics.num_embedding

@@ -1,4 +1,4 @@
-"""The stream of answers to one request; outputs that nobody has fetched yet are merged."""
+"""The stream of outputs of one request. Outputs that nobody has fetched yet are merged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from octavo.outputs import OutputDelta, PoolingOutput
 class MergedStream:
     """Implements `octavo.engine.client.AnswerStream`. Belongs to one event loop.
 
-    It never holds more than one output: a slow reader costs memory for its answer's text, not for its steps.
+    It never holds more than one output, so a slow reader costs only the memory of its text.
     """
 
-    engine = 0  # a client of several engines has streams of its own
+    engine = 0  # a client of several engines has its own streams
 
     def __init__(self, request_id: str, request: GenerationRequest, abort: Callable[[str], None]) -> None:
         """abort: called with the id when the stream is closed before its end."""

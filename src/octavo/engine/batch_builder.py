@@ -1,6 +1,6 @@
 """Turns a schedule into the arrays of `Batch`, with as little Python per token as possible.
 
-`SamplingState` follows the tokens of one sequence, `BatchBuilder` gathers the arrays of a step.
+`SamplingState` follows the tokens of one sequence; `BatchBuilder` gathers the arrays of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Values = TypeVar("_Values", Int32, Float32)
 
 
 class _Rows(NamedTuple):
-    """Rows of output: their sequences, the tokens wanted (-1: a new one) and its number, and the drafts before that."""
+    """Output rows: sequences, wanted tokens (-1 for a new one) and their positions, and the drafts before them."""
 
     sequences: list[Sequence]
     targets: list[int]
@@ -44,9 +44,9 @@ class _Rows(NamedTuple):
 
 
 class SamplingState:
-    """The sampling state of a running sequence, for the batch builder at each step.
+    """The sampling state of a running sequence, read by the batch builder at each step.
 
-    It is a function of the sequence's tokens, which it follows by itself; after a preemption it is created again.
+    It depends only on the sequence's tokens, so it is rebuilt after a preemption.
     """
 
     def __init__(self, sequence: Sequence, vocab_size: int) -> None:
@@ -61,7 +61,7 @@ class SamplingState:
         self.allowed_mask = None if allowed is None else token_mask(allowed, vocab_size)
         self.has_mask = self.allowed_mask is not None or sequence.grammar is not None
         self._num_seen = 0
-        self._position: dict[int, int] = {}  # token id -> its place in the two arrays
+        self._position: dict[int, int] = {}  # token id -> its index in the two arrays
         self._seen_ids = np.zeros(64, np.int32)
         self._seen_counts = np.zeros(64, np.int32)
 
@@ -77,7 +77,7 @@ class SamplingState:
         row["num_logprobs"] = min(sequence.group.consumers[-1].num_logprobs(sequence.request), vocab_size)
 
     def history(self, num_drafts: int = 0) -> tuple[Int32, Int32]:
-        """Distinct token ids so far, with the first num_drafts drafts, and the number of times each was generated."""
+        """Distinct token ids so far, including the first num_drafts drafts, and how often each was generated."""
         sequence = self._sequence
         if num_drafts:
             return self._with_drafts(sequence.draft_token_ids[:num_drafts])
@@ -98,7 +98,7 @@ class SamplingState:
             self._seen_counts[position] += i >= num_prompt_tokens
 
     def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
-        """The history with drafts. It is not kept, because drafts may be refused."""
+        """The history including drafts. It is not kept, because drafts may be rejected."""
         ids, counts = self.history()
         new_ids = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._position]
         counts = np.concatenate([counts, np.zeros(len(new_ids), np.int32)])
@@ -123,10 +123,10 @@ class SamplingState:
 
 
 class BatchBuilder:
-    """Keeps constant parameters in tables by `Sequence.row`, and gathers each step from them.
+    """Keeps constant parameters in tables indexed by `Sequence.row`, and gathers each step from them.
 
-    num_rows: sequences that may run at once.
-    layout: the groups of layers, each with block tables of its own.
+    num_rows: maximum number of sequences that run at once.
+    layout: the groups of layers, each with its own block tables.
     """
 
     def __init__(self, limits: EngineLimits, num_rows: int, layout: CacheLayout) -> None:
@@ -136,16 +136,16 @@ class BatchBuilder:
         self._is_of_tokens = [group.domain is TOKENS for group in layout.groups]
         self._components = limits.images.position_components
         self._block_size = limits.block_size
-        self._vocab_size = limits.vocab_size  # bounds masks and top_k
+        self._vocab_size = limits.vocab_size  # the limit of masks and top_k
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._block_tables = np.zeros((len(layout.groups), num_rows, max_blocks), np.int32)
         self._sampling_rows = np.zeros(num_rows, SAMPLING_ROW)
         self._owners: list[Sequence | None] = [None] * num_rows
         self._states: list[SamplingState | None] = [None] * num_rows
-        self.gives_hidden = False  # of all tokens, behind those that consumers want, for a head that drafts
+        self.gives_hidden = False  # also return hidden states of all tokens, for a head that drafts
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
         self._adapter_slots = limits.adapter_slots
-        # Of a step without spans or sources, for a graph that takes some.
+        # For a step without spans or sources of a graph that takes some.
         width = limits.span_width or limits.sources.width
         self._inputs = (np.zeros((0, width), np.float32),) if width else ()
         self._takes_spans = bool(limits.span_width)
@@ -156,10 +156,10 @@ class BatchBuilder:
         drawn: Mapping[Sequence, DrawnRows] | None = None,
         ahead: AheadDrafts | None = None,
     ) -> Batch:
-        """The arrays of the step; output rows are in the order of the sequences and their `rows`.
+        """The arrays of the step. Output rows are in the order of the sequences and their `rows`.
 
-        drawn: of `overlap.as_if_done`, for a step that is submitted while the one before runs. ahead: its guesses, if
-        they are made meanwhile.
+        drawn: from `overlap.as_if_done`, for a step submitted while the previous one runs.
+        ahead: the guesses of that step, if they are made meanwhile.
         """
         scheduled = list(step.scheduled.values())
         for item in scheduled:
@@ -170,7 +170,7 @@ class BatchBuilder:
         query_start_loc = np.zeros(len(scheduled) + 1, np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
         if counts.max() == 1:
-            # In a step prepared ahead they are not known yet.
+            # Not known yet in a step prepared ahead.
             known = not step.is_ahead or drawn is not None
             tokens = [item.sequence.token_ids[item.start] if known else 0 for item in scheduled]
             token_ids = np.array(tokens, np.int32)
@@ -221,20 +221,21 @@ class BatchBuilder:
             add_adapters(batch, scheduled, self._adapter_slots)
 
     def follow(self, batch: Batch, step: Schedule) -> Batch:
-        """The arrays of a step that `Scheduler.schedule_ahead` made after that of `batch`, but for its tokens.
+        """The arrays, except tokens, of a step that `Scheduler.schedule_ahead` made after the step of `batch`.
 
-        Every sequence has one token more. Most arrays of plain sequences remain, so this takes half as long as `build`.
+        Every sequence has one more token. Most arrays of plain sequences stay the same, so this takes half as long as
+        `build`.
         """
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:
             return self.build(step)
-        if batch.late is not None:  # its positions are not those of its tokens
+        if batch.late is not None:  # its positions differ from those of its tokens
             return self.build(step)
         if batch.state_slots is not None or len(batch.hidden_indices) or len(batch.logits_indices) != len(positions):
             return self.build(step)
         tables, slots = batch.block_tables, batch.slot_mapping + 1
         source_lens = batch.domains[SOURCE.name].lengths if self._has_sources else None
-        begins = np.flatnonzero(positions % self._block_size == 0)  # the sequences with a new block
+        begins = np.flatnonzero(positions % self._block_size == 0)  # sequences with a new block
         if len(begins):
             sequences = list(step.scheduled)
             for row in begins.tolist():
@@ -264,7 +265,7 @@ class BatchBuilder:
         return followed
 
     def _tables_of(self, rows: Int32, seq_lens: Int32, source_lens: Int32 | None) -> Int32:
-        """The block tables of sequences in these rows, as wide as the longest of them, or its source, needs."""
+        """The block tables of sequences in these rows, as wide as the longest sequence or source needs."""
         longest = int(seq_lens.max())
         if source_lens is not None:
             longest = max(longest, int(source_lens.max()))
@@ -304,7 +305,7 @@ class BatchBuilder:
     # --- sampling ---
 
     def _build_rows(self, step: Schedule) -> tuple[Int32, Int32, _Rows]:
-        """The indices of the tokens whose logits are wanted, and whose hidden states; and what is wanted of logits."""
+        """The indices of tokens whose logits or hidden states are wanted, and what is wanted of the logits."""
         indices: list[int] = []
         hidden: list[int] = []
         rows = _Rows([], [], [], [])
@@ -330,7 +331,7 @@ class BatchBuilder:
         return np.array(indices, np.int32), np.array(hidden, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:
-        """The result of `_gather_sampling`; that of the last step is reused while the same plain sequences continue."""
+        """The result of `_gather_sampling`, reused from the last step while the same plain sequences continue."""
         if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
@@ -370,7 +371,7 @@ class BatchBuilder:
         )
 
     def _gather_masks(self, wanted: _Rows, samplers: list[SamplingState | None]) -> NDArray[np.uint32] | None:
-        """The masks of permitted tokens from allowed_token_ids and grammars; None if all tokens are permitted."""
+        """Masks of permitted tokens from allowed_token_ids and grammars, or None if all tokens are permitted."""
         if not any(state is not None and state.has_mask for state in samplers):
             return None
         masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
@@ -392,7 +393,7 @@ class BatchBuilder:
 
 
 def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
-    """Fill the fields of `Batch` about states."""
+    """Fill the state fields of `Batch`."""
     batch.state_slots = np.array([item.sequence.state_slot for item in scheduled], np.int32)
     copies = [item.state_copy for item in scheduled if item.state_copy is not None]
     batch.state_copies = np.array(copies, np.int32).reshape(-1, 2)
@@ -404,7 +405,7 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
 
 
 def _state_saves(item: ScheduledSequence) -> list[tuple[int, int]]:
-    """The numbers of its tokens after which states are kept: those of a prefix, or those before each draft."""
+    """The token counts after which states are kept: at the end of a prefix, or before each draft."""
     if item.snapshot is not None and item.state_load is None:
         return [(item.snapshot.num_tokens - item.start, item.snapshot.slot)]
     known = len(item.sequence.token_ids) - item.start
@@ -417,7 +418,7 @@ def _add_sources(
     drawn: Mapping[Sequence, DrawnRows],
     ahead: AheadDrafts | None,
 ) -> None:
-    """Fill `Batch.token_sources` and `Batch.late`: a sequence's last token and guesses behind it are unknown."""
+    """Fill `Batch.token_sources` and `Batch.late` for sequences whose last token and guesses are not known yet."""
     found = [drawn.get(item.sequence) for item in scheduled]
     sources = np.full(len(batch.token_ids), -1, np.int32)
     sources[batch.token_ids == UNKNOWN_TOKEN] = [each.row + each.num_drafts for each in found if each is not None]
@@ -430,7 +431,7 @@ def _add_sources(
 
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:
-    """The type of each token of a step of texts, or None if they are all of type 0."""
+    """The type of each token of a step of texts, or None if all are type 0."""
     seconds = [item.sequence.request.params.second_start for item in scheduled]
     if not any(seconds):
         return None
@@ -442,7 +443,7 @@ def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> 
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:
-    """Compressed rows: the start of each row, and the ids and values of all rows together."""
+    """Compressed rows: the start of each row, then the ids and values of all rows together."""
     starts = np.zeros(len(entries) + 1, np.int32)
     present = [entry for entry in entries if entry is not None]
     if not present:

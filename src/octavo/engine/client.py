@@ -1,4 +1,4 @@
-"""The interface of an engine, whether it is in this process (`LocalClient`) or in another one (`ProcessClient`)."""
+"""The interface of an engine, in this process (`LocalClient`) or in another one (`ProcessClient`)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class EngineState(enum.Enum):
 
     LOADING = "loading"
     READY = "ready"
-    STALLED = "stalled"  # work waits, and no step was made for too long
-    RESTARTING = "restarting"  # it died; another one is being started
-    DEAD = "dead"  # it died too often, or was closed
+    STALLED = "stalled"  # work is waiting, and no step has run for too long
+    RESTARTING = "restarting"  # died; another one is being started
+    DEAD = "dead"  # died too often, or closed
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The description of a loaded engine, sent once. Sizes are in bytes."""
 
-    model: str  # as it was asked for: path, hub id or short name
+    model: str  # as requested: path, hub id or short name
     path: str  # the file or directory it was loaded from
     architecture: str
     max_model_len: int  # prompt and answer of one request, in tokens
     vocab_size: int  # columns of the logits
-    eos_token_id: int | None  # the one that a chat template writes
+    eos_token_id: int | None  # the token written by a chat template
     hidden_size: int  # width of an embedding
     max_num_seqs: int
     block_size: int
@@ -71,55 +71,55 @@ class ModelInfo:
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
 
     def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
-        """The draft sources by name; False means a model or head that has failed.
+        """The draft sources by name. False marks a model or head that has failed.
 
-        metrics: the latest of the engine.
+        metrics: the engine's latest metrics.
         """
         return {name: name not in DRAFTERS or not metrics.num_lost_draft_models for name in self.draft_sources}
 
 
 class AnswerStream(Protocol):
-    """The answer to one request: `OutputDelta`s; the last one is `finished`.
+    """The answer to one request: a series of `OutputDelta`, the last one with `finished` set.
 
-    With PoolingParams it is one `PoolingOutput`.
+    For PoolingParams it is one `PoolingOutput`.
 
-    Instead of a further output it raises the OctavoError that ended the request: UsageError or NumericalError if the
-    request itself is the cause, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
+    If the request fails, the stream raises the OctavoError that ended it: UsageError or NumericalError if the request
+    is the cause, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
     """
 
     @property
     def request_id(self) -> str:
-        """The engine's own id, unique among its requests; an engine that replaces it counts anew."""
+        """The engine's own id, unique among its requests. A replacement engine starts counting from scratch."""
 
     @property
     def engine(self) -> int:
         """The number of the replica that answers."""
 
     def __aiter__(self) -> AsyncIterator[OutputDelta | PoolingOutput]:
-        """Itself."""
+        """Return the stream itself."""
 
     async def __anext__(self) -> OutputDelta | PoolingOutput:
-        """Wait for the new part of the answer since the last call."""
+        """Wait for the part of the answer that is new since the last call."""
 
     async def aclose(self) -> None:
-        """End the request within a step and free its blocks. Do nothing after the end. May be called twice."""
+        """End the request within a step and free its blocks. Has no effect after the end; may be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The latest known state; reading it costs nothing and never waits."""
+    """The latest known state. Reading it is free and never waits."""
 
     state: EngineState
-    reason: str | None = None  # of STALLED, RESTARTING and DEAD, in one line for people
+    reason: str | None = None  # one line for people if STALLED, RESTARTING or DEAD
     pid: int | None = None
     last_step_age_s: float | None = None  # None before the first step
     num_restarts: int = 0
     load_progress: float = 0.0  # 0 to 1 while LOADING
-    metrics: EngineMetrics = field(default_factory=EngineMetrics)  # of this process of the engine, at most 0.25 s old
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)  # from this process of the engine, at most 0.25 s old
 
 
 class EngineReplica(Protocol):
-    """One engine of a model, as its observers see it."""
+    """One engine of a model, as observers see it."""
 
     @property
     def info(self) -> ModelInfo:
@@ -137,63 +137,65 @@ class EngineClient(Protocol):
 
     @property
     def replicas(self) -> Sequence[EngineReplica]:
-        """Its engines by their numbers. They stay the same objects when engines are replaced."""
+        """Its engines by number. The objects stay the same when engines are replaced."""
 
     @property
     def info(self) -> ModelInfo:
-        """The description of the engine. Raises EngineDeadError before it was ready for the first time."""
+        """The description of the engine. Raises EngineDeadError before it is ready for the first time."""
 
     def status(self) -> EngineStatus:
         """The latest known state."""
 
     async def wait_ready(self) -> None:
-        """Return when the engine is READY; raise the error that prevented loading."""
+        """Wait until the engine is READY. Raises the error that prevented loading."""
 
     async def generate(self, request: GenerationRequest) -> AnswerStream:
-        """Submit a request of any kind; return when the engine has checked and accepted it.
+        """Submit a request of any kind. Return when the engine has checked and accepted it.
 
-        With the output kind FINAL_ONLY, as of a beam search, there is one output at the end; else there is one a step.
+        There is one output per step, or a single one at the end with the output kind FINAL_ONLY, as for beam search.
 
-        Raises UsageError (with param and code) if it is invalid or could never fit, OverloadedError if the engine is
-        loading, restarting or stalled, EngineDeadError if it was given up.
+        Raises UsageError (with param and code) if the request is invalid or could never fit, OverloadedError if the
+        engine
+        is loading, restarting or stalled, EngineDeadError if it was given up.
         """
 
     async def metrics(self) -> EngineMetrics:
         """The engine's current metrics. Raises OverloadedError if the engine is not READY."""
 
     async def restart(self) -> None:
-        """Replace all engines, one by one, each after its last request, while the others serve.
+        """Replace all engines one by one, each after its last request, while the remaining ones serve.
 
-        Raises UsageError if there is only one, and the error that kept a new one from loading.
+        Raises UsageError if there is only one engine, and the error that prevented a new one from loading.
         """
 
     async def sleep(self) -> None:
-        """Give back the memory of the device, and keep the weights in main memory; no request may run.
+        """Release the memory of the device and keep the weights in main memory. No request may be running.
 
         Raises UsageError (code cannot_sleep) if there is no device, and OverloadedError (code engine_stalled) if the
         engine does not answer within a minute.
         """
 
     async def wake_up(self) -> None:
-        """End a sleep, as a request does too. Raises InsufficientMemoryError, and OverloadedError as `sleep`."""
+        """End a sleep, as a new request also does. Raises InsufficientMemoryError, and OverloadedError like `sleep`."""
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
-        """Save, restores or erases the content of a slot, as llama.cpp has them.
+        """Save, restore or erase the content of a slot as defined by llama.cpp.
 
-        Raises UsageError if a file cannot be written or read, or is of another model, and for several replicas.
+        Raises UsageError if there are several replicas, or if a file cannot be read or written or belongs to another
+        model.
         """
 
     async def add_adapter(self, name: str, path: str, scale: float) -> None:
-        """Make an adapter known to all engines, in place of another one of that name; return when it has been read.
+        """Load an adapter into all engines, replacing one of the same name. Return when it has been read.
 
         Raises ModelLoadError naming what does not fit, and UsageError (code no_adapters) if the engine takes none.
         """
 
     async def remove_adapter(self, name: str) -> None:
-        """Forget an adapter, if it is known. Requests that run with it end as they began."""
+        """Forget an adapter if it is known. Requests that already run with it are not affected."""
 
     async def close(self) -> None:
-        """End running requests with EngineDeadError, and the engine with its process. May be called twice."""
+        """End running requests with EngineDeadError, then the engine and its process. May be called twice."""
 
 
 _CODES = {
@@ -206,7 +208,7 @@ _CODES = {
 def refusal(state: EngineState, reason: str | None, retry_after_s: float = 1.0) -> OctavoError:
     """The error that `generate` raises in a state other than READY.
 
-    reason: the state's, as in `EngineStatus`.
+    reason: as in `EngineStatus`.
     """
     if state is EngineState.DEAD:
         return EngineDeadError(f"the engine has ended: {reason or 'it was closed'}")

@@ -1,4 +1,4 @@
-"""The rounds of the step loop in which the encoder of images or sources runs."""
+"""Decides in which rounds of the step loop the encoder of images or sources runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class EncoderTurns:
-    """Lets the encoder run in every other round beside streams, and in every round without any.
+    """Runs the encoder every other round while there are streams, and every round without any.
 
-    In the rounds between, prompts are computed beside the streams.
+    In the rounds between, prompts are computed together with the streams.
     """
 
     def __init__(self, encodings: Encodings, scheduler: Scheduler) -> None:
@@ -22,14 +22,11 @@ class EncoderTurns:
 
     @property
     def is_due(self) -> bool:
-        """True if the encoder runs in this round. Then no step may be in flight, as both compute on the same device."""
+        """True if the encoder runs in this round. No step may be in flight then, because both use the same device."""
         return self._encodings.has_work and not (self._has_run and self._streams())
 
     def run(self) -> bool:
-        """Run the encoder for as long as streams may wait.
-
-        Return True if they have waited, and cannot wait any longer.
-        """
+        """Run the encoder for as long as streams may wait. Return True if streams waited and must not wait longer."""
         if not self._encodings.has_work:
             return False
         self._has_run = self.is_due
@@ -41,11 +38,11 @@ class EncoderTurns:
         return bool(streams)
 
     def _streams(self) -> list[Sequence]:
-        """The sequences that wait for their next tokens."""
+        """The sequences that are waiting for their next tokens."""
         return [each for each in self._scheduler.admission.running if each.num_output_tokens]
 
     def _needed_keys(self) -> set[bytes]:
-        """The keys of the items that running sequences have to compute."""
+        """The keys of the items that running sequences must compute."""
         running = self._scheduler.admission.running
         sources = (each.request.prompt.source for each in running if not each.num_computed_tokens)
         pairs = ((each.request.prompt, each.num_computed_tokens) for each in running)

@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ARRIVAL_S = 0.005  # to wait for blocks of a store while there is nothing else to do; then callers are heard again
+_ARRIVAL_S = 0.005  # wait for blocks of a store while idle, before listening to callers again
 
 
 class RequestFailure(NamedTuple):
-    """A request that ended without an answer; others are not affected."""
+    """A request that ended without an answer. Other requests are not affected."""
 
     request_id: str
     error: OctavoError
@@ -69,7 +69,7 @@ Output: TypeAlias = "OutputDelta | PoolingOutput | RequestFailure"
 class _Step:
     """A submitted step.
 
-    started_at: the time at which its scheduling began.
+    started_at: when its scheduling began.
     result: None while it is in flight.
     """
 
@@ -77,17 +77,18 @@ class _Step:
     batch: Batch
     pending: PendingStep
     started_at: float
-    saved: SavedKeys | None  # None if there is no store
-    ahead: AheadDrafts | None = None  # its guesses, if the host does not know them yet
+    saved: SavedKeys | None  # None without a store
+    ahead: AheadDrafts | None = None  # its guesses, if they are not known on the host yet
     result: StepOutput | SamplingError | None = None
     ended_at: float = 0.0
 
 
 class Engine:
-    """Schedules, executes, takes the tokens, publishes. The executor has its cache already.
+    """Schedules and executes steps, takes their tokens and publishes outputs. The executor must have its cache already.
 
-    `step` is a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
-    of one step and prepares the arrays of the next while one runs; an executor that takes two steps has the next one
+    `step` runs a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
+    of one step and prepares the arrays of the next while a step runs. An executor that takes two steps gets the next
+    one
     before the first ends. Each stage of a pipeline has a step of other sequences.
     Requests may be added and aborted at any time.
     """
@@ -103,9 +104,9 @@ class Engine:
         store: BlockStore | None = None,
     ) -> None:
         """texts: the abilities of the model.
-        heads: the steps after pooling.
+        heads: what follows pooling.
         identity: see `KVCacheManager`.
-        store: for blocks that are evicted, and the states of prefixes. It needs prefix caching.
+        store: holds evicted blocks and the states of prefixes. Needs prefix caching.
         """
         self.executor = executor
         self.texts = texts
@@ -144,13 +145,13 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_Step] = deque()  # the oldest first
         self._last_ended_at = 0.0
-        self._ended: _Step | None = None  # its tokens are still to be taken
-        self._prepared: tuple[Schedule, Batch] | None = None  # the step after the one in flight, but for its tokens
+        self._ended: _Step | None = None  # its tokens are not taken yet
+        self._prepared: tuple[Schedule, Batch] | None = None  # the step after the one in flight, except for its tokens
         # The results of a step that have not been published yet.
         self._accepted: dict[Request, int] = {}  # tokens
         self._accepted_at = 0.0
         self._failures: list[RequestFailure] = []
-        self._progress: list[OutputDelta] = []  # of prompts of requests that are followed
+        self._progress: list[OutputDelta] = []  # progress of the prompts of followed requests
 
     @property
     def has_work(self) -> bool:
@@ -158,9 +159,9 @@ class Engine:
 
     @property
     def _settles_drafts(self) -> bool:
-        """True if a step may be submitted before it is known which guesses of the one before are right.
+        """True if a step may be submitted before it is known which guesses of the previous step are right.
 
-        A device cannot choose states by itself, nor positions of several components, nor rows of a source.
+        A device cannot choose states, positions of several components or rows of a source by itself.
         """
         limits = self.limits
         is_plain = not limits.num_states and limits.images.position_components == 1 and not limits.sources.width
@@ -168,22 +169,22 @@ class Engine:
 
     @property
     def adapters(self) -> AdapterRegistry | None:
-        """The adapters that requests may name, or None if they cannot."""
+        """The adapters that requests may name, or None if they cannot name any."""
         return self.admission.adapters
 
     def adapt_with(self, adapters: AdapterRegistry | None) -> None:
-        """Take requests with these adapters from now on; None means with none."""
+        """Use these adapters for requests from now on, or none for None."""
         self.admission.adapters = self._factory.adapters = adapters
         if adapters is not None:
             adapters.steps_run = lambda: self.has_work
 
     def speculate(self, sources: Row[DraftSource]) -> None:
-        """Take drafts of these sources from now on."""
+        """Use drafts from these sources from now on."""
         most = MAX_DRAFTS if self._kv_cache.states is None else MAX_STATE_DRAFTS
         self.speculation = Speculation(sources, self.scheduler.times, self.metrics, most)
 
     def see(self, encodings: Encodings) -> None:
-        """Take images or sources from now on, whose rows these make."""
+        """Accept images or sources from now on, whose rows come from `encodings`."""
         from octavo.engine.encoder_turns import EncoderTurns
 
         self.encodings = self.scheduler.encodings = encodings
@@ -193,11 +194,12 @@ class Engine:
         encodings.metrics = self.metrics
 
     def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, head: DraftHead | None = None) -> None:
-        """Take drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
+        """Also use drafts of a model whose cache mirrors this one's blocks. Raises UsageError if it cannot.
 
-        max_drafts: of a sequence in one step.
-        head: of a draft that reads hidden states of this model, whose executor then has room for those of all tokens of
-        a step.
+        max_drafts: limit per sequence in one step.
+        head: for a draft that reads hidden states of this model. The executor then has room for those of all tokens of
+        a
+        step.
         """
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
@@ -233,7 +235,7 @@ class Engine:
     # --- sleep ---
 
     def sleep(self) -> None:
-        """Give back the memory of the device, and keep the weights in main memory. Raises UsageError if it cannot."""
+        """Release the device's memory and keep the weights in main memory. Raises UsageError if that is impossible."""
         if self.has_work or not isinstance(self.executor, SleepingExecutor):
             why = "requests are running" if self.has_work else "its weights are in main memory already"
             raise UsageError(f"the engine cannot give back the memory of a device: {why}", code="cannot_sleep")
@@ -243,37 +245,37 @@ class Engine:
         self._is_asleep = True
 
     def wake_up(self) -> None:
-        """End a sleep; do nothing without one. Raises InsufficientMemoryError, and sleeps on."""
+        """End a sleep, if there is one. Raises InsufficientMemoryError and stays asleep."""
         if self._is_asleep:
             for executor in self._sleepers():
                 executor.wake_up()
             self._is_asleep = False
 
     def _sleepers(self) -> list[SleepingExecutor]:
-        """The executors with memory of a device: the model's, and that of its encoder."""
+        """The executors with device memory: the model's and its encoder's."""
         executors = [self.executor] if self.encodings is None else [self.executor, self.encodings.encoder.executor]
         return [each for each in executors if isinstance(each, SleepingExecutor)]
 
-    # --- blocks outside of the cache ---
+    # --- blocks outside the cache ---
 
     @property
     def identity(self) -> CacheIdentity:
-        """Name the content of blocks."""
+        """The identity that names the content of blocks."""
         return self._kv_cache.identity
 
     @property
     def has_unsaved(self) -> bool:
-        """True if the store waits for something that the last step has computed."""
+        """True if the store is waiting for something that the last step has computed."""
         return self._kv_cache.tier is not None and self._kv_cache.tier.has_losses
 
     def save_computed(self) -> None:
-        """Have the store keep what the last step has computed, by a step of its own. Only without requests."""
+        """Have the store keep what the last step computed, in a step of its own. Only without requests."""
         if self.has_unsaved and not (self._is_asleep or self._in_flight or self._ended):
             self._move_alone()
             self.admission.observe_state()
 
     def _move_alone(self) -> None:
-        """Move blocks between the cache and memory by a step of its own, as nothing else is to be done."""
+        """Move blocks between the cache and memory in a step of its own, when nothing else is to be done."""
         batch = self._kv_cache.saving_batch()
         if batch is not None:
             saved = self._kv_cache.begin_step(batch, [])
@@ -281,32 +283,32 @@ class Engine:
             self._kv_cache.end_step(batch, saved)
 
     def close(self) -> None:
-        """End the use of the store, if there is one, and the encoder. The executor is still there."""
+        """Close the store, if there is one, and the encoder. The executor stays open."""
         if self.encodings is not None:
             self.encodings.encoder.close()
         if self._kv_cache.tier is not None:
-            with suppress(Exception):  # an executor that has failed has nothing to save
+            with suppress(Exception):  # a failed executor has nothing to save
                 self.save_computed()
             self._kv_cache.tier.close()
 
     # --- requests ---
 
     def create_request(self, request_id: str, generation: GenerationRequest) -> Request:
-        """A checked request, not yet queued. Thread-safe.
+        """Create a checked request without queuing it. Thread-safe.
 
         Raises UsageError with the numbers if it is invalid or could never fit.
         """
         return self._factory.create(request_id, generation)
 
     def prepare_structured_outputs(self) -> None:
-        """Prepare the first structured output, which takes half a second. Thread-safe.
+        """Prepare for the first structured output, which takes half a second. Thread-safe.
 
-        Most of the time it holds the interpreter's lock, so it is best done before streams run.
+        It holds the interpreter's lock most of that time, so call it before streams run.
         """
         self._factory.grammars().prepare()
 
     def add_request(self, request: Request) -> None:
-        """Queue a request, which ends a sleep. Raises UsageError if its id is in use."""
+        """Queue a request and end a sleep. Raises UsageError if its id is in use."""
         if request.request_id in self._requests:
             raise UsageError(
                 f"request id {request.request_id!r} is in use; give each running request its own",
@@ -321,18 +323,17 @@ class Engine:
             self.metrics.num_prompt_tokens_total += request.num_given_tokens
 
     def abort(self, request_id: str) -> Output | None:
-        """End a request at once; return its output so far, with finish_reason `abort`.
+        """End a request at once and return its output so far, with finish_reason `abort`.
 
-        Return None if the request is unknown.
-
-        A request that has ended by itself but was not published yet gives its last output.
+        A request that ended by itself but was not published yet returns its last output. Return None for an unknown
+        request.
         """
         self._take()
         request = self._requests.get(request_id)
         if request is None:
             return None
         if self.encodings is not None and (request.prompt.spans or request.prompt.source):
-            self.encodings.begin_round()  # nobody else may want its rows
+            self.encodings.begin_round()  # maybe nobody else wants its rows
         self._settle(request)
         was_finished = request.is_finished
         self._publisher.end(request, FinishReason.ABORT)
@@ -350,7 +351,7 @@ class Engine:
         return self.publish()
 
     def start(self) -> None:
-        """Hand the next steps, if there are any, to the executor, and take the tokens of the last one."""
+        """Hand the next steps, if any, to the executor, and take the tokens of the last one."""
         if self._in_flight and self.executor.num_stages == 1:  # `prepare` has submitted it
             self._take()
             return
@@ -362,13 +363,13 @@ class Engine:
             return
         self._take()
         turns = self._encoder_turns
-        if turns is not None and turns.is_due and self._in_flight:  # the stages of a pipeline run empty first
+        if turns is not None and turns.is_due and self._in_flight:  # drain the stages of a pipeline first
             return
         has_time = turns is None or not turns.run()
         while len(self._in_flight) < self.executor.num_stages:
             if self.speculation is not None:
                 self._propose(self.speculation)
-                started_at = time.perf_counter()  # the time of a draft model is none of the step
+                started_at = time.perf_counter()  # a draft model's time does not count for the step
             schedule = self.scheduler.schedule(has_time=has_time)
             if not schedule.scheduled:
                 break
@@ -384,7 +385,7 @@ class Engine:
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def _propose(self, speculation: Speculation) -> None:
-        """Give sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
+        """Give sequences drafts for the next step, and no more rows than were timed if prompts wait."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
         self._batch_builder.gives_hidden = speculation.reads_hidden
@@ -393,9 +394,9 @@ class Engine:
     def prepare(self) -> None:
         """Prepare the step after the one in flight, if its sequences are certain to continue.
 
-        Submits it if the executor takes two steps and no sequence has to wait for its token.
+        Also submit it if the executor takes two steps and no sequence has to wait for its token.
         """
-        if len(self._in_flight) != 1 or self.executor.num_stages > 1:  # there the next one is of other sequences
+        if len(self._in_flight) != 1 or self.executor.num_stages > 1:  # with stages, the next step has other sequences
             return
         if self.encodings is not None and self.encodings.has_work:
             return
@@ -426,15 +427,15 @@ class Engine:
         return can and not self.admission.would_preempt
 
     def _lengths_ahead(self, speculation: Speculation, last: Schedule) -> dict[Sequence, int] | None:
-        """The guesses that a draft model is to make while a step runs; None: the host has to know its tokens first."""
+        """The guesses that a draft model makes while a step runs, or None if the host must know its tokens first."""
         if not self._settles_drafts or not self._is_foreseen(last):
             return None
         return speculation.lengths_ahead(last, self.limits.max_num_outputs)
 
     def _submit_ahead(self, last: Schedule, started_at: float, lengths: dict[Sequence, int]) -> None:
-        """Schedule and submit the step after one in flight.
+        """Schedule and submit the step after the one in flight.
 
-        lengths: guesses for sequences of it.
+        lengths: number of guesses for its sequences.
         """
         with as_if_done(last) as drawn:
             for sequence in drawn:
@@ -447,7 +448,7 @@ class Engine:
             self._submit(schedule, self._batch_builder.build(schedule, drawn, ahead), started_at, ahead)
 
     def finish(self) -> float:
-        """Wait for the oldest step in flight; `start` or `publish` take its tokens. Return its seconds."""
+        """Wait for the oldest step in flight and return its seconds. `start` or `publish` take its tokens."""
         if not self._in_flight:
             return 0.0
         step = self._in_flight.popleft()
@@ -457,13 +458,13 @@ class Engine:
             step.result = error
         step.ended_at = time.perf_counter()
         self._kv_cache.end_step(step.batch, step.saved)
-        step.started_at = max(step.started_at, self._last_ended_at)  # while another ran, it waited
+        step.started_at = max(step.started_at, self._last_ended_at)  # it waited while another step ran
         self._last_ended_at = step.ended_at
         self._ended = step
         return step.ended_at - step.started_at
 
     def publish(self) -> list[Output]:
-        """The outputs of the last step that was finished."""
+        """The outputs of the last finished step."""
         self._take()
         outputs: list[Output] = [*self._failures]
         outputs += [delta for delta in self._progress if delta.request_id in self._requests]
@@ -493,9 +494,10 @@ class Engine:
                 self._progress.append(self._publisher.build_progress(request, item.start, started_at))
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
-        """Put the tokens of the step before into a prepared one.
+        """Fill the tokens of the previous step into a prepared one.
 
-        False: that is not the next step, because a request has come or gone, a token ends its sequence, or there are
+        Return False if that is not the next step, because a request came or went, a token ends its sequence, or there
+        are
         drafts now.
         """
         if self._ended is None or not isinstance(self._ended.result, StepOutput) or self.admission.may_admit:
@@ -508,7 +510,7 @@ class Engine:
         return self.speculation is None or not self.speculation.would_draft(schedule.scheduled, token_ids)
 
     def _take(self) -> None:
-        """Take the tokens of the finished step, if not yet done."""
+        """Take the tokens of the finished step, unless that is done."""
         step, self._ended = self._ended, None
         if step is None:
             return
@@ -527,18 +529,18 @@ class Engine:
             self._accepted, self._accepted_at = self._consume(step, step.result), step.ended_at
             if self.speculation is not None and self._in_flight:
                 self.speculation.note_ahead(self._in_flight[0].ahead)
-            # The device has computed the guesses of a draft model in the same time.
+            # This time includes the guesses of a draft model.
             self.scheduler.observe(step.schedule, step.ended_at - step.started_at, is_timed=step.ahead is None)
 
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
-        """Give the rows to their consumers. Return the requests with new results, and their numbers of new tokens."""
+        """Pass the rows to their consumers. Return the requests with new results and their numbers of new tokens."""
         schedule = step.schedule
-        for item in schedule.chunks():  # a decode was scheduled before
+        for item in schedule.chunks():  # decodes were scheduled before
             request, times = item.sequence.request, item.sequence.request.times
             if not times.scheduled:
                 times.scheduled = step.started_at
             num_processed = item.start + item.num_tokens
-            if request.is_followed and num_processed < request.num_prompt_tokens:  # else the first token tells it
+            if request.is_followed and num_processed < request.num_prompt_tokens:  # otherwise the first token shows it
                 self._progress.append(self._publisher.build_progress(request, num_processed, step.ended_at))
         if output.logits is not None and step.batch.sampling is not None:
             report_processed(output, step.batch.sampling, schedule.processed_rows())
@@ -546,7 +548,7 @@ class Engine:
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
         running = RequestStatus.RUNNING
         for use, row, _ in schedule.rows():
-            if use.sequence.status is running:  # else it has ended since it was scheduled
+            if use.sequence.status is running:  # otherwise it has ended since it was scheduled
                 if use.consumer in rows:
                     rows[use.consumer].append((use, row))
                 else:
@@ -560,10 +562,10 @@ class Engine:
         return accepted
 
     def _apply(self, uses: list[tuple[RowUse, int]], outcome: Outcome) -> None:
-        """Carry out what a consumer has made of its rows."""
+        """Carry out the outcome of a consumer."""
         group = uses[0][0].sequence.group
         if outcome.tokens:
-            for i, tokens in enumerate(outcome.tokens):  # a strict zip takes twice as long, for each sequence and step
+            for i, tokens in enumerate(outcome.tokens):  # a strict zip takes twice as long, per sequence and step
                 use = uses[i][0]
                 if use.count > 1 and self.speculation is not None:
                     self.speculation.count(use.sequence, use.count - 1, tokens)
@@ -579,9 +581,9 @@ class Engine:
             self.admission.replace_members(group, outcome.members)
 
     def _move_back(self, sequence: Sequence, num_wrong: int) -> int:
-        """Tell the step after the one that is taken, if it is in flight, of wrong guesses of a sequence.
+        """Tell the next step, if it is in flight, about the wrong guesses of a sequence.
 
-        Returns the tokens of the sequence that are in the cache after it. Return 0 if it is in no such step.
+        Return the sequence's tokens that are in the cache after that step, or 0 if it is in no such step.
         """
         item = self._in_flight[0].schedule.scheduled.get(sequence) if self._in_flight else None
         if item is None:
@@ -590,7 +592,7 @@ class Engine:
         return item.start + item.num_tokens
 
     def _settle(self, request: Request) -> None:
-        """Process the last step's results for a request."""
+        """Process the last step's results of a request."""
         num_accepted, now, times = self._accepted.pop(request, 0), self._accepted_at, request.times
         if num_accepted:
             if times.first_token:
@@ -614,7 +616,7 @@ class Engine:
     # --- failures ---
 
     def _drop_in_flight(self) -> list[Schedule]:
-        """Wait for the steps that follow one that is repeated; their results are not taken."""
+        """Wait for the steps after one that is repeated, and drop their results."""
         dropped, self._in_flight = self._in_flight, deque()
         for step in dropped:
             with suppress(SamplingError):
@@ -623,7 +625,7 @@ class Engine:
         return [step.schedule for step in dropped]
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
-        """End the requests whose rows have no outcome. All others repeat the step as if it had not happened.
+        """End the requests whose rows have no outcome. All other requests repeat the step as if it had not happened.
 
         A row after a draft counts only if that draft is right: its sequence repeats the step without drafts.
         """

@@ -1,4 +1,4 @@
-"""The thread that steps the engine; callers on any thread or event loop get their outputs from it."""
+"""The thread that steps the engine. Callers on any thread or event loop get their outputs from it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Who has just got an answer often asks on at once: a program that keeps so many requests under way, an agent. Where a
-# step is long, a moment's wait spares such a request the whole of the next one.
+# A client that just got an answer often sends its next request at once, such as an agent. If steps are
+# long, a short wait saves that request from waiting for a whole step.
 _FOLLOW_UP_S = 0.008
 _LONG_STEP_S = 10 * _FOLLOW_UP_S
-_SAVE_AFTER_S = 0.1  # without a request
+_SAVE_AFTER_S = 0.1  # of idle time
 
-# Takes the items of one request on the engine's thread, and must only hand them on: `PoolingOutput` for PoolingParams,
-# else `OutputDelta`, or an `OctavoError` as the last item.
+# Receives the items of one request on the engine's thread and must only pass them on: `PoolingOutput` for
+# PoolingParams, otherwise `OutputDelta`, or an `OctavoError` as the last item.
 Sink: TypeAlias = Callable[[Any], None]
 
 
 class EngineThread:
-    """An `Engine` with a thread of its own. Every method may be called from any thread."""
+    """An `Engine` with its own thread. Every method may be called from any thread."""
 
     def __init__(self, engine: Engine, on_round_end: Callable[[], None] | None = None) -> None:
         """on_round_end: called on the engine's thread when all sinks have a step's outputs, and after a failure."""
@@ -62,13 +62,13 @@ class EngineThread:
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
-        """End a request within a step; its sink gets the output with finish_reason `abort`."""
+        """End a request within a step. Its sink gets the output with finish_reason `abort`."""
         with self._wake:
             self._aborted.append(request_id)
             self._wake.notify()
 
     def call(self, task: Callable[[], _T]) -> Future[_T]:
-        """The result of a task, which runs between two steps on the engine's thread."""
+        """Run a task between two steps on the engine's thread and return its result."""
         future: Future[_T] = Future()
         with self._wake:
             if self.failure is not None or self._is_closing:
@@ -79,7 +79,7 @@ class EngineThread:
         return future
 
     def close(self) -> None:
-        """End every request with an error, and the thread. May be called twice."""
+        """End every request with an error, then the thread. May be called twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -92,7 +92,7 @@ class EngineThread:
         try:
             while self._take_commands():
                 self.engine.start()
-                self._publish()  # the outputs of the step before, while this one runs
+                self._publish()  # the outputs of the previous step, while this one runs
                 self.engine.prepare()
                 if self.engine.finish() > _LONG_STEP_S:
                     self._await_follow_ups(self._publish())
@@ -101,7 +101,7 @@ class EngineThread:
             logger.error("the engine failed: %s", error)
             failure = EngineDeadError(str(error))
             failure.__cause__ = error
-        except Exception as error:  # in any case, no caller may wait forever
+        except Exception as error:  # whatever it is, no caller may wait forever
             logger.exception("the engine failed")
             failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -129,9 +129,9 @@ class EngineThread:
         return sum(isinstance(output, OutputDelta) and output.finished for output in outputs)
 
     def _comes_soon(self) -> bool:
-        """True if a caller wants something before an idle engine saves what it has computed by a step of its own.
+        """True if a caller wants something before an idle engine saves what it computed in a step of its own.
 
-        The step of a request saves as well, and who has just got an answer must not wait for that step.
+        A request's own step saves as well, and a client that just got an answer must not wait for a saving step.
         """
         with self._wake:
             return self._wake.wait_for(
@@ -196,7 +196,7 @@ class EngineThread:
 
     @staticmethod
     def _hand_over(sink: Sink, item: OutputDelta | PoolingOutput | OctavoError) -> bool:
-        """True if the caller took the item. A caller whose event loop is closed must not affect the others."""
+        """Pass an item to its caller. Return True if it took it: a closed event loop must not affect other callers."""
         try:
             sink(item)
         except Exception:

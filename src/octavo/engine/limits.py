@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class ImageLimits:
     """The sizes of images that a model's encoder takes.
 
-    max_patches: of an image, or 0 if no encoder makes the values of spans.
-    patch_size: pixels at the side of a patch.
-    merge_size: patches at the side of a block that is a row of an image.
-    position_components: of a token, more than one only beside images.
-    longest_span: the tokens of the longest one that must be in one step, or 0 if chunks may cut all.
+    max_patches: per image, or 0 if no encoder makes the values of spans.
+    patch_size: side of a patch in pixels.
+    merge_size: side in patches of a block that becomes one row.
+    position_components: per token; more than one only with images.
+    longest_span: tokens of the longest span that must be in one step, or 0 if chunks may cut any.
     """
 
     max_patches: int = 0
@@ -48,13 +48,13 @@ class EngineLimits:
     """The limits of the engine.
 
     max_model_len: prompt and output of one sequence, in tokens.
-    longer_context: what allows a longer one, for errors; empty at the model's own limit.
+    longer_context: for errors, how to allow a longer context; empty at the model's own limit.
     """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_outputs: int  # rows of a step, at least max_num_seqs
+    max_num_outputs: int  # output rows of a step, at least max_num_seqs
     block_size: int
     num_blocks: int
     vocab_size: int  # columns of the logits
@@ -66,4 +66,4 @@ class EngineLimits:
     sources: SourceLimits = NO_SOURCES
     adapter_slots: int = 0  # 0 if requests cannot name adapters
     num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states
-    num_draft_states: int = 0  # further ones among num_states, for the states before drafts
+    num_draft_states: int = 0  # the part of num_states for states before drafts

@@ -63,13 +63,13 @@ _LEAST_MEMORY = 192 << 20  # bytes
 
 @dataclass(slots=True)
 class LoadedModel:
-    """An engine with what belongs to it."""
+    """An engine and everything that belongs to it."""
 
     engine: Engine
     executor: Executor
     name: str
     architecture: str
-    eos_token_id: int | None  # the one that a chat template writes
+    eos_token_id: int | None  # the token written by a chat template
     path: Path
     hidden_size: int  # width of a vector of a text
     draft_executor: Executor | None = None
@@ -80,10 +80,11 @@ class LoadedModel:
 
 
 def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, is_replica: bool = False) -> LoadedModel:
-    """Find, opens and compile the model, and give it a cache.
+    """Find, open and compile the model, and give it a cache.
 
     progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
-    is_replica: the first of `data_parallel_size`, which leaves the others their share of cores and memory.
+    is_replica: this is the first of `data_parallel_size` replicas, which leaves the rest their share of cores and
+    memory.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
     """
     if config.trust_remote_code:
@@ -104,7 +105,7 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """No garbage collection. Loading makes many objects that stay: looks at them take a tenth of a short start."""
+    """Disable garbage collection. Loading makes many lasting objects; scanning them takes a tenth of a short start."""
     if not gc.isenabled():
         yield
         return
@@ -121,7 +122,7 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
     vision: VisionPart | None = None
     try:
         _check_address_space()
-        # An error comes before the long work.
+        # Raise errors before the long work.
         defaults = sampling_defaults(checkpoint, config.generation_config).overridden(config.sampling_overrides)
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
             tokenizer = _TokenizerInMaking(background, checkpoint, progress)
@@ -141,11 +142,12 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
 
 
 class _TokenizerInMaking:
-    """The vocabulary, made on a thread while the weights are packed, which mostly runs without the GIL.
+    """The vocabulary, made on a thread while the weights are packed, mostly without the GIL.
 
-    The library keeps the GIL for long, so it begins when the threads that pack are at work; those that check packed
-    weights need no GIL. With a limit on the address space it begins before, while there is room for what it takes: it
-    would end the process.
+    The library holds the GIL for long, so it starts once the packing threads are at work; threads that check packed
+    weights
+    need no GIL. With a limit on the address space it starts earlier, while there is room for it, because a failed
+    allocation would end the process.
     """
 
     def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:
@@ -172,7 +174,7 @@ class _TokenizerInMaking:
 
 
 def _check_address_space() -> None:
-    """The tokenizer's library ends the process if an allocation fails, which a limit on the address space provokes."""
+    """Check the room for the tokenizer: its library ends the process if an allocation fails, as under such a limit."""
     if address_space_limit() is not None and (available := host_memory().available_bytes) < _LEAST_MEMORY:
         raise InsufficientMemoryError(
             f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights"
@@ -244,7 +246,7 @@ def _load(
 def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | None:
     """The graph of the encoder whose rows a decoder takes, or None if it takes none.
 
-    used: gets the names of its weights.
+    used: receives the names of its weights.
     """
     if not source_width(graph):
         return None
@@ -265,7 +267,7 @@ def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         vocab_size=graph.output.cols,
-        # An answer's first tokens have the keys of its source, which is not among them.
+        # An answer's first tokens carry the keys of its source, which is not one of them.
         enable_prefix_caching=config.enable_prefix_caching and not (graph.takes_whole_texts or source_width(graph)),
         max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
         span_width=span_width(graph),
@@ -282,7 +284,7 @@ def _encodings(
     opened: ExitStack,
     model_len: int,
 ) -> Encodings | None:
-    """Those of a model that sees, or that reads sources with another graph, on the threads of its executor."""
+    """The encodings of a model that sees or reads sources with another graph, on its executor's threads."""
     if vision is not None:
         encodings = load_encodings(config, vision)
     elif reader is not None:
@@ -310,7 +312,7 @@ def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore |
     if identity.is_unique:
         logger.warning("prompts are not kept: the model's files are so new that their content may still change")
         return None
-    # Most engines have none.
+    # Most engines have no sources.
     from octavo.engine.kv.disk_store import open_disk_store
 
     root, label = env.user_path(config.prompt_cache_dir), f"{config.model} ({config.kv_dtype})"
@@ -332,7 +334,7 @@ def _use_drafts(
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
-    """The available bytes from which the cache of a loaded model takes its part."""
+    """The available bytes from which a loaded model's cache takes its part."""
     if config.num_ranks > 1:
         return _cache_memory_of_ranks(config, cast("GroupExecutor", executor))
     backend = backend_of(config)
@@ -341,7 +343,7 @@ def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> i
         budget = backend.cpu_memory()
     else:
         budget = memory_of_rank(config, of_replica, executor.weight_bytes)
-    # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
+    # Weights in a mapped file count as available memory, but a cache in their place would force rereading them.
     available = max(budget.available_bytes - executor.mapped_bytes, 0)
     if executor.paging is not None:
         available = memory_for_cache(config, executor.paging, executor.cache_sizes, budget, model_len)
@@ -351,7 +353,7 @@ def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> i
 
 
 def _cache_memory_of_ranks(config: EngineConfig, group: GroupExecutor) -> int:
-    """As `_cache_memory`. All ranks have as many blocks: the one with the least memory decides."""
+    """Like `_cache_memory`. All ranks have the same number of blocks, so the rank with the least memory decides."""
     of_replica = group.weight_bytes + group.workspace_bytes - group.mapped_bytes
     here = memory_of_rank(config, of_replica, group.own_weight_bytes).available_bytes - group.mapped_bytes
     if has_own_memory(config):
@@ -360,7 +362,7 @@ def _cache_memory_of_ranks(config: EngineConfig, group: GroupExecutor) -> int:
 
 
 def _warn_excess(config: EngineConfig, trained: int) -> None:
-    """Warn of a context that the model was not made for, and of more threads than CPUs."""
+    """Warn of a context longer than the model was trained for, and of more threads than CPUs."""
     if config.max_model_len is not None and config.max_model_len > trained:
         logger.warning(
             "max_model_len %d exceeds the %d tokens that the model was made for; leave it out to use %d",
@@ -378,7 +380,7 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
 
 
 def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
-    """The columns of a vector of a text or a token, behind the dense layers."""
+    """The columns of the vector of a text or token, after the dense layers."""
     takes_rows = graph.takes_whole_texts and not checkpoint.pooling.is_classifier
     return checkpoint.pooling.width(graph.output.cols if takes_rows else checkpoint.config.vector_width)
 
@@ -398,11 +400,11 @@ def _executor(
     progress: LoadProgress,
     head: DraftHead | None,
 ) -> tuple[Executor, tuple[KeepJob, ...]]:
-    """With the job of keeping packed weights. Several ranks keep none unasked: mapped files are slower for them."""
+    """The executor, and the job of keeping packed weights. Ranks keep them only on request: mapped files are slower."""
     if config.num_ranks == 1:
         later: list[KeepJob] = []
         return compile_graph(config, checkpoint, graph, limits, progress, later=later), tuple(later)
-    # Its imports take 50 ms, and most models have one rank.
+    # Importing it takes 50 ms, and most models have one rank.
     from octavo.engine.ranks.leading import lead
 
     return lead(config, checkpoint, graph, limits, progress, head.taps if head else ()), ()

@@ -16,9 +16,9 @@ from octavo.outputs import OutputDelta, PoolingOutput
 
 
 class LocalClient:
-    """Implements `octavo.engine.client.EngineClient` for a loaded model. Threads with loops of their own may share it.
+    """Implements `octavo.engine.client.EngineClient` for a loaded model. Threads with their own loops may share it.
 
-    `LLM`, which has no event loop, gives its requests to the session itself.
+    `LLM`, which has no event loop, passes its requests to the session directly.
     """
 
     def __init__(self, session: Session) -> None:
@@ -47,16 +47,16 @@ class LocalClient:
     async def generate(self, request: GenerationRequest, request_id: str | None = None) -> MergedStream:
         """See `EngineClient.generate`.
 
-        request_id: unique while the request runs, or None if one is made up.
+        request_id: unique while the request runs; None to generate one.
         """
         self._check_ready()
         session, loop = self._session, asyncio.get_running_loop()
-        # A long prompt takes its time, and so does a grammar; other requests of this loop must not wait for them.
+        # Long prompts and grammars take time, and other requests of this loop must not wait for them.
         checked = await asyncio.to_thread(session.check, request, request_id)
         stream = MergedStream(checked.request_id, request, session.abort)
 
         def hand_over(item: OutputDelta | PoolingOutput | OctavoError) -> None:
-            # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
+            # Called on the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
             if isinstance(item, OctavoError):
                 loop.call_soon_threadsafe(stream.fail, item)
             else:

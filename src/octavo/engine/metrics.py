@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.engine.request import Request
 
-# Upper ends of buckets: those that dashboards made for vLLM know, and finer ones where small models on a CPU live.
+# Upper ends of buckets: those used by vLLM's dashboards, and finer ones for small models on a CPU.
 # fmt: off
 FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -38,7 +38,8 @@ STEP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 class Histogram:
     """Counts of observations by bucket.
 
-    bounds: inclusive upper ends, ascending; counts: one more than bounds.
+    bounds: inclusive upper ends, ascending.
+    counts: one more than bounds.
     """
 
     bounds: tuple[float, ...]
@@ -60,10 +61,10 @@ class Histogram:
 
 @dataclass(slots=True)
 class EngineMetrics:
-    """Counters since the start (`num_*_total`), histograms, and the state after the last step or end of a request."""
+    """Counters since the start (`num_*_total`), histograms, and the state after the last step or request."""
 
     num_requests_total: int = 0
-    num_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason, one a choice
+    num_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason, one per choice
     num_prompt_tokens_total: int = 0
     num_cached_tokens_total: int = 0
     num_generated_tokens_total: int = 0
@@ -71,23 +72,23 @@ class EngineMetrics:
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
     num_items_encoded_total: int = 0  # images and sources that went through an encoder
-    encoder_s_total: float = 0.0  # its time
-    num_corrupted_total: int = 0  # requests whose logits were no numbers
-    num_drafts_total: int = 0  # times that a sequence had drafts in a step
-    num_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # by their source
-    num_accepted_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # of these, right ones
-    num_accepted_by_position_total: dict[str, int] = field(default_factory=dict)  # by their place among the drafts
-    # Tokens looked up in the prefix cache when a sequence was admitted, also again after a preemption; and found.
+    encoder_s_total: float = 0.0  # time of the encoder
+    num_corrupted_total: int = 0  # requests whose logits were not numbers
+    num_drafts_total: int = 0  # how often a sequence had drafts in a step
+    num_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # by source
+    num_accepted_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # the right ones among these
+    num_accepted_by_position_total: dict[str, int] = field(default_factory=dict)  # by position among the drafts
+    # Tokens looked up and found in the prefix cache at admission, again after each preemption.
     num_prefix_queries_total: int = 0
     num_prefix_hits_total: int = 0
-    # Of a store beyond the cache: tokens that the cache did not have, and those of them that were loaded; bytes that it
-    # has got and given; damaged records, which it has dropped.
+    # Of a store beyond the cache: tokens missing in the cache, and how many of them were loaded; bytes written
+    # and read; damaged records, which are dropped.
     num_store_queries_total: int = 0
     num_store_hits_total: int = 0
     num_store_bytes_written_total: int = 0
     num_store_bytes_read_total: int = 0
     num_store_records_dropped_total: int = 0
-    # Of each request that has ended: its time by phase, and its size.
+    # Of each finished request: its time by phase, and its size.
     queue_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
     prefill_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
     decode_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
@@ -101,19 +102,19 @@ class EngineMetrics:
     longest_choice: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # generated tokens
     preemptions: Histogram = field(default_factory=partial(Histogram, PREEMPTION_BUCKETS))
     params_n: Histogram = field(default_factory=partial(Histogram, CHOICE_BUCKETS))
-    params_max_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # where given
+    params_max_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # if given
     inter_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_BUCKETS_S))  # from token to token
     step_s: Histogram = field(default_factory=partial(Histogram, TOKEN_BUCKETS_S))
     batched_tokens: Histogram = field(default_factory=partial(Histogram, STEP_BUCKETS))
     num_running: int = 0
     num_waiting: int = 0
-    num_embedding: int = 0  # texts, beside the sequences that are generated
+    num_embedding: int = 0  # texts being embedded or scored, not counted as running
     num_embedding_waiting: int = 0
-    num_lost_draft_models: int = 0  # that are not used any more because they failed
+    num_lost_draft_models: int = 0  # disabled because they failed
     num_blocks: int = 0
     num_used_blocks: int = 0
     grammar_cache_bytes: int = 0
-    # Slots of blocks in use that hold no token, over all slots in use: the waste of paging.
+    # The waste of paging: slots without a token, over all slots of blocks in use.
     num_allocated_slots_total: int = 0
     num_wasted_slots_total: int = 0
 
@@ -146,7 +147,7 @@ class EngineMetrics:
             self.time_per_output_token_s.observe(measured.decode_s / steps_after_first)
 
     def kv_waste_since(self, before: EngineMetrics) -> float:
-        """Share of the allocated cache slots that held no token, after `before`, a copy of these metrics."""
+        """Share of the allocated cache slots that held no token since `before`, a copy of these metrics."""
         allocated = self.num_allocated_slots_total - before.num_allocated_slots_total
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
 
@@ -164,7 +165,7 @@ class EngineMetrics:
         return EngineMetrics(**sums)
 
     def after(self, before: EngineMetrics) -> EngineMetrics:
-        """The sum of these counts and those of an earlier engine; the state is this one's."""
+        """The sum of these counts and those of an earlier engine. The state is this engine's."""
         names = [item.name for item in fields(self) if not item.name.endswith("_total")]
         state: dict[str, Any] = {name: value for name in names if isinstance(value := getattr(self, name), int)}
         return replace(self.plus(before), **state)

@@ -1,4 +1,4 @@
-"""Scheduling a step while the one before it still runs: with its tokens as if they were there."""
+"""Schedules a step while the previous one still runs, as if its tokens were already there."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.request import RequestStatus, Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
-UNKNOWN_TOKEN = -1  # a token that the step in flight draws
-GUESS = -2  # a guess that a draft model makes while it runs
+UNKNOWN_TOKEN = -1  # a token drawn by the step in flight
+GUESS = -2  # a guess made by a draft model while it runs
 
 
 class DrawnRows(NamedTuple):
     """The rows of a step in flight that draw the next tokens of a sequence.
 
     row: the first of them.
-    token: the token of that row; the next ones are num_drafts guesses, each with a row.
+    token: the token of that row; the next ones are num_drafts guesses, with one row each.
     """
 
     row: int
@@ -33,10 +33,10 @@ _NOTHING = DrawnRows(0, 0, 0)
 
 
 def can_be_foreseen(step: Schedule, *, settles_drafts: bool = False) -> bool:
-    """True if all that a step in flight leaves open is which tokens it draws, and these decide no array of the next.
+    """True if a step in flight leaves only its tokens open, and they decide no array of the next step.
 
     So no sequence has to wait for its token because of a grammar, penalties, biases, drafts or beams.
-    settles_drafts: the device finds the drafts that were right by itself.
+    settles_drafts: the device finds the right drafts by itself.
     """
     items = [item for item in step.scheduled.values() if item.sequence.status is RequestStatus.RUNNING]
     if not settles_drafts and any(item.sequence.draft_token_ids for item in items):
@@ -56,12 +56,12 @@ def _draws(item: ScheduledSequence) -> bool:
 
 
 def _ends(item: ScheduledSequence) -> bool:
-    """True if the next token is the last, whatever it is; or if it is should all guesses be right."""
+    """True if the next token is certainly the last, or if it would be should all guesses be right."""
     return len(item.sequence.token_ids) + item.rows[-1].count >= item.sequence.request.max_total_tokens
 
 
 def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False) -> LateTokens | None:
-    """`Batch.late` of sequences, of which some may draw nothing, or None if none of them had guesses."""
+    """`Batch.late` of sequences, some of which may draw nothing, or None if none of them had guesses."""
     found = np.array([_NOTHING if each is None else each for each in drawn], np.int32).reshape(-1, 3)
     rows, tokens, counts = np.ascontiguousarray(found.T)
     return LateTokens(rows, tokens, counts, only_outputs) if counts.any() else None
@@ -69,10 +69,11 @@ def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False
 
 @contextmanager
 def as_if_done(step: Schedule) -> Iterator[dict[Sequence, DrawnRows]]:
-    """Let the sequences of a step in flight look as after it, with UNKNOWN_TOKEN for tokens that it draws.
+    """Make the sequences of a step in flight look finished, with UNKNOWN_TOKEN for the tokens it draws.
 
-    All of its guesses are taken for right ones. Yields the rows that draw the tokens of each sequence. Sequences that
-    end with the step have nothing to do.
+    All guesses count as right. Yields the rows that draw the tokens of each sequence. Sequences that end with the step
+    have
+    nothing to do.
     """
     rows = {
         use.sequence: DrawnRows(row, token, use.count - 1)

@@ -1,4 +1,4 @@
-"""Produces the users' part of a step while the next one runs: texts, stop strings, log-probabilities, outputs."""
+"""Prepares a step's results for users while the next step runs: texts, stop strings, log-probabilities, outputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
 
 
 class TextStream:
-    """The text of a growing sequence: whole characters only, stop strings held back.
+    """The text of a growing sequence: only whole characters, with possible stop strings held back.
 
     `take` returns each character once.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        # A model may have more rows of logits than the tokenizer has tokens; those have no text.
+        # A model may have more rows of logits than the tokenizer has tokens; the extra ones have no text.
         self._num_tokens = tokenizer.vocab_size
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._stop_strings = StopStrings(tuple(params.stop), params.include_stop_str_in_output)
@@ -31,7 +31,7 @@ class TextStream:
         self.watches_text = bool(params.stop)
 
     def push(self, token_ids: list[int], may_stop: bool = True) -> str | None:
-        """Add the next tokens; return the stop string that they complete, if any."""
+        """Add the next tokens. Return the stop string that they complete, if any."""
         self.num_tokens_pushed += len(token_ids)
         piece = self._detokenizer.push([token_id for token_id in token_ids if token_id < self._num_tokens])
         self._pieces.append(self._stop_strings.push(piece) if may_stop else piece)
@@ -59,7 +59,7 @@ class Publisher:
         self._metrics = metrics
 
     def settle(self, request: Request) -> None:
-        """Compute log-probabilities and texts of the new tokens. End sequences whose text contains a stop string."""
+        """Compute log-probabilities and texts of the new tokens. Ends sequences whose text contains a stop string."""
         if request.prompt_logprob_rows:
             num_logprobs = request.params.prompt_logprobs or 0
             rows, request.prompt_logprob_rows = request.prompt_logprob_rows, []
@@ -83,7 +83,7 @@ class Publisher:
         self._admission.finish_request(request)
 
     def build(self, request: Request, finished: bool) -> OutputDelta | PoolingOutput | None:
-        """The part of a settled request since the last call; None for one that is wanted at its end only."""
+        """The part of a settled request since the last call, or None if it is only wanted at its end."""
         if not finished and request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
         if request.vector is not None:
@@ -116,7 +116,7 @@ class Publisher:
         sequence.logprob_rows.clear()
 
     def _settle_text(self, sequence: Sequence, stream: TextStream) -> None:
-        """Push new tokens one by one; tokens after a stop string are removed, and with them a later end."""
+        """Push new tokens one by one. Tokens after a stop string are removed, and with them a later end."""
         request, params = sequence.request, sequence.request.params.sampling
         if not stream.watches_text and params.output_kind is RequestOutputKind.FINAL_ONLY:
             return
@@ -150,7 +150,7 @@ class Publisher:
         stream.flush()
 
     def _logprobs(self, output: StepOutput, row: int, num_top: int) -> dict[int, Logprob]:
-        """The log-probabilities of a row: its token first, then the num_top most likely ones, as in vLLM."""
+        """The log-probabilities of a row: its token first, then the num_top most likely tokens, as in vLLM."""
         token_id = int(output.token_ids[row])
         entry = {token_id: self._logprob(token_id, float(output.logprobs[row]), int(output.ranks[row]))}
         top_ids, top_logprobs = output.top_ids[row, :num_top].tolist(), output.top_logprobs[row, :num_top].tolist()
@@ -179,7 +179,7 @@ def _has_news(sequence: Sequence) -> bool:
 
 
 def _news(sequence: Sequence) -> CompletionOutput:
-    """The part of a choice since the last call."""
+    """The new part of a choice since the last call."""
     request, token_ids, reason = sequence.request, sequence.token_ids, sequence.finish_reason
     num_prompt_tokens, first = request.num_prompt_tokens, sequence.num_reported_tokens
     sequence.num_reported_tokens = len(token_ids) - num_prompt_tokens
@@ -196,7 +196,7 @@ def _news(sequence: Sequence) -> CompletionOutput:
 
 
 def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None:
-    """One entry for each position: None in spans and before the first that is wanted, never the first of the prompt."""
+    """One entry per position of the prompt, except the first. None in spans and before the first wanted position."""
     if request.params.prompt_logprobs is None:
         return None
     start = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RequestStatus(enum.Enum):
-    ARRIVING = "arriving"  # its blocks are being loaded; then it waits
+    ARRIVING = "arriving"  # its blocks are being loaded; WAITING follows
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -33,7 +33,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """The reason why a sequence ended; the values are those of `finish_reason`.
+    """The reason why a sequence ended. The values are those of `finish_reason`.
 
     ERROR appears only in the metrics: a request that fails has no output.
     """
@@ -65,7 +65,7 @@ class Sequence:
     """A sequence of tokens of a request: its only one, one of its n choices, or one beam.
 
     The cache holds keys and values of token_ids[:num_computed_tokens] in the blocks of block_tables.
-    draft_token_ids: guesses at the tokens after token_ids, for the next step to compute and its consumer to judge.
+    draft_token_ids: guesses at the tokens after token_ids, computed by the next step and checked by its consumer.
     """
 
     request: Request
@@ -76,27 +76,27 @@ class Sequence:
     status: RequestStatus = RequestStatus.WAITING
     draft_token_ids: list[int] = field(default_factory=list)
     guesses: Guesses | None = None  # where its drafts come from
-    hidden_rows: HiddenRows | None = None  # of its last tokens, for a head that drafts
+    hidden_rows: HiddenRows | None = None  # hidden states of its last tokens, for a head that drafts
     num_computed_tokens: int = 0
-    block_tables: list[BlockTable] = field(default_factory=list)  # one a group of layers; none means no blocks
+    block_tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty without blocks
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
-    row: int = -1  # where the batch builder keeps its arrays; -1 means nowhere
+    row: int = -1  # its row in the batch builder; -1 if it has none
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
-    arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # from a store: bytes of blocks by their keys
-    num_kept_blocks: int = 0  # of its prompt, which the store beyond the cache has been given
-    loads: list[LoadedBlock] = field(default_factory=list)  # blocks of the tables that its next step is to load
-    state_load: LoadedBlock | None = None  # the same of its states
+    arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # bytes of blocks loaded from a store, by key
+    num_kept_blocks: int = 0  # blocks of its prompt passed to the store
+    loads: list[LoadedBlock] = field(default_factory=list)  # blocks that its next step loads
+    state_load: LoadedBlock | None = None  # the same for its states
     state_slot: int = -1  # of its states after num_computed_tokens; -1 if none
     draft_slots: list[int] = field(default_factory=list)  # of its states before each draft of the step in flight
-    cumulative_logprob: float | None = None  # None means not asked for
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
-    logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet
+    cumulative_logprob: float | None = None  # None if not requested
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry per generated token, if requested
+    logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # rows not in logprobs yet
     text_stream: TextStream | None = None
-    grammar: GrammarState | None = None  # the state of the answer in its grammar
+    grammar: GrammarState | None = None  # how far the answer is in its grammar
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     is_settled: bool = False  # its end is final: text and finish_reason are complete
-    num_reported_tokens: int = 0  # of the output
+    num_reported_tokens: int = 0  # reported tokens of the output
     is_end_reported: bool = False
 
     @property
@@ -113,25 +113,25 @@ class Sequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """The number of tokens that are not computed yet, drafts included."""
+        """Tokens that are not computed yet, including drafts."""
         return len(self.token_ids) + len(self.draft_token_ids) - self.num_computed_tokens
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """Sequences of one request that are admitted, sampled and preempted together; the unit of the scheduler.
+    """Sequences of one request that are admitted, sampled and preempted together: the unit of the scheduler.
 
-    A single sequence and each of n choices are a group of their own; the beams of a search are one group.
+    A single sequence, or each of n choices, is a group of its own; the beams of a search form one group.
     """
 
     request: Request
     members: list[Sequence]
     consumers: tuple[RowConsumer, ...]
     num_seqs: int = field(init=False)  # beams run in lockstep, all from the start
-    is_text: bool = field(init=False)  # to embed or to score: nobody waits for its first token
-    is_batch: bool = field(init=False)  # nobody waits for it at all
-    key: tuple[int, bool, int, int] = field(init=False)  # order of service: priority (lowest first), answers, arrival
-    turn: tuple[int, int, bool, int, int] = field(init=False)  # order of admission: see `ServiceQueue.take_turn`
+    is_text: bool = field(init=False)  # embedded or scored: nobody waits for a first token
+    is_batch: bool = field(init=False)  # nobody waits for it
+    key: tuple[int, bool, int, int] = field(init=False)  # service order: priority (lowest first), answers, arrival
+    turn: tuple[int, int, bool, int, int] = field(init=False)  # admission order: see `ServiceQueue.take_turn`
 
     def __post_init__(self) -> None:
         self.num_seqs = self.request.params.num_seqs
@@ -142,7 +142,7 @@ class SequenceGroup:
         self.adopt(self.members)
 
     def turn_at(self, time: int) -> tuple[int, int, bool, int, int]:
-        """Its turn if it comes at this time of the queue."""
+        """Its turn if it arrives at this time of the queue."""
         priority, *rest = self.key
         return (priority, time, *rest)  # type: ignore[return-value]
 
@@ -157,7 +157,7 @@ class SequenceGroup:
         return self.members[0].status
 
     def rows(self, sequence: Sequence, count: int) -> list[RowUse]:
-        """The rows that are wanted of a member's next `count` tokens."""
+        """The wanted rows of a member's next `count` tokens."""
         computed = sequence.num_computed_tokens
         rows = []
         for consumer in self.consumers:
@@ -168,9 +168,9 @@ class SequenceGroup:
         return rows
 
     def max_cached_tokens(self) -> int:
-        """The maximum number of the first member's tokens to take from the cache: no rows of them are wanted.
+        """The most tokens of the first member to take from the cache, because their rows are not wanted.
 
-        At most the prompt if others will fork there: the part that they need may have left a window later.
+        At most the prompt if other members will fork there: the part they need may have left a window later.
         """
         sequence = self.members[0]
         starts = [start for start, end in (consumer.wanted(sequence) for consumer in self.consumers) if start < end]
@@ -180,7 +180,7 @@ class SequenceGroup:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """The times of a request's events, in seconds of time.perf_counter; 0.0: it has not happened."""
+    """The times of a request's events, in seconds of time.perf_counter. 0.0 for events that have not happened."""
 
     arrival: float = 0.0
     scheduled: float = 0.0
@@ -190,13 +190,13 @@ class RequestTimes:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt with its parameters; created once, changed only by scheduler and engine.
+    """One prompt with its parameters. Created once; only scheduler and engine change it.
 
     arrival: number of the request in order of arrival.
     max_total_tokens: prompt and output of one sequence.
     sequences: the user's choices, in order.
-    groups: the computed sequences: the same ones, or the beams of a search.
-    prompt_logprobs: collected so far, one entry per prompt position from the second on; None at those of spans.
+    groups: the computed sequences: the choices, or the beams of a search.
+    prompt_logprobs: collected so far, one entry per prompt position from the second on; None at positions of spans.
     """
 
     request_id: str
@@ -205,32 +205,32 @@ class Request:
     arrival: int
     max_total_tokens: int
     eos_token_ids: frozenset[int]  # empty if ignore_eos
-    text: str | None = None  # that the prompt was made of
+    text: str | None = None  # the prompt's text
     options: RequestOptions = field(default_factory=RequestOptions)
-    is_measured: bool = True  # False means only its steps count in the metrics
-    is_followed: bool = False  # the progress of its prompt and its metrics are told
+    is_measured: bool = True  # if False, only its steps count in the metrics
+    is_followed: bool = False  # its prompt's progress and its metrics are reported
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    rotary: RotaryPositions | None = None  # of a prompt with images, where positions have several components
-    adapter: HeldAdapter | None = None  # None means the base model
+    rotary: RotaryPositions | None = None  # for a prompt with images, where positions have several components
+    adapter: HeldAdapter | None = None  # None for the base model
     adapter_start: int = 0  # the first token that it acts on
     predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)
     pending_groups: list[SequenceGroup] = field(default_factory=list)  # wait for the first to compute the prompt
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
-    prompt_logprob_rows: list[tuple[StepOutput, int] | None] = field(default_factory=list)  # that are not there yet
+    prompt_logprob_rows: list[tuple[StepOutput, int] | None] = field(default_factory=list)  # not converted yet
     vector: Float32 | None = None  # the answer of a pooling request
-    error: OctavoError | None = None  # why it has no answer although it came to its end
+    error: OctavoError | None = None  # why it has no answer although it ran to its end
     num_cached_tokens: int = 0
-    num_loaded_tokens: int = 0  # of these, from a store beyond the cache
+    num_loaded_tokens: int = 0  # the part of these loaded from a store
     pins: tuple[Pin, ...] = ()  # see `GenerationRequest`
-    slot: int = -1  # the number of its slot, see `Slots`; -1 if it did not run
+    slot: int = -1  # its slot; -1 if it did not run
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
-    num_drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: drafts computed, and right ones
+    num_drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: computed drafts, and right ones
     times: RequestTimes = field(default_factory=RequestTimes)
-    metrics: RequestMetrics | None = None  # as of the first output, and of the last
+    metrics: RequestMetrics | None = None  # set with the first and the last output
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -238,7 +238,7 @@ class Request:
 
     @property
     def num_source_tokens(self) -> int:
-        """The tokens that an encoder reads before the prompt, or 0 if there is none."""
+        """The tokens that an encoder reads before the prompt, or 0 without an encoder."""
         return 0 if self.prompt.source is None else len(self.prompt.source.token_ids)
 
     @property
@@ -248,22 +248,23 @@ class Request:
 
     @property
     def num_given_tokens(self) -> int:
-        """The tokens of that prompt."""
+        """The tokens of `given_prompt`."""
         return self.num_source_tokens or self.num_prompt_tokens
 
     @property
     def is_finished(self) -> bool:
-        # A generator would take longer, and every step asks it of every request.
+        # A generator would be slower, and every step asks this of every request.
         for sequence in self.sequences:  # noqa: SIM110
             if sequence.status is not RequestStatus.FINISHED:
                 return False
         return True
 
     def release(self) -> None:
-        """Drop the sequences after the last output; they and their grammars are freed when others take their rows.
+        """Drop the sequences after the last output. They and their grammars are freed when others take their rows.
 
         They refer back to their group and request. In such a cycle they would stay until the next full garbage
-        collection, which does not consider the native memory of grammars.
+        collection,
+        which does not take the native memory of grammars into account.
         """
         for group in self.groups:
             group.members, group.consumers = [], ()
@@ -273,7 +274,7 @@ class Request:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of choice `index`, 64 bits: choice 0 has the request's own, the others a hash of both."""
+    """The 64-bit seed of choice `index`: the request's own for choice 0, a hash of both for other choices."""
     seed %= 2**64
     if index == 0:
         return seed

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RequestFactory:
-    """Creates the requests of one engine, with the checks that need its model or its cache. Thread-safe."""
+    """Creates the requests of one engine, with the checks that need its model or cache. Thread-safe."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RequestFactory:
         heads: TextHeads = NO_HEADS,
     ) -> None:
         """texts: the abilities of the model.
-        heads: the steps after pooling.
+        heads: what follows pooling.
         """
         self._tokenizer = tokenizer
         self._limits = limits
@@ -110,7 +110,7 @@ class RequestFactory:
         return request
 
     def _adapter(self, name: str) -> HeldAdapter | None:
-        """The adapter of that name, read if need be; None means the base model. Raises UsageError or ModelLoadError."""
+        """The adapter of that name, loaded on demand; None for the base model. Raises UsageError or ModelLoadError."""
         if not name and self.adapters is not None:
             name = self.adapters.default
         if not name:
@@ -123,10 +123,10 @@ class RequestFactory:
         return held if held.adapter.parts else None
 
     def grammars(self) -> GrammarCompiler:
-        """The grammar compiler; created on first use, because it imports a library."""
+        """The grammar compiler, created on first use because it imports a library."""
         with self._grammar_lock:
             if self._grammar_compiler is None:
-                # Loads llguidance, which a start without grammars need not wait for.
+                # Imports llguidance, which a start without grammars does not need.
                 from octavo.engine.texts.constrained import GrammarCompiler
 
                 self._grammar_compiler = GrammarCompiler(self._tokenizer, self._limits.vocab_size)
@@ -146,11 +146,11 @@ class RequestFactory:
                 param="id_slot",
                 code="invalid_value",
             )
-        # A text to embed is not followed by a token, but all of it must be in the cache.
+        # No token follows a text that is embedded, but all of it must be in the cache.
         context = limits.max_model_len
         if not is_answered:
             context = min(context, limits.num_blocks * limits.block_size)
-        longest = context - is_answered - bool(limits.sources.width)  # an answer begins with a token of its own
+        longest = context - is_answered - bool(limits.sources.width)  # an answer starts with its own first token
         if len(prompt) > longest:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens; with a context of {context} tokens it can have at most "
@@ -164,7 +164,7 @@ class RequestFactory:
             self._check_span(span)
 
     def _after_source(self, generation: GenerationRequest) -> Prompt:
-        """The start of an answer to a text that the encoder reads. Raises UsageError for what is of a prompt alone."""
+        """The start of an answer to a text read by the encoder. Raises UsageError for options of plain prompts."""
         params = generation.params
         if not params.is_answered:
             message = "this model has an encoder and a decoder: it generates text, and cannot embed it; use another one"
@@ -178,7 +178,7 @@ class RequestFactory:
         return Prompt([self._limits.sources.start_token_id], source=SourceText(generation.prompt.token_ids))
 
     def _check_span(self, span: Span) -> None:
-        """Raise UsageError if the model does not take the values of the span, or none are given."""
+        """Raise UsageError if the model does not take the span's values, or if none are given."""
         width, place = self._limits.span_width, f"the span at positions {span.start} to {span.end - 1}"
         if not width:
             problem = f"this model takes no images or embeddings: it has no use for {place}; give only tokens"
@@ -194,7 +194,7 @@ class RequestFactory:
         raise UsageError(problem, param="prompt", code="unsupported_content")
 
     def _check_item(self, item: MediaItem) -> None:
-        """Raise UsageError if an item is too large for the encoder, or its pixels are not those of its grid."""
+        """Raise UsageError if an item is too large for the encoder or its pixels do not match its grid."""
         limits = self._limits.images
         if item.num_patches > limits.max_patches:
             raise UsageError(
@@ -225,7 +225,7 @@ class RequestFactory:
     def _check_params(self, params: Params, room: int) -> None:
         """Raise UsageError if the parameters name a token that the model lacks, or exceed its limits.
 
-        room: tokens of an answer that fit into the context.
+        room: tokens left in the context for an answer.
         """
         most = min(self._limits.max_num_seqs, self._num_tokens)
         if params.num_seqs > most:
@@ -249,7 +249,7 @@ class RequestFactory:
     def _check_fits(self, request: Request) -> None:
         """Raise UsageError with the arithmetic if the request could not run even alone."""
         cache, num_seqs = self._kv_cache, request.params.num_seqs
-        # The last token of an answer is never computed, and beams share the full blocks of their prompt.
+        # An answer's last token is never computed, and beams share the full blocks of their prompt.
         shared = cache.num_shared_blocks(request.num_prompt_tokens) if num_seqs > 1 else 0
         needed = shared + num_seqs * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
         needed += cache.num_source_blocks(request.num_source_tokens)
@@ -287,7 +287,7 @@ class RequestFactory:
         params = request.params
         if isinstance(params, BeamSearchParams):
             request.groups = [self._group(request, BeamSearch(params, max_tokens, request.eos_token_ids))]
-            # Nothing is shown of its beams.
+            # Its beams are not shown.
             request.sequences = [
                 Sequence(request, i, list(request.prompt.token_ids)) for i in range(params.num_choices)
             ]
@@ -310,7 +310,7 @@ class RequestFactory:
         seed = secrets.randbits(64) if params.seed is None else params.seed
         groups = []
         for index in range(params.num_choices):
-            # The first computes the prompt for all.
+            # The first choice computes the prompt for all.
             notes_prompt = params.prompt_logprobs is not None and index == 0
             noted = (PromptLogprobs(request.options.prompt_logprobs_start),) if notes_prompt else ()
             consumers = (*noted, TokenSampler())

@@ -1,4 +1,4 @@
-"""One step, with the rows of output that are wanted of it."""
+"""One step, with the output rows that are wanted from it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from octavo.engine.request import Sequence, SequenceGroup
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """The states of a sequence after its first num_tokens tokens, full blocks, which a step writes to a slot.
+    """The states after a sequence's first num_tokens tokens (full blocks), which a step writes to a slot.
 
-    Those after the tokens before the step come from a store.
+    States from before the step come from a store.
     """
 
     num_tokens: int
@@ -26,8 +26,8 @@ class StateSnapshot:
 class ScheduledSequence:
     """One sequence's part of a step.
 
-    rows: those of its own consumers, then one for each choice that starts from the same prompt. Empty while the prompt
-    is incomplete and none of its rows are wanted.
+    rows: the uses of its own consumers, then one per choice that starts from the same prompt. Empty while the prompt is
+    incomplete and none of its rows are wanted.
     """
 
     sequence: Sequence
@@ -37,12 +37,12 @@ class ScheduledSequence:
     copies: Iterable[tuple[int, int]] = ()  # cache blocks to copy before the step: source, destination
     state_copy: tuple[int, int] | None = None  # the same for the slot of its states
     snapshot: StateSnapshot | None = None
-    loads: Collection[LoadedBlock] = ()  # blocks that come from a store
-    state_load: LoadedBlock | None = None  # states that do
+    loads: Collection[LoadedBlock] = ()  # blocks loaded from a store
+    state_load: LoadedBlock | None = None  # states loaded from a store
 
     @property
     def num_drafts(self) -> int:
-        """The last of its tokens, which are guesses."""
+        """The number of its last tokens that are guesses."""
         return max(self.start + self.num_tokens - len(self.sequence.token_ids), 0)
 
     @property
@@ -50,7 +50,7 @@ class ScheduledSequence:
         return sum(use.count for use in self.rows)
 
     def move_back(self, count: int) -> None:
-        """Note that the step before had so many wrong guesses, which this one was scheduled without knowing."""
+        """Record that `count` guesses of the previous step were wrong, unknown when this one was scheduled."""
         self.start -= count
         for use in self.rows:
             use.start -= count
@@ -58,10 +58,10 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class Schedule:
-    """A step, and the rest of its budgets.
+    """A step, and what is left of its budgets.
 
-    is_ahead: it is scheduled while the step before it still runs, which draws some of its tokens. is_starved: blocks
-    ran out, and nobody was preempted for that.
+    is_ahead: scheduled while the previous step, which draws some of its tokens, still runs.
+    is_starved: blocks ran out, and nobody was preempted for that.
     """
 
     num_tokens_left: int
@@ -69,10 +69,10 @@ class Schedule:
     num_groups_left: int
     is_ahead: bool = False
     is_starved: bool = False
-    num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long
-    num_decodes: int = 0  # sequences whose next token came before all chunks; they are the first that are scheduled
-    skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
-    batch_rows_left: int | None = None  # for batches beside live requests; None if no group of a batch has asked yet
+    num_tokens_held_back: int = 0  # taken from the rest, so that the step does not become too long
+    num_decodes: int = 0  # sequences that take one token; they are scheduled first
+    skips_decodes: bool = False  # a prompt is computed alone while streams wait
+    batch_rows_left: int | None = None  # for batches next to live requests; None if no batch group has asked yet
     chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
 
@@ -81,28 +81,29 @@ class Schedule:
         return len(self.scheduled) > self.num_decodes
 
     def chunks(self) -> Iterator[ScheduledSequence]:
-        """The parts of prompts, which come behind the decodes."""
+        """The chunks of prompts, which follow the decodes."""
         return islice(self.scheduled.values(), self.num_decodes, None)
 
     @property
     def num_decode_rows(self) -> int:
-        """Tokens of the decodes: one each, and their drafts."""
+        """Tokens of the decodes: one each, plus their drafts."""
         return sum(item.num_tokens for item in islice(self.scheduled.values(), self.num_decodes))
 
     @property
     def groups(self) -> set[SequenceGroup]:
-        """The groups that take part, also those whose choices start from the rows of another."""
+        """The groups that take part, including those whose choices start from the rows of another group."""
         rows = {use.sequence.group for item in self.scheduled.values() for use in item.rows}
         return rows | {sequence.group for sequence in self.scheduled}
 
     def rows(self) -> Iterator[tuple[RowUse, int, int]]:
-        """The uses of the rows of the step in the order of its output.
+        """The uses of the step's rows, in output order.
 
-        Each comes with the index of its first row among the logits or the hidden states, whichever it wants, and of
-        that row's token in the step.
+        Each comes with the index of its first row among the logits or hidden states, whichever it wants, and of that
+        row's
+        token in the step.
         """
         num_logits = num_hidden = num_tokens = 0
-        hidden = RowKind.HIDDEN  # looked up once: the members of an enum take long
+        hidden = RowKind.HIDDEN  # looked up once, because enum members are slow
         for item in self.scheduled.values():
             for use in item.rows:
                 token = num_tokens + use.start - item.start
@@ -115,7 +116,7 @@ class Schedule:
             num_tokens += item.num_tokens
 
     def processed_rows(self) -> list[int]:
-        """The rows of logits whose log-probabilities are wanted of the distribution that tokens are drawn from."""
+        """The rows of logits whose log-probabilities are taken from the distribution that tokens are drawn from."""
         return [
             i
             for use, row, _ in self.rows()

@@ -1,15 +1,15 @@
-"""Scheduler: picks the tokens of the next step.
+"""The scheduler: picks the tokens of the next step.
 
 There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in the cache,
 and a step computes some of the rest. Sequences that need one token go first; the remaining token budget is filled with
-chunks of longer ones. Only for a short prompt do they wait a step, within limits. When blocks run out, groups are
+chunks of longer ones. They skip a step only for a short prompt, within limits. When blocks run out, groups are
 preempted (`admission`).
 
-An executor of several stages computes as many steps at once. A group is in one of them at most, and until that ends it
-is neither scheduled nor preempted. A step takes no more groups than its share, so that the others have some, too.
+An executor with several stages computes as many steps at once. A group is in at most one of them, and until that step
+ends it is neither scheduled nor preempted. A step takes no more groups than its share, to leave some for other steps.
 
-Texts to embed or to score are prompts without an answer. They wait in the same queue, behind the answers of their
-priority, which let one pass after the other (`ServiceQueue`).
+Texts to embed or score are prompts without an answer. They wait in the same queue, behind the answers of their
+priority, which let one text pass at a time (`ServiceQueue`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BATCH_SLOWDOWN = 1.25  # of a step of live requests, by the rows of batches
+_BATCH_SLOWDOWN = 1.25  # how much the rows of batches may slow a step of live requests
 
 
 class Scheduler:
-    """Makes one step after another of the groups that `admission` has and lets in. It counts steps in the metrics.
+    """Makes steps from the groups that `admission` holds and admits. Counts steps in the metrics.
 
-    times: of the steps so far, which drafts and batches ask as well. step_budget: limits the time of steps, if given;
-    it never changes an answer.
+    times: of the steps so far, also used for drafts and batches.
+    step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Scheduler:
         takes_whole_texts: bool = False,
     ) -> None:
         """takes_whole_texts: all tokens of a text are computed in one step."""
-        self.encodings: Encodings | None = None  # of a model that sees, or that reads sources
+        self.encodings: Encodings | None = None  # for a model with images or sources
         self._takes_whole_texts = takes_whole_texts
         self.admission = admission
         self.kv_cache = admission.kv_cache
@@ -95,9 +95,9 @@ class Scheduler:
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
-        """The step after one in flight, if its sequences only take their next tokens. None if that is not certain.
+        """The step after one in flight if its sequences only take their next tokens, or None if that is not certain.
 
-        It may be dropped: it has no copies, and admits nobody.
+        It may be dropped: it makes no copies and admits nobody.
         """
         count, pool = len(step.scheduled), self.kv_cache.pool
         is_decode = step.num_decodes == count == len(self._queue.running)
@@ -118,11 +118,11 @@ class Scheduler:
         return ahead
 
     def _schedule_alone(self, step: Schedule) -> bool:
-        """Give a short prompt a step of its own, if the running sequences may wait for it."""
+        """Give a short prompt its own step, if the running sequences may wait for it."""
         budget, running = self.step_budget, self.admission.running
         if budget is None or not running or not self._queue.waiting:
             return False
-        # A prompt that is under way is not overtaken.
+        # A prompt that has begun is not overtaken.
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
         first = self._queue.waiting[0]
@@ -136,7 +136,7 @@ class Scheduler:
     def _hold_back(self, first: Sequence, step: Schedule) -> None:
         """Remove tokens that would make the step too long for the streams that wait for it.
 
-        first: the group of the first chunk; it is running, so its cached tokens are known.
+        first: the group of the first chunk. It is running, so its cached tokens are known.
         """
         if self.step_budget is None:
             return
@@ -144,14 +144,14 @@ class Scheduler:
         context = first.num_computed_tokens
         missing = len(first.token_ids) - context
         to_compute = max(len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens), missing)
-        # No stream waits for a text, which has no first token.
+        # Streams never wait for a text, which has no first token.
         waited_for = 0 if first.group.is_text else missing
         allowed = self.step_budget.max_prefill_tokens(step.num_decode_rows, context, waited_for, to_compute)
         step.num_tokens_left = min(left, allowed)
         step.num_tokens_held_back = left - step.num_tokens_left
 
     def mark_computed(self, step: Schedule) -> None:
-        """Note after a step that its tokens, except drafts, are cached; choices then share the prompt of their first.
+        """Record after a step that its tokens, except drafts, are cached. Choices then share the first one's prompt.
 
         Sequences that have ended since scheduling are left out, here and by the consumers of the rows.
         """
@@ -170,7 +170,7 @@ class Scheduler:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
     def repeat(self, step: Schedule) -> None:
-        """Let a step that has failed happen again: its states have moved on, so they are computed from the start."""
+        """Let a failed step be repeated. Its states have moved on, so they are computed from the start."""
         for item in step.scheduled.values():
             self.kv_cache.end_snapshot(item, is_valid=False)
         if self.kv_cache.states is None:
@@ -180,14 +180,14 @@ class Scheduler:
             self.admission.preempt(group, step)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
-        """Accept this many drafts of a step as tokens; the cache drops the others.
+        """Accept num_accepted drafts of a step as tokens. The cache drops the rest.
 
-        num_claimed: tokens that the sequence will have in the cache after the step that follows in flight.
+        num_claimed: tokens the sequence will have in the cache after the next step in flight.
         """
         self.kv_cache.accept_drafts(sequence, num_accepted, num_claimed)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
-        """Schedule one token and its drafts for every sequence that needs just one; return groups that need more."""
+        """Schedule one token and its drafts for every sequence that needs just one. Return groups that need more."""
         behind: deque[SequenceGroup] = deque()
         running, has_room, scheduled = self._queue.running, self.kv_cache.has_room, step.scheduled
         position, num_left = 0, self._stages.share(len(running))
@@ -195,7 +195,7 @@ class Scheduler:
             group = running[position]
             position += 1
             if group.is_batch and not self._lets_batch_in(group, step):
-                break  # and so are all behind it
+                break  # and so are all after it
             if group in self._stages.busy:
                 continue
             members = group.members
@@ -214,14 +214,14 @@ class Scheduler:
             elif any(len(member.token_ids) - member.num_computed_tokens > 1 for member in members):
                 behind.append(group)
                 continue
-            elif known > sequence.num_computed_tokens:  # else it ends with the step in flight
+            elif known > sequence.num_computed_tokens:  # otherwise it ends with the step in flight
                 self._schedule_members(group, self._decode_counts(group, step), step)
             num_left -= 1
             step.num_groups_left -= 1
         return behind
 
     def _lets_batch_in(self, group: SequenceGroup, step: Schedule) -> bool:
-        """True if live requests hardly notice a group of a batch in their step, which then counts its rows."""
+        """True if a batch group hardly slows the live requests of a step. Its rows are then counted."""
         if step.batch_rows_left is None:
             num_rows = self._max_num_tokens - step.num_tokens_left - step.num_tokens_held_back
             step.batch_rows_left = self.times.rows_beside(num_rows, _BATCH_SLOWDOWN) if num_rows else sys.maxsize
@@ -229,15 +229,15 @@ class Scheduler:
         return step.batch_rows_left >= 0
 
     def _cut_drafts(self) -> None:
-        """Drop drafts that cannot be right: those after the first that a grammar forbids."""
+        """Drop drafts that cannot be right: those from the first that a grammar forbids."""
         for sequence in self.admission.running:
             if sequence.draft_token_ids and sequence.grammar is not None:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
-        """One token for each member; for a single sequence also drafts, if all others still get their token.
+        """One token per member. A single sequence also gets drafts, if all others still get their token.
 
-        Drafts take no blocks that others hold.
+        Drafts never take blocks that others hold.
         """
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
@@ -250,7 +250,7 @@ class Scheduler:
         return [1 + num_drafts] * len(members)
 
     def _schedule_chunks(self, behind: deque[SequenceGroup], step: Schedule) -> None:
-        """Fill the budget with running groups that are behind, and with waiting ones, in order of service."""
+        """Fill the budget with running groups that are behind and with waiting ones, in service order."""
         is_blocked = False
         while step.num_tokens_left > 0 and step.num_groups_left > 0:
             waiting = self._queue.waiting[0] if self._queue.waiting and not is_blocked else None
@@ -266,7 +266,7 @@ class Scheduler:
                 is_blocked = True
 
     def _may_begin(self, group: SequenceGroup, step: Schedule) -> bool:
-        """False: live requests would notice it, or the model takes a text in one piece and the step is too short."""
+        """False if live requests would notice it, or if the text must be computed whole and the step is too short."""
         if group.is_batch and not self._lets_batch_in(group, step):
             return False
         first = group.members[0]
@@ -282,7 +282,7 @@ class Scheduler:
             return
         count = min(first.num_missing_tokens, step.num_tokens_left)
         excess = sum(use.count for use in group.rows(first, count)) - step.num_rows_left
-        count -= max(excess, 0)  # rows are wanted of the last tokens of a chunk, if of any
+        count -= max(excess, 0)  # if any rows are wanted, they belong to the last tokens of a chunk
         start = first.num_computed_tokens
         count = self._num_ready(first, count, step)
         is_first = not step.has_chunks
@@ -290,9 +290,9 @@ class Scheduler:
             step.chunk_start = start
 
     def _num_ready(self, sequence: Sequence, count: int, step: Schedule) -> int:
-        """Of a sequence's next tokens, those that need no rows of an image or source that are still to be made.
+        """The number of a sequence's next tokens before one whose image or source rows are still missing.
 
-        Where the positions of a span see each other, a step has all of them that are left, or none.
+        If the positions of a span see each other, a step has all of them that are left, or none.
         """
         prompt, start = sequence.request.prompt, sequence.num_computed_tokens
         if self.encodings is None or not (prompt.spans or prompt.source) or count <= 0:
@@ -309,7 +309,7 @@ class Scheduler:
         return self.encodings.num_ready(prompt, start, count)
 
     def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
-        """Resume a preempted group: the first member computes the prompt, the others fork there, and all catch up."""
+        """Resume a preempted group: the first member computes the prompt, the rest fork there, and all catch up."""
         members = group.members
         first, num_prompt_tokens = members[0], group.request.num_prompt_tokens
         unstarted = [member for member in members[1:] if not member.block_tables]
@@ -328,10 +328,7 @@ class Scheduler:
         self._schedule_members(group, counts, step)
 
     def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
-        """Schedule this many tokens for the first members.
-
-        Return False if there are too few blocks and no group to preempt.
-        """
+        """Schedule `counts` tokens for the first members. Return False if blocks run out and nothing is preemptible."""
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
             victim = self._stages.last_idle(self._queue)
@@ -350,7 +347,7 @@ class Scheduler:
         return True
 
     def _invite_choices(self, step: Schedule) -> None:
-        """Let the other choices of a complete prompt sample from the same logits; those beyond max_num_seqs wait."""
+        """Let the other choices of a complete prompt sample from the same logits. Those beyond max_num_seqs wait."""
         for item in step.scheduled.values():
             request = item.sequence.request
             if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
@@ -371,7 +368,7 @@ class Scheduler:
         """Count a step that has ended.
 
         elapsed_s: from the start of scheduling until its tokens were taken.
-        is_timed: False: the time is not that of the step alone.
+        is_timed: False if the time is not that of the step alone.
         """
         metrics, budget = self.metrics, self.step_budget
         num_tokens, start = self._max_num_tokens - step.num_tokens_left, step.chunk_start
@@ -389,15 +386,15 @@ class Scheduler:
 
 
 def _may_lack_rows(sequence: Sequence) -> bool:
-    """True if the prompt ends with an image, or the answer begins, whose rows may be missing."""
+    """True if rows may be missing, because the prompt ends with an image or the answer begins."""
     prompt, known = sequence.request.prompt, len(sequence.token_ids)
     return prompt.touches(known - 1, known) or (prompt.source is not None and known == 1)
 
 
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
-    """The tokens of a chunk of `count` that cuts no span: it ends before one, or has all of it if it begins there.
+    """The tokens of a chunk of `count` that cuts no span: it ends before a span or includes all of it.
 
-    most: of a chunk, or 0 if the span has no room in this step.
+    most: limit of a chunk, or 0 if the span has no room in this step.
     """
     end = start + count
     for span in prompt.overlapping(end - 1, end):

@@ -52,13 +52,13 @@ class Session:
     ) -> None:
         """progress, is_replica: see `load_engine`.
         on_round_end: see `EngineThread`.
-        Raises what `load_engine` raises.
         will_chat: the process of the chat template starts while the model loads, not with the first conversation.
+        Raises what `load_engine` raises.
         """
         self.config = config
         self._pid = os.getpid()
         process = TemplateProcess() if will_chat else None
-        with kept_affinity():  # this thread is the caller's; those of the engine may be bound to a NUMA node
+        with kept_affinity():  # this is the caller's thread; the engine's threads may be bound to a NUMA node
             self._loaded: LoadedModel | None = load_engine(config, progress, is_replica=is_replica)
             self._engine = EngineThread(self._loaded.engine, on_round_end)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
@@ -68,8 +68,8 @@ class Session:
         draft = self._loaded.draft_executor
         executors = [self._loaded.executor, *([] if draft is None else [draft])]
         self._keeping = WeightKeeping(self._loaded.keep_jobs)
-        self._loaded.keep_jobs = ()  # which hold the weights
-        # Runs at exit too: a thread in native code must not outlive the interpreter.
+        self._loaded.keep_jobs = ()  # they hold the weights
+        # Also runs at exit: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._keeping, self._engine, executors, self._pid)
         self._prompts = PromptEncoder(
             self.tokenizer,
@@ -120,7 +120,7 @@ class Session:
     def encode_chat(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
-        """See `PromptEncoder.encode_chat`. Raises UsageError also once the model is closed."""
+        """See `PromptEncoder.encode_chat`. Also raises UsageError once the model is closed."""
         self.model()
         return self._prompts.encode_chat(messages, chat_template, **template_arguments)
 
@@ -142,7 +142,7 @@ class Session:
         return self.images.place(ids, images.items)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
-        """See `PromptEncoder.to_prompt`; with images where vLLM's keys give some."""
+        """See `PromptEncoder.to_prompt`. Reads images given by vLLM's keys."""
         plain, given = split_images(prompt)
         if not given:
             return self._prompts.to_prompt(plain)
@@ -160,8 +160,7 @@ class Session:
     ) -> Request:
         """A checked request, not yet submitted.
 
-        output_kind: instead of that of the parameters.
-
+        output_kind: replaces that of the parameters.
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
         generation = self.describe(prompt, params, output_kind=output_kind, options=options)
@@ -175,7 +174,7 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         options: RequestOptions,
     ) -> GenerationRequest:
-        """The request of a program, with the tokens of its prompt. Raises UsageError."""
+        """The request of a program, with its prompt tokenized. Raises UsageError."""
         if not isinstance(params, (SamplingParams, BeamSearchParams, PoolingParams)):
             raise UsageError(
                 f"sampling_params must be a SamplingParams, not {params!r:.80}",
@@ -191,16 +190,16 @@ class Session:
         )
 
     def check(self, request: GenerationRequest, request_id: str | None = None) -> Request:
-        """The request with all that the engine needs, not yet submitted. Raises what `create_request` raises.
+        """A request completed for the engine, not yet submitted. Raises what `create_request` raises.
 
-        request_id: unique while it runs, or None if one is made up.
+        request_id: unique while it runs; None to generate one.
         """
         name = request_id if request_id is not None else f"request-{next(self._ids)}"
         return self.model().engine.create_request(name, request)
 
     @property
     def info(self) -> ModelInfo:
-        """The description of the model and its engine. Raises UsageError once it is closed."""
+        """The description of the model and its engine. Raises UsageError once the model is closed."""
         loaded = self.model()
         executor, limits, speculation = loaded.executor, loaded.engine.limits, loaded.engine.speculation
         encodings = loaded.engine.encodings
@@ -245,9 +244,9 @@ class Session:
         return self._engine.failure
 
     def measure_stall(self) -> float:
-        """The seconds that requests have waited without a sign that a step gets on; 0.0 while nothing waits.
+        """Seconds that requests have waited without a sign of progress, or 0.0 while nothing waits.
 
-        For one thread, which calls it a few times a second: the signs are counted from one call to the next.
+        For one thread, which calls it a few times a second: signs are counted from call to call.
         """
         now, work = time.monotonic(), work_done(self._loaded.executor) if self._loaded is not None else 0
         if work != self._work:
@@ -260,19 +259,19 @@ class Session:
         return time.monotonic() - self._engine.last_round_at
 
     def add_adapter(self, name: str, path: str | Path, scale: float = 1.0) -> None:
-        """Read an adapter, which requests may name from then on; see `AdapterRegistry.add`. Steps go on meanwhile."""
+        """Read an adapter that requests may name from then on, while steps continue. See `AdapterRegistry.add`."""
         self.adapters.add(name, path, scale)
 
     @property
     def adapters(self) -> AdapterRegistry:
-        """The adapters that requests may name. Raises UsageError if the engine has no room for any."""
+        """The adapters that requests may name. Raises UsageError if the engine does not support adapters."""
         adapters = self.model().engine.adapters
         if adapters is None:
             raise UsageError("this engine has no room for adapters: load it with enable_lora", code="no_adapters")
         return adapters
 
     def with_adapter(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a request of a program, whose `lora_request` is read and named by `adapter`.
+        """The options of a program's request, with its `lora_request` loaded and named by `adapter`.
 
         Raises UsageError, or ModelLoadError for an adapter that does not fit.
         """
@@ -290,7 +289,7 @@ class Session:
         self.model().engine.prepare_structured_outputs()
 
     def sleep(self) -> Future[None]:
-        """Give back the memory of the device, as `Engine.sleep`; a request ends it too."""
+        """Release the device's memory like `Engine.sleep`. A request also ends the sleep."""
         return self._engine.call(self.model().engine.sleep)
 
     def wake_up(self) -> Future[None]:
@@ -298,7 +297,7 @@ class Session:
         return self._engine.call(self.model().engine.wake_up)
 
     def act_on_slot(self, action: SlotAction) -> Future[SlotReport]:
-        """Save, restores or erases a slot, one after another; the future raises UsageError with the file."""
+        """Save, restore or erase a slot, one action after another. The future raises UsageError with the file."""
         from octavo.engine.slot_files import run_action
 
         self.model()
@@ -306,7 +305,7 @@ class Session:
 
     def close(self) -> None:
         """End running requests with an error and free all memory. May be called twice."""
-        if os.getpid() != self._pid:  # everything belongs to the process that has loaded it
+        if os.getpid() != self._pid:  # everything belongs to the process that loaded it
             return
         self._shut_down()
         self._slot_files.shutdown()
@@ -334,7 +333,7 @@ class Session:
 
 
 def _shut_down(keeping: WeightKeeping, engine: EngineThread, executors: list[Executor], pid: int) -> None:
-    if os.getpid() != pid:  # forked: the threads that would be waited for are not there
+    if os.getpid() != pid:  # forked: the threads to wait for do not exist here
         return
     keeping.close()
     engine.close()

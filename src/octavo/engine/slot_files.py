@@ -1,4 +1,4 @@
-"""Slots to files and back, on a thread that may wait for the engine's and for the disk."""
+"""Saves slots to files and restores them, on a thread that may wait for the engine and the disk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from octavo.engine.kv.prompt_file import KeptPrompt, read_prompt_file, write_pro
 from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import EngineDeadError, UsageError
 
-_LOOK_S = 0.5  # between two looks at the engine
+_LOOK_S = 0.5  # between two checks of the engine
 
 
 def run_action(thread: EngineThread, action: SlotAction) -> SlotReport:
-    """Do what is asked for. Raises UsageError if a file cannot be written or read, and EngineDeadError."""
+    """Run an action. Raises UsageError if a file cannot be written or read, and EngineDeadError."""
     begun_at, engine, slots = time.perf_counter(), thread.engine, thread.engine.slots
     if action.kind == "erase":
         return SlotReport(thread.call(lambda: slots.erase(action)).result())

@@ -1,4 +1,4 @@
-"""The prompts and answers that slots name, and the moves of their blocks out of the cache and into it."""
+"""The prompts and answers in slots, and the moves of their blocks out of the cache and back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SlotContent(NamedTuple):
 
 
 class SlotPrompts:
-    """The contents of slots by their numbers, which are those of the rows in a step unless requests name others.
+    """The contents of slots by number. Numbers are rows in a step unless requests name others.
 
-    For the engine's thread, but for `size_of_key` and `wanted_keys`.
+    Only for the engine's thread, except `size_of_key` and `wanted_keys`.
     """
 
     def __init__(self, kv_cache: KVCacheManager) -> None:
@@ -33,7 +33,7 @@ class SlotPrompts:
         self._contents: dict[int, SlotContent] = {}
 
     def note(self, request: Request) -> None:
-        """Put the first choice of a request that has ended into its slot."""
+        """Put the first choice of a finished request into its slot."""
         if request.slot >= 0 and request.sequences:
             sequence = request.sequences[0]
             salt = request.options.cache_salt
@@ -45,7 +45,7 @@ class SlotPrompts:
         return found if found is not None and found.salt == salt else SlotContent([], [], salt)
 
     def save(self, action: SlotAction) -> tuple[SlotContent, PrefixMove]:
-        """The content of a slot, which the next step copies to memory, as far as it is in the cache."""
+        """Have the next step copy the cached part of a slot's content to memory."""
         content = self.content(action.slot, action.salt)
         size, limit = self._kv_cache.block_size, action.max_tokens
         hashes = content.hashes if limit is None else content.hashes[: limit // size]
@@ -55,7 +55,7 @@ class SlotPrompts:
         return kept, move
 
     def restore(self, action: SlotAction, prompt: KeptPrompt) -> PrefixMove:
-        """Have the next step put a prompt into the cache, for the requests that begin with it."""
+        """Have the next step put a prompt into the cache, for requests that begin with it."""
         move, tier = begin_load(self._kv_cache, prompt.hashes, prompt.data), self._kv_cache.tier
         if tier is not None and prompt.is_private and tier.is_private(action.salt or "private"):
             for key in (*move.blocks, *move.slots):
@@ -64,16 +64,16 @@ class SlotPrompts:
         return move
 
     def erase(self, action: SlotAction) -> int:
-        """Forget what a slot holds. Return its tokens that were in the cache."""
+        """Forget a slot's content. Return its tokens that were in the cache."""
         hashes = self.content(action.slot, action.salt).hashes
         self._contents.pop(action.slot, None)
         return forget_prefix(self._kv_cache, hashes)
 
     def size_of_key(self, key: bytes) -> int:
-        """The bytes of the block with this key, or of states. Thread-safe."""
+        """The bytes of the block or states with this key. Thread-safe."""
         return self._kv_cache.moved_bytes[is_states_key(key)]
 
     def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
-        """The keys of a prompt with these hashes, as far as the cache could hold it. Thread-safe."""
+        """The keys of a prompt with these hashes, as far as it fits into the cache. Thread-safe."""
         positions = range(min(len(hashes), self._kv_cache.pool.num_blocks))
         return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}

@@ -1,4 +1,4 @@
-"""The actions on slots, which are llama.cpp's names of the last prompts and answers, and their reports."""
+"""Actions on slots, llama.cpp's numbered places for the last prompts and answers, and their reports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 class SlotAction:
     """Saves what a slot holds to a file, restores it, or erases it.
 
-    salt: of the request that filled the slot, or that is to find what is restored; others find the slot empty.
-    max_tokens: saved at most; None means all.
+    salt: of the request that filled the slot, or that may find what is restored. Other requests find the slot empty.
+    max_tokens: limit of a save, or None for no limit.
     """
 
     kind: Literal["save", "restore", "erase"]

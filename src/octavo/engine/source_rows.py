@@ -1,4 +1,4 @@
-"""The rows of the texts that an encoder has read, in the step in which an answer begins; later only their number."""
+"""The rows of encoded source texts in the step where an answer begins; later steps only need their number."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ RowsOfSource = Callable[[SourceText], "Float32 | None"]
 
 
 def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:
-    """The rows of each sequence in the cache [N]."""
+    """The number of source rows of each sequence in the cache [N]."""
     return np.array([item.sequence.request.num_source_tokens for item in scheduled], np.int32)
 
 
 def add_source_rows(
     batch: Batch, scheduled: Sequence[ScheduledSequence], lengths: Int32, block_size: int, rows_of: RowsOfSource
 ) -> None:
-    """Fill the fields of a batch about sources.
+    """Fill the source fields of a batch.
 
-    lengths: their rows [N].
-
+    lengths: the source rows of each sequence [N].
     A sequence whose first token is in the step writes the keys and values of its source.
     """
     values, slots = [], []

@@ -18,7 +18,7 @@ RowsOf = Callable[[Span], "Float32 | None"]
 
 
 def add_spans(batch: Batch, scheduled: Iterable[ScheduledSequence], rows_of: RowsOf) -> None:
-    """Fill the fields of a batch about spans, if tokens of the step are in some. A chunk has its part of a span."""
+    """Fill the span fields of a batch if tokens of the step are in spans. A chunk has its part of a span."""
     values, index = [], np.full(len(batch.token_ids), -1, np.int32)
     count = 0
     for item, begin in zip(scheduled, batch.query_start_loc.tolist(), strict=False):
@@ -40,7 +40,7 @@ def add_spans(batch: Batch, scheduled: Iterable[ScheduledSequence], rows_of: Row
 
 
 def add_rotary(batch: Batch, scheduled: list[ScheduledSequence], components: int) -> None:
-    """Fill in the positions with several components, if a sequence of the step has a prompt with images."""
+    """Fill in positions with several components if a sequence of the step has a prompt with images."""
     if all(item.sequence.request.rotary is None for item in scheduled):
         return
     parts = []
@@ -56,5 +56,5 @@ def add_rotary(batch: Batch, scheduled: list[ScheduledSequence], components: int
 
 
 def values_of(span: Span) -> Float32 | None:
-    """Those that came with it."""
+    """The values that came with a span."""
     return span.values

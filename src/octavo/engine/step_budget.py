@@ -1,60 +1,60 @@
-"""Limits the prompt tokens of a step so that no stream stalls, from the times of earlier steps.
+"""Limits the prompt tokens of a step so that no stream stalls, based on the times of earlier steps.
 
-A short prompt may make streams wait, so that its first token comes soon: in a step of its own, or as a larger part of
-one of their steps. Even so, no stream falls more than ten tokens behind its pace, counted from its first token (the few
-tokens of a prompt that any step computes come on top), and none waits longer than a second. The pace is a token every
-max_itl, or every three steps of the streams alone if these take longer; otherwise, beside so many streams, a new
-request would wait until others are done. Beside a long prompt no gap is longer than max_itl.
+A short prompt may make streams wait so that its first token comes soon, in its own step or as a larger part of one of
+their steps. Even so, no stream falls more than ten tokens behind its pace, counted from its first token (plus the few
+prompt tokens that any step computes), and none waits longer than a second. The pace is a token every max_itl, or every
+three steps of the streams alone if these take longer; otherwise a new request would wait until many streams are done.
+With a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
 
 from octavo.engine.step_times import StepTimes
 
-# A chunk this small always fits in: a prompt must progress, and steps of few tokens hardly differ in time.
+# A chunk this small always fits: a prompt must progress, and steps of few tokens hardly differ in time.
 MIN_PREFILL_TOKENS = 16
 # The time of a step if no stream waits, and how long streams wait for short prompts; new requests and aborts wait
 # for its end.
 QUIET_STEP_S = 1.0
-# How far streams may fall behind their pace. Less, and of short prompts that come at about the same time the last wait
-# for most of a second; more gains nothing with eight users.
+# How far streams may fall behind their pace. With less, the last of several short prompts that arrive together wait
+# most of a second; more gains nothing with eight users.
 MAX_TOKENS_BEHIND = 10
-# The longest pace, in steps of streams alone. With two, prompts that arrive together were never caught up with.
+# The longest pace, in steps of streams alone. With two, streams never caught up after prompts that arrive together.
 _STEPS_PER_TOKEN = 3
 
 _FIRST_GUESS_TOKENS = 32
-_LEAST_ENCODER_S = 0.005  # beside steps that take all of max_itl by themselves
-_AIM = 0.9  # of the limit, because steps scatter
+_LEAST_ENCODER_S = 0.005  # even if steps alone take all of max_itl
+_AIM = 0.9  # share of the limit to aim at, because step times scatter
 
 
 class StepBudget:
     """The limit on the prompt tokens of steps.
 
     max_itl_s: seconds between two tokens of a stream, above 0.
-    times: those of the steps so far, to which `observe` adds. num_rows: in all methods the rows of the streams' next
-    tokens, with one more for each draft.
+    times: of the steps so far; `observe` adds to them.
+    num_rows: in all methods, the rows of the streams' next tokens plus one for each draft.
     """
 
     def __init__(self, max_itl_s: float, times: StepTimes) -> None:
         self._max_itl_s = max_itl_s
         self.times = times
-        # How much later all tokens may come before a stream is too far behind, and for how long streams wait already.
+        # How much later tokens may come before a stream is too far behind, and how long streams have waited already.
         self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
 
     def lets_in(self, num_rows: int) -> bool:
-        """True if prompt tokens may be computed beside the streams at all.
+        """True if prompt tokens may be computed while there are streams.
 
-        False while the time of a step of about this many rows alone is unknown; the next step measures it.
+        False while the time of a step of about num_rows rows alone is unknown; the next step measures it.
         """
         return not num_rows or self.times.knows(num_rows)
 
     def max_prefill_tokens(self, num_rows: int, context: int, missing: int, to_compute: int) -> int:
-        """The number of prompt tokens that may be computed beside the streams.
+        """The number of prompt tokens that may be computed together with the streams.
 
         context: tokens before the first of them.
-        missing: remaining tokens of the first prompt, if streams may wait for it; else 0.
-        to_compute: its tokens to compute at its start.
+        missing: remaining tokens of the first prompt if streams may wait for it, otherwise 0.
+        to_compute: its tokens to compute when it began.
         """
         per_token = self.times.chunk_token_s(context)
         if per_token is None:
@@ -68,7 +68,7 @@ class StepBudget:
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def encoder_s(self, num_rows: int) -> float:
-        """Seconds that an encoder of images may run before the streams' next step, or without any."""
+        """Seconds that an image encoder may run before the streams' next step, or if there are no streams."""
         if not num_rows:
             return QUIET_STEP_S
         return max(self._room_beside(num_rows), _LEAST_ENCODER_S)
@@ -114,7 +114,7 @@ class StepBudget:
         return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_rows))
 
     def _room_beside(self, num_rows: int) -> float:
-        """Seconds of max_itl that a step of the streams alone leaves; below 0 if it takes longer by itself."""
+        """Seconds of max_itl left by a step of the streams alone, below 0 if it takes longer."""
         return self._max_itl_s * _AIM - self._decode_time(num_rows)
 
     def _decode_time(self, num_rows: int) -> float:

@@ -1,8 +1,8 @@
 """The measured times of steps: the cost model of the scheduler.
 
 The model is deliberately small: a step takes the time of its rows, one for each next token and each draft, plus a time
-for each token of a chunk that depends on its context. Both are medians of the last few steps of their kind, so that one
-slow step changes nothing, and a wrong estimate is corrected by the step that it causes.
+per token of a chunk that depends on its context. Both are medians of the last few steps of their kind, so that one slow
+step changes nothing, and a wrong estimate is corrected by the step that it causes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
-_MIN_CHUNK_TOKENS = 8  # the time of fewer is lost in that of the rows
+_MIN_CHUNK_TOKENS = 8  # the time of fewer is lost in the rows' time
 _NUM_REMEMBERED = 5
-_CONTEXT_STEP = 1024  # tokens: chunk tokens that see about as much take about as long
-# A number of rows that does not come again is forgotten after this many steps for each time it was measured. Nothing
-# else would correct a time that a busy machine has made too long: such steps are avoided.
+_CONTEXT_STEP = 1024  # tokens: chunk tokens with similar contexts take about as long
+# A number of rows that does not recur is forgotten after this many steps per measurement. Nothing
+# else would correct a time measured on a busy machine, because such steps are avoided.
 _FORGOTTEN_AFTER = 100
 
 
@@ -23,20 +23,20 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._rows_s: dict[int, deque[float]] = {}  # by rows: seconds of a step without chunks
-        self._row_medians: dict[int, float] = {}  # of these, since every step asks for many
-        self._measured: list[int] = []  # numbers of rows, in order
-        self._chunk_s: dict[int, deque[float]] = {}  # by context: seconds a token of a chunk
-        self._num_steps = 0  # without chunks
+        self._row_medians: dict[int, float] = {}  # cached, since every step needs many
+        self._measured: list[int] = []  # measured numbers of rows, sorted
+        self._chunk_s: dict[int, deque[float]] = {}  # by context: seconds per token of a chunk
+        self._num_steps = 0  # steps without chunks
         self._forgotten_at: dict[int, int] = {}  # by rows: the step at which their times are too old
 
     @property
     def largest(self) -> int:
-        """The most rows that were measured, or 0 if none were."""
+        """The most rows that were measured, or 0 without measurements."""
         return self._measured[-1] if self._measured else 0
 
     @property
     def last_row_s(self) -> float:
-        """Seconds that a row adds between the two largest measured steps; 0.0: there is one at most."""
+        """Seconds that a row adds between the two largest measured steps, or 0.0 with fewer than two."""
         if len(self._measured) < 2:
             return 0.0
         below, above = self._measured[-2:]
@@ -70,9 +70,9 @@ class StepTimes:
         return any(4 * abs(num_rows - other) <= num_rows for other in self._rows_s)
 
     def rows_beside(self, num_rows: int, slowdown: float) -> int:
-        """Further rows with which a step takes at most `slowdown` times as long as with num_rows; at least one.
+        """Further rows (at least one) with which a step takes at most `slowdown` times as long as with num_rows.
 
-        A number of rows that was never measured is tried one above the largest that was.
+        For an unmeasured number of rows, one row above the largest measured number is tried.
         """
         alone_s, total = self.step_s(num_rows), num_rows + 1
         if alone_s is None:
@@ -82,9 +82,9 @@ class StepTimes:
         return total - num_rows
 
     def step_s(self, num_rows: int) -> float | None:
-        """Seconds of a step of so many rows without chunks, or None if no such step was measured.
+        """Seconds of a step of num_rows rows without chunks, or None if nothing was measured.
 
-        Between two measured ones it lies between their times; beyond all it is the time of the nearest.
+        Interpolated between measured numbers of rows; beyond them, the time of the nearest.
         """
         if num_rows == 0:
             return 0.0
@@ -100,7 +100,7 @@ class StepTimes:
         return first_s + share * (medians[above] - first_s)
 
     def chunk_token_s(self, context: int) -> float | None:
-        """Seconds that a token of a chunk adds to a step, as of the nearest measured context, or None if none was."""
+        """Seconds that a token of a chunk adds to a step, at the nearest measured context, or None."""
         if not self._chunk_s:
             return None
         kind = context // _CONTEXT_STEP

@@ -1,4 +1,4 @@
-"""Packed weights are written for the next start on a thread of their own, once the first answer is given."""
+"""Writes packed weights for the next start on a separate thread once the first answer is given."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class WeightKeeping:
 
     def __init__(self, jobs: Sequence[KeepJob]) -> None:
         self._jobs = list(jobs)
-        self._lock = threading.RLock()  # a garbage collection in `_start` may close a session
+        self._lock = threading.RLock()  # garbage collection in `_start` may close a session
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
 
     def after(self, request: Request, sink: Sink) -> Sink:
-        """The sink of a request at whose end the jobs start, if they have not started yet."""
+        """The sink of a request whose end starts the jobs, unless they have started."""
         if not self._jobs or not request.is_measured:
             return sink
 
@@ -39,17 +39,17 @@ class WeightKeeping:
         return put
 
     def wait(self) -> None:
-        """Return when the jobs that have started are done."""
+        """Return when the started jobs are done."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Give running jobs a moment, and then end them without a result. May be called twice."""
+        """Give running jobs a moment, then end them without a result. May be called twice."""
         with self._lock:
             thread = self._thread
             if thread is None:
                 self._jobs.clear()
-        if thread is None or thread is threading.current_thread():  # which a garbage collection has come to
+        if thread is None or thread is threading.current_thread():  # called by garbage collection on that thread
             self._is_over.set()
             return
         thread.join(_PATIENCE_S)

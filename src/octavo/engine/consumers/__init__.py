@@ -1,1 +1,1 @@
-"""The kinds of row consumers: what is made of the rows of a step."""
+"""The kinds of row consumers: uses of the output rows of a step."""

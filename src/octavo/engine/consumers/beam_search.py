@@ -28,9 +28,9 @@ class _Candidate(NamedTuple):
 
 
 class BeamSearch(RowConsumer):
-    """One search. The beams are the members of its group: the best candidates replace them at each step.
+    """One beam search. The group's members are the beams, replaced by the best candidates at each step.
 
-    max_output_tokens: max_tokens, or fewer if the context ends before.
+    max_output_tokens: max_tokens, or fewer if the context ends earlier.
     eos_token_ids: empty if ignore_eos.
     """
 
@@ -42,11 +42,11 @@ class BeamSearch(RowConsumer):
         self._early_stopping = params.early_stopping
         self._max_output_tokens = max_output_tokens
         self._eos_token_ids = eos_token_ids
-        # Score and tokens, best first, at most beam_width. The score is the log-probability / length ** length_penalty.
+        # Score and tokens, best first, at most beam_width. The score is log-probability / length ** length_penalty.
         self._finished: list[tuple[float, Sequence]] = []
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """The number of candidates per beam, enough to remain when those that end the text are removed."""
+        """The number of candidates per beam: enough to remain when those that end the text are removed."""
         return self._width + len(self._eos_token_ids)
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
@@ -56,7 +56,7 @@ class BeamSearch(RowConsumer):
             for token_id, logprob in zip(output.top_ids[row].tolist(), output.top_logprobs[row].tolist(), strict=True)
             if token_id >= 0
         ]
-        # Stable, so that equal scores keep the order of beam and likelihood.
+        # A stable sort keeps equal scores in the order of beam and likelihood.
         candidates.sort(key=lambda candidate: -candidate.cumulative_logprob)
         first = uses[0][0].sequence
         request, length = first.request, first.num_output_tokens + 1
@@ -81,7 +81,7 @@ class BeamSearch(RowConsumer):
         self._finished = sorted(self._finished, key=lambda other: -other[0])[: self._width]
 
     def _cannot_improve(self, best_running: float, length: int) -> bool:
-        """True if the search has all answers and, by the rule of early_stopping, no running beam can enter them."""
+        """True if the search has all its answers and, under early_stopping, no running beam can replace one."""
         if len(self._finished) < self._width:
             return False
         if self._early_stopping is True:

@@ -1,4 +1,4 @@
-"""Vectors of texts: the row consumer that pools hidden states, and the end of a request with its vector."""
+"""The row consumer that pools hidden states into vectors, and the end of a request with its vector."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from octavo.generation_request import Pooling
 if TYPE_CHECKING:
     from octavo.batch import StepOutput
 
-# What becomes of the vector of a text, or of [tokens, hidden_size]: lengths made 1, its score.
+# Turns a text's vector, or [tokens, hidden_size], into the result: unit vectors or a score.
 Finish: TypeAlias = Callable[[Float32], Float32]
 
 
 class Pooler(RowConsumer):
-    """Pools the hidden states of a prompt to one vector, [hidden_size]."""
+    """Pools the hidden states of a prompt into one vector, [hidden_size]."""
 
     kind = RowKind.HIDDEN
 
@@ -49,13 +49,13 @@ class Pooler(RowConsumer):
 
 def normalized(vector: Float32) -> Float32:
     """Vectors, [..., width], scaled to length 1; a zero vector stays zero."""
-    lengths = np.sqrt((vector[..., None, :] @ vector[..., None])[..., 0])  # a dot product each
+    lengths = np.sqrt((vector[..., None, :] @ vector[..., None])[..., 0])  # one dot product per vector
     unit: Float32 = (vector / np.where(lengths == 0, np.float32(1), lengths)).astype(np.float32)
     return unit
 
 
 def end_with_vector(request: Request, vector: Float32, finish: Finish | None) -> Outcome:
-    """Give a request its vector, or the error that it is not finite; the outcome ends its group."""
+    """Finish a request with its vector, or with an error if the vector is not finite. The outcome ends its group."""
     if finish is not None and np.isfinite(vector).all():
         vector = finish(vector)
     request.vector = vector

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class PromptLogprobs(RowConsumer):
     """Collects the log-probabilities of the prompt's tokens from position `start` on.
 
-    Positions of spans have none: no token is there, so the row before one says nothing. The row of the last position of
-    a span gives that of the token after it.
+    Positions of spans have none, because they hold no token, so the row before such a position is not used. The row of
+    a span's last position gives the log-probability of the token after the span.
     """
 
     kind = RowKind.LOGPROB
 
     def __init__(self, start: int = 0) -> None:
-        self._next = max(start - 1, 0)  # the row of a token tells of the one after it
+        self._next = max(start - 1, 0)  # a token's row predicts the next token
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
         return self._next, sequence.request.num_prompt_tokens - 1

@@ -1,7 +1,7 @@
-"""The protocol of row consumers: which rows of a step they want, and what becomes of these.
+"""The protocol of row consumers: which rows of a step they want, and what they make of them.
 
-A new use of rows is one class here. It says of which tokens it wants the rows, and makes an `Outcome` of them; the
-scheduler, the batch builder and the engine know no kind of request.
+Every use of rows is one class. It names the tokens whose rows it wants and turns those rows into an `Outcome`, so the
+scheduler, the batch builder and the engine need not know the kinds of requests.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ class RowKind(enum.Enum):
     HIDDEN = "hidden"  # the last hidden state
 
 
-@dataclass(slots=True)  # not frozen: every step makes one of every sequence, which then takes thrice as long
+@dataclass(slots=True)  # not frozen: steps make one per sequence, and frozen ones take three times as long
 class RowUse:
-    """The rows of one sequence in a step for one consumer: those of the tokens from start to start + count."""
+    """One consumer's rows of a sequence in a step, for the tokens from start to start + count."""
 
     consumer: RowConsumer
-    sequence: Sequence  # whose parameters hold: the one that computes, or a choice that starts from the same prompt
+    sequence: Sequence  # whose parameters apply: the computing one, or a choice that shares its prompt
     start: int
     count: int
 
 
-@dataclass(slots=True)  # as `RowUse`
+@dataclass(slots=True)  # like `RowUse`
 class Outcome:
-    """The consequences of a consumer's rows for its group, which the engine carries out.
+    """The consequences of a consumer's rows for its group. The engine carries them out.
 
-    tokens: new tokens of the sequence of each use, in the order of the uses; drafts beyond them are dropped. Empty: no
-    sequence goes on by itself.
+    tokens: new tokens for each use, in the order of the uses; further drafts are dropped. Empty if no sequence
+    continues
+    by itself.
     finish: the group ends.
-    members: the next members, as (parent, child): children share their parents' blocks.
-    num_tokens: generated tokens, which the times and counts of the request take in.
+    members: the next members as (parent, child) pairs; a child shares its parent's blocks.
+    num_tokens: generated tokens, for the request's times and counts.
     """
 
     tokens: list[list[int]]
@@ -53,25 +54,25 @@ class Outcome:
 class RowConsumer:
     """A use of the rows of a request's sequences: logits or hidden states, one row per computed token.
 
-    Each consumer of a group wants a range of tokens; together they want the tokens up to the last.
+    Each consumer of a group wants a range of tokens; together the ranges reach the last token.
     """
 
     kind: ClassVar[RowKind]
-    takes_drafts: ClassVar[bool] = False  # whether it takes the rows of guesses, and tells which are right
+    takes_drafts: ClassVar[bool] = False  # whether it takes the rows of drafts and decides which are right
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache.
+        """Positions [start, end) of the tokens whose rows are wanted next. None of them may come from the cache.
 
-        As for most consumers: the row that gives the next token.
+        By default the row that predicts the next token.
         """
         return len(sequence.token_ids) - 1, len(sequence.token_ids)
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """The number of most likely tokens reported beside the token of a row; -1: no log-probabilities at all."""
+        """The number of most likely tokens to report in addition to a row's token. -1 means no log-probabilities."""
         return -1
 
     def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        """True if the next step is known in advance: it computes the row's token, unless that ends the text."""
+        """True if the next step is known in advance: it computes the row's token, unless that token ends the text."""
         return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:

@@ -1,4 +1,4 @@
-"""The row consumer of models that pool by themselves."""
+"""The row consumer for models that pool by themselves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class RowTaker(RowConsumer):
-    """Takes the one row that a graph gives of a whole text: a vector [hidden_size], or the labels of a head."""
+    """Takes the single row that the graph returns per text: a vector [hidden_size], or the labels of a head."""
 
     kind = RowKind.HIDDEN
 
     def __init__(self, pooling: Pooling, finish: Finish | None = None) -> None:
-        """pooling: the graph's. The row is that of the first token for cls, else of the last."""
+        """pooling: the graph's pooling. The row belongs to the first token for cls, otherwise to the last."""
         self._takes_first = pooling == "cls"
         self._finish = finish
 

@@ -1,4 +1,4 @@
-"""The row consumer of sampled tokens, with drafts or without."""
+"""The row consumer that samples tokens, with or without drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TokenSampler(RowConsumer):
-    """Continues a sequence by the tokens that its rows give."""
+    """Continues a sequence with the tokens sampled from its rows."""
 
     kind = RowKind.SAMPLE
     takes_drafts = True
@@ -26,13 +26,13 @@ class TokenSampler(RowConsumer):
         return -1 if wanted is None else wanted
 
     def goes_on(self, sequence: Sequence) -> bool:
-        """The arrays of a sequence with penalties, biases or a mask depend on the token itself."""
+        """False with penalties, biases or a mask, because the sequence's arrays then depend on the token itself."""
         request = sequence.request
         return len(sequence.token_ids) + 1 < request.max_total_tokens and request.params.sampling.is_plain
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
         """Accept tokens up to the first that differs from its draft or ends the sequence."""
-        ((use, row),) = uses  # each sequence has a sampler of its own
+        ((use, row),) = uses  # each sequence has its own sampler
         sequence, drafts = use.sequence, use.sequence.draft_token_ids
         tokens: list[int] = []
         if not drafts:
@@ -51,7 +51,7 @@ class TokenSampler(RowConsumer):
 
 
 def _accept(sequence: Sequence, tokens: list[int]) -> FinishReason | None:
-    """The reason why the sequence ends with the last of its new tokens, as far as known without its text."""
+    """The reason why the sequence ends with its last new token, as far as that is known without its text."""
     request, token_id, grammar = sequence.request, tokens[-1], sequence.grammar
     if grammar is not None:
         grammar.accept(token_id)

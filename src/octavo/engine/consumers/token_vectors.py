@@ -1,4 +1,4 @@
-"""The vectors of all tokens of a text, one for each: the row consumer of late interaction."""
+"""The row consumer of late interaction: one vector for each token of a text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class TokenVectors(RowConsumer):
-    """Takes the hidden states of all tokens. The vector of the request is theirs, one after the other."""
+    """Takes the hidden states of all tokens. The request's result is the vectors of all tokens in order."""
 
     kind = RowKind.HIDDEN
 
     def __init__(self, finish: Finish | None = None) -> None:
-        """finish: makes the vectors of tokens of their hidden states, [tokens, hidden_size]."""
+        """finish: turns hidden states [tokens, hidden_size] into the vectors of the tokens."""
         self._finish = finish
         self._num_taken = 0
         self._rows: list[Float32] = []

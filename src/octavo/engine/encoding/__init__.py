@@ -1,1 +1,1 @@
-"""The room of encoders: rows of images for spans of prompts, and the positions of tokens around them."""
+"""Encoders: rows of images for spans of prompts, and the positions of tokens around them."""

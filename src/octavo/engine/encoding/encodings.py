@@ -1,4 +1,4 @@
-"""The rows of images and of sources: those that are known, and the order in which others are made."""
+"""The encoded rows of images and sources: which are known, and in which order to make the missing ones."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ logger = logging.getLogger(__name__)
 
 
 class Encodings:
-    """Rows by the keys of items: made by the encoder when the scheduler wants them, kept up to a number of bytes.
+    """Rows by item key, encoded when the scheduler asks for them and kept within a limit of bytes.
 
-    The oldest are dropped first, but for those that a running sequence still has to compute.
+    The oldest are dropped first, except those that a running sequence still has to compute.
     """
 
     def __init__(self, encoder: RowEncoder, max_bytes: int) -> None:
         self.encoder = encoder
         self.num_bytes = 0
-        self.metrics: EngineMetrics | None = None  # which count its work
+        self.metrics: EngineMetrics | None = None  # counts the encoder's work
         self._max_bytes = max_bytes
         self._rows: OrderedDict[bytes, Float32] = OrderedDict()
         self._wanted: dict[bytes, Item] = {}
 
     @property
     def has_work(self) -> bool:
-        """True if rows are wanted that nothing has made yet."""
+        """True if wanted rows are still missing."""
         return bool(self._wanted)
 
     def begin_round(self) -> None:
-        """Forget what was wanted: the scheduler says it again."""
+        """Forget what was wanted; the scheduler asks again."""
         self._wanted.clear()
 
     def rows_of(self, span: Span) -> Float32 | None:
-        """The rows of a span, or None if they have to be made."""
+        """The rows of a span, or None if they are not encoded yet."""
         if span.item is None:
             return span.values
         rows = self._rows.get(span.item.key)
@@ -52,14 +52,14 @@ class Encodings:
         return rows[span.offset : span.offset + span.length]
 
     def rows_of_source(self, source: SourceText) -> Float32 | None:
-        """The rows of a source, or None if they have to be made."""
+        """The rows of a source, or None if they are not encoded yet."""
         rows = self._rows.get(source.key)
         if rows is not None:
             self._rows.move_to_end(source.key)
         return rows
 
     def num_ready(self, prompt: Prompt, start: int, count: int) -> int:
-        """Of the tokens from `start` on, those before the first whose rows are to be made, which are wanted then.
+        """The number of tokens from `start` on before the first missing row, which is then requested.
 
         The first token needs the rows of its source.
         """
@@ -74,7 +74,7 @@ class Encodings:
         return count
 
     def work(self, seconds: float | None, needed: Callable[[], Iterable[bytes]]) -> None:
-        """Run the encoder for about so long, or until the items of its step are done.
+        """Run the encoder for about `seconds`, or until the items of its step are done.
 
         needed: the keys of the items that running sequences have to compute.
         """
@@ -95,7 +95,7 @@ class Encodings:
             self._evict({*needed(), *(item.key for item, _ in found)})
 
     def _next_items(self) -> list[Item]:
-        """The first that is wanted, and those behind it that fit into its step."""
+        """The first wanted item, and those after it that fit into the same step."""
         items: list[Item] = []
         left = self.encoder.max_inputs
         for item in self._wanted.values():

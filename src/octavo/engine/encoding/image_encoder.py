@@ -18,8 +18,8 @@ from octavo.prompt import MediaItem
 class ImageEncoder(RowEncoder):
     """Makes rows of images.
 
-    tables: weights that are read on the host.
-    max_patches: of a step.
+    tables: weights read on the host.
+    max_patches: limit of one step.
     """
 
     processor: ImageProcessor

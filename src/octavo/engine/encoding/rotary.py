@@ -1,4 +1,4 @@
-"""Positions of tokens with several components: those of text beside images, whose rows lie in a plane."""
+"""Token positions with several components, for text mixed with images whose rows form a plane."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RotaryPositions:
     shift: int
 
     def of(self, start: int, end: int) -> Int32:
-        """Those of the tokens [start, end) of the sequence: [components, end - start]."""
+        """The positions of tokens [start, end) of the sequence: [components, end - start]."""
         components, count = self.prompt.shape
         known = self.prompt[:, start : min(end, count)]
         if end <= count:
@@ -33,11 +33,12 @@ class RotaryPositions:
 
 
 def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
-    """The positions of a prompt with images, of whose tiles a block of merge_size^2 patches is a row; None: of text.
+    """The positions of a prompt with images, or None for text alone.
 
-    Text moves on in all components at once. A tile has the time at which it begins, and rows and columns from there;
-    the text after it goes on behind the largest of the latter, also where the time of a video is later, and so do the
-    tokens after the prompt, as in transformers. Wang et al., arXiv 2409.12191.
+    A block of merge_size^2 patches of a tile is one row.
+    Text advances all components at once. A tile keeps the time at which it begins, and its rows and columns count from
+    there. The text after it continues behind the largest row or column, even if the time of a video is later, and so do
+    the tokens after the prompt, as in transformers. Wang et al., arXiv 2409.12191.
     """
     if not prompt.items:
         return None
@@ -47,7 +48,7 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
         if tile is None:
             continue
         rows, cols, time = tile.grid_rows // merge_size, tile.grid_cols // merge_size, 0
-        if tile.time is not None and span.start == index:  # a later frame of a video lies behind its first
+        if tile.time is not None and span.start == index:  # a later frame of a video counts from its first frame
             time = tile.time
         else:
             parts.append(_text(position, span.start - index))
@@ -61,7 +62,7 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:
-    """Those of a prompt whose spans see both ways: each token's own, and the last that it sees; None: it is text."""
+    """The position and the last visible position of each token, or None if no span sees both ways."""
     if not prompt.spans:
         return None
     own = np.arange(len(prompt), dtype=np.int32)
@@ -76,7 +77,7 @@ def _text(position: int, count: int) -> Int32:
 
 
 def _tile(span: Span) -> ImageTile | None:
-    """The tile that a span is, or None if it is no whole tile."""
+    """The tile that a span covers, or None if it is not a whole tile."""
     if span.item is None:
         return None
     begin = 0

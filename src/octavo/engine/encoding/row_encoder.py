@@ -1,4 +1,4 @@
-"""An encoder whose rows answers see: steps of several items, in parts if the executor can."""
+"""An encoder whose rows are part of prompts: steps of several items, in parts if the executor can."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Item = MediaItem | SourceText
 class _Step:
     """A step that has begun.
 
-    done: its first operations, which are computed.
+    done: number of operations already computed.
     """
 
     items: Sequence[Item]
@@ -31,9 +31,9 @@ class _Step:
 
 
 class RowEncoder(ABC):
-    """Makes rows of items. One step at a time; nothing else may run on the executor's threads meanwhile.
+    """Makes rows of items, one step at a time. Nothing else may run on the executor's threads meanwhile.
 
-    max_inputs: of the items of a step (`Item.num_inputs`).
+    max_inputs: limit for the items of a step (`Item.num_inputs`).
     processor: of images, or None if it reads none.
     """
 
@@ -46,15 +46,15 @@ class RowEncoder(ABC):
 
     @property
     def items(self) -> Sequence[Item]:
-        """Those of the step that has begun; none: no step has."""
+        """The items of the current step, empty if none has begun."""
         return () if self._step is None else self._step.items
 
     def begin(self, items: Sequence[Item]) -> None:
-        """Begin a step of items with at most max_inputs inputs, in place of one that is not done."""
+        """Begin a step of items with at most max_inputs inputs, replacing one that is not done."""
         self._step = _Step(items, self._batch_of(items))
 
     def run(self, seconds: float | None) -> list[tuple[Item, Float32]]:
-        """Compute for about so long, or to the end. The items with their rows [num_rows, width] once all are done."""
+        """Compute for about `seconds`, or to the end. Return the items and rows [num_rows, width] once all are done."""
         step = self._step
         assert step is not None, "no step has begun"
         if seconds is None or not isinstance(self.executor, PartExecutor):
@@ -69,7 +69,7 @@ class RowEncoder(ABC):
                 return []
 
     def drop(self) -> None:
-        """Forget the step that has begun."""
+        """Forget the current step."""
         self._step = None
 
     def close(self) -> None:
@@ -78,11 +78,11 @@ class RowEncoder(ABC):
 
     @abstractmethod
     def _batch_of(self, items: Sequence[Item]) -> Batch:
-        """The step of items."""
+        """The batch of a step with these items."""
 
     @abstractmethod
     def _rows_of(self, output: StepOutput) -> Float32:
-        """The rows of all items, in their order."""
+        """The rows of all items, in order."""
 
     def _finish(self, step: _Step, output: StepOutput) -> list[tuple[Item, Float32]]:
         self._step = None

@@ -12,7 +12,7 @@ from octavo.prompt import SourceText
 
 
 class SourceEncoder(RowEncoder):
-    """Makes a row of each token of a text, whole texts in a step."""
+    """Makes one row per token of a text, with whole texts in a step."""
 
     def _batch_of(self, items: Sequence[Item]) -> Batch:
         texts = [item.token_ids for item in items if isinstance(item, SourceText)]

@@ -1,1 +1,1 @@
-"""The memory of sequences: blocks, block tables, slots for states."""
+"""The memory of sequences: blocks, block tables and state slots."""

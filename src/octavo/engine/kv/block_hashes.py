@@ -1,4 +1,4 @@
-"""The hashes of a sequence's blocks: the names under which their content is found again."""
+"""The hashes of a sequence's blocks, by which their content is found again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from octavo.engine.request import Request, Sequence
 
 
 def extend_hashes(identity: CacheIdentity, sequence: Sequence, num_blocks: int, block_size: int) -> None:
-    """Compute the hashes of the first num_blocks blocks of block_size tokens, as far as the sequence lacks them."""
+    """Compute the missing hashes of the first num_blocks blocks of block_size tokens."""
     hashes, request = sequence.block_hashes, sequence.request
     for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
         parent = hashes[-1] if hashes else _root(identity, request)
@@ -16,14 +16,14 @@ def extend_hashes(identity: CacheIdentity, sequence: Sequence, num_blocks: int, 
 
 
 def _root(identity: CacheIdentity, request: Request) -> bytes:
-    """Depends on the content of an adapter, not on its name: another one may get the name at any time."""
+    """The root hash. It depends on an adapter's content, not on its name, which may be given to another adapter."""
     held = request.adapter if not request.adapter_start else None
     adapter = b"" if held is None else held.adapter.digest
     return identity.root(request.options.cache_salt, adapter)
 
 
 def _activation(request: Request, start: int, size: int) -> bytes:
-    """The mark of the block in which an activated adapter begins to act; those before it are the base's."""
+    """The mark of the block in which an activated adapter starts to act. Earlier blocks are the base's."""
     if request.adapter is None or not start <= request.adapter_start < start + size or not request.adapter_start:
         return b""
     position = (request.adapter_start - start).to_bytes(4, "little")

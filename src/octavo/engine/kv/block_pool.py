@@ -10,9 +10,10 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks, and the prefixes that they hold.
 
     A block is free (content unused), in use (reference count above 0) or evictable (count 0, but its content is
-    registered under a hash and may be needed again; the least recently used is evicted first, and pinned ones last).
-    on_loss: called with a block and its hash before a registered content is given up, while it is still there. A
-    content that is not valid is not reported.
+    registered under a hash and may be needed again). The least recently used block is evicted first, and pinned ones
+    last.
+    on_loss: called with a block and its hash before a registered content is given up, while it is still there. Invalid
+    content is not reported.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -23,7 +24,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._pinned_evictable: OrderedDict[int, None] = OrderedDict()
-        self.pinned: set[bytes] = set()  # hashes, see `Pins`
+        self.pinned: set[bytes] = set()  # hashes (see `Pins`)
         self.num_evictions = 0
         self.on_loss: Callable[[int, bytes], None] | None = None
 
@@ -48,13 +49,13 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """Add a reference; revive an evictable block."""
+        """Add a reference, reviving an evictable block."""
         if self._ref_counts[block_id] == 0:
             del self._evictables_of(block_id)[block_id]
         self._ref_counts[block_id] += 1
 
     def free(self, block_id: int) -> None:
-        """Remove a reference. With the last one, the block becomes evictable if it is registered, else free."""
+        """Remove a reference. After the last one, a registered block becomes evictable and any other block free."""
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] == 0:
             if self._hashes[block_id] is None:
@@ -66,7 +67,7 @@ class BlockPool:
         return self._pinned_evictable if self._hashes[block_id] in self.pinned else self._evictable
 
     def pin(self, block_hash: bytes) -> None:
-        """Have the block of this hash, now or later, evicted after all others."""
+        """Evict the block of this hash, present or future, after all others."""
         self._set_pin(block_hash, is_pinned=True)
 
     def unpin(self, block_hash: bytes) -> None:
@@ -98,13 +99,13 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def forget(self, block_id: int) -> None:
-        """Make the block unfindable, because its content is about to change: every valid content goes through here."""
+        """Make a block unfindable because its content is about to change. Every valid content is given up here."""
         block_hash = self._unregister(block_id)
         if block_hash is not None and self.on_loss is not None:
             self.on_loss(block_id, block_hash)
 
     def discard(self, block_id: int) -> None:
-        """Make the block unfindable, because its content is invalid, and free if it has no references."""
+        """Make a block unfindable because its content is invalid, and free it if it has no references."""
         evictables = self._evictables_of(block_id)
         self._unregister(block_id)
         if block_id in evictables:
@@ -112,7 +113,7 @@ class BlockPool:
             self._free.append(block_id)
 
     def discard_all(self) -> None:
-        """Make every block unfindable, because no content is valid any more."""
+        """Make every block unfindable because no content is valid any more."""
         for block_id in self._block_of_hash.copy().values():
             self.discard(block_id)
 

@@ -1,4 +1,4 @@
-"""Blocks and states beyond the cache: what is evicted goes to a store, and comes from there for those that need it."""
+"""Blocks and states beyond the cache: evicted ones go to a store and are loaded when needed."""
 
 from __future__ import annotations
 
@@ -36,53 +36,53 @@ DIGEST_BYTES = 16
 
 
 class Arrival(Protocol):
-    """Records that are on their way from a store."""
+    """Records that are being loaded from a store."""
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the load until all records were there; not asked for before."""
+        """The time from the start of the load until all records were there. Only valid then."""
 
     def wait(self, timeout_s: float) -> Sequence[StoredRecord] | None:
-        """One for each key. None while they are not there."""
+        """One record per key, or None while they are not there."""
 
 
 class BlockStore(Protocol):
-    """Records by the keys of blocks and of states, perhaps slow. No method waits: the engine's thread calls them.
+    """Records by the keys of blocks and states; may be slow. No method waits, because the engine's thread calls them.
 
-    A store that raises is not used again; the engine goes on without.
-    keeps_prompts: blocks of prompts are saved once they are computed, because the store outlives the cache.
-    keeps_private: it gets what belongs to a salt, too.
+    A store that raises is not used again; the engine goes on without it.
+    keeps_prompts: blocks of prompts are saved as soon as they are computed, because the store outlives the cache.
+    keeps_private: blocks that belong to a salt are saved too.
     """
 
     keeps_prompts: bool
     keeps_private: bool
 
     def has(self, key: bytes) -> bool:
-        """True if there is a record. Blocks of a window have none before them, so keys are asked for one by one."""
+        """True if there is a record. Blocks before a window have none, so keys are looked up one by one."""
 
     def load(self, keys: Sequence[bytes]) -> Arrival:
         """Begin to load records."""
 
     def save(self, key: bytes, data: BlockRow) -> bool:
-        """Keep the record of these bytes, which nobody changes: see `sealed`. Return False if there is no room."""
+        """Keep the record of these bytes (see `sealed`), which nobody changes. Return False if there is no room."""
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Note that these are in use, so that others are given up before them."""
+        """Mark these keys as in use, so that others are given up first."""
 
     def pin(self, keys: Iterable[bytes], seconds: float) -> None:
-        """Have these written before others, and given up after them, for so long."""
+        """Write these keys before others and give them up last, for `seconds`."""
 
     def discard(self, key: bytes) -> None:
         """Forget a record whose content is wrong."""
 
     def close(self) -> None:
-        """End the use of the store. This may wait until all is kept."""
+        """Close the store. This may wait until everything is written."""
 
 
 class LoadedBlock(NamedTuple):
-    """A block whose bytes a step is to load; or states, for which it is a slot.
+    """A block whose bytes a step is to load, or a slot for states.
 
-    position: in the block table.
+    position: its index in the block table.
     """
 
     block_id: int
@@ -92,15 +92,15 @@ class LoadedBlock(NamedTuple):
 
 
 class SavedKeys(NamedTuple):
-    """The keys of what a step saves, in the order of the rows of its batch."""
+    """The keys of what a step saves, in the order of its batch's rows."""
 
     blocks: list[bytes]
     states: list[bytes]
-    moves: Sequence[PrefixMove] = ()  # whose rows come after these
+    moves: Sequence[PrefixMove] = ()  # their rows come after the keys' rows
 
 
 class StoredPrefix(NamedTuple):
-    """The records that make a cached prefix longer: it has the tokens from `start` to `end` then."""
+    """The records that extend a cached prefix by the tokens from `start` to `end`."""
 
     keys: list[bytes]
     start: int
@@ -108,7 +108,7 @@ class StoredPrefix(NamedTuple):
 
 
 class _OpenedRecords(NamedTuple):
-    """seconds: of the check."""
+    """seconds: time of the check."""
 
     found: dict[bytes, BlockRow]
     damaged: list[bytes]
@@ -116,7 +116,7 @@ class _OpenedRecords(NamedTuple):
 
 
 class BlockLoad:
-    """The blocks and states that a sequence waits for. Their digests are checked on a thread of their own."""
+    """The blocks and states that a sequence waits for. A separate thread checks their digests."""
 
     def __init__(self, keys: Sequence[bytes], arrival: Arrival, tier: BlockTier, patience_s: float) -> None:
         self._keys, self._arrival, self._tier = keys, arrival, tier
@@ -125,7 +125,7 @@ class BlockLoad:
         self._opening: Future[_OpenedRecords] | None = None
 
     def wait(self, timeout_s: float) -> dict[bytes, BlockRow] | None:
-        """The undamaged ones by key; None while they are on their way. Nothing comes after the deadline."""
+        """The undamaged records by key, or None while they are loading. After the deadline nothing more arrives."""
         if self._opening is None:
             nothing: Sequence[StoredRecord] | None = [None] * len(self._keys)
             records = self._tier.ask(lambda: self._arrival.wait(timeout_s), nothing)
@@ -144,27 +144,28 @@ class BlockLoad:
 class BlockTier:
     """A store below the cache of an engine.
 
-    A block, or a snapshot of states, that is about to lose its content is saved by the next step, before that changes
-    anything. If the store keeps prompts, their blocks are saved by the step after the one that has computed them.
+    A block, or a snapshot of states, that is about to lose its content is saved by the next step, before that step
+    changes
+    anything. If the store keeps prompts, their blocks are saved by the step after the one that computed them.
     """
 
     def __init__(self, store: BlockStore, rates: LoadRates, block_bytes: int, state_bytes: int = 0) -> None:
         """block_bytes: `CacheSizes.moved_bytes`.
         state_bytes: `CacheSizes.moved_state_bytes`.
         """
-        self.num_bytes_written = self.num_bytes_read = self.num_dropped = 0  # dropped: records that were damaged
+        self.num_bytes_written = self.num_bytes_read = self.num_dropped = 0  # dropped: damaged records
         self._rates = rates
-        self._private: set[bytes] = set()  # keys of the cache that are not saved
+        self._private: set[bytes] = set()  # cached keys that must not be saved
         self._store, self._block_bytes, self._state_bytes = store, block_bytes, state_bytes
         self._has_failed = False
-        # Keys of blocks, and of slots for states, whose content is still in its place.
+        # Keys of blocks and state slots whose content is still in place.
         self._lost_blocks: dict[int, bytes] = {}
         self._lost_states: dict[int, bytes] = {}
         self._refused: set[bytes] = set()
         self._thread = ThreadPoolExecutor(1, "octavo-blocks")
 
     def watch(self, blocks: BlockPool, states: BlockPool | None) -> None:
-        """Take what these pools are about to lose."""
+        """Save what these pools are about to lose."""
         blocks.on_loss = lambda block_id, key: self._note_loss(self._lost_blocks, block_id, key)
         if states is not None:
             states.on_loss = lambda slot, key: self._note_loss(self._lost_states, slot, key)
@@ -173,7 +174,7 @@ class BlockTier:
         return key not in self._refused and self.ask(lambda: self._store.has(key), False)
 
     def load(self, prefix: StoredPrefix) -> BlockLoad | None:
-        """Begin to load a prefix. Return None if nothing will come, or computing it is probably quicker."""
+        """Begin to load a prefix. Return None if nothing will come or computing it is probably faster."""
         keys, start, count = prefix.keys, prefix.start, prefix.end - prefix.start
         if not keys or not self._rates.is_worth(self._num_bytes(keys), start, count):
             return None
@@ -185,36 +186,36 @@ class BlockTier:
         self.ask(lambda: self._store.pin(keys, seconds), None)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Note that a request uses these blocks, wherever they are."""
+        """Mark these blocks as used by a request, wherever they are."""
         self.ask(lambda: self._store.touch(keys), None)
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Refuse blocks from now on, because their content is invalid."""
+        """Never use these blocks again, because their content is invalid."""
         for key in keys:
             self._refused.add(key)
             self._forget(key)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Have the store forget these, which may come again."""
+        """Have the store forget these keys. They may be saved again later."""
         for key in keys:
             self._forget(key)
 
     def forget_losses(self) -> None:
-        """Save nothing that was lost so far: the whole cache has lost its content."""
+        """Do not save anything lost so far, because the whole cache has lost its content."""
         self._lost_blocks.clear()
         self._lost_states.clear()
 
     def note_computed(self, block_id: int, key: bytes, *, of_states: bool = False) -> None:
-        """Take a block of a prompt, or a slot with states, that can be found now."""
+        """Save a block of a prompt, or a slot with states, that has become findable."""
         if self._store.keeps_prompts:
             self._note_loss(self._lost_states if of_states else self._lost_blocks, block_id, key)
 
     def is_private(self, salt: str) -> bool:
-        """True if what a request with this salt computes is not saved. A server gives each API key a salt."""
+        """True if what a request with this salt computes is not saved. A server assigns each API key a salt."""
         return bool(salt) and not self._store.keeps_private
 
     def hide(self, key: bytes) -> None:
-        """Note that a content which can be found now is not to be saved."""
+        """Do not save content that has become findable."""
         self._private.add(key)
 
     @property
@@ -223,12 +224,12 @@ class BlockTier:
         return bool(self._lost_blocks or self._lost_states) and not self._has_failed
 
     def close(self) -> None:
-        """End the use of the store, once it has kept what was saved."""
+        """Close the store once it has written what was saved."""
         self._thread.shutdown()
         self.ask(self._store.close, None)
 
     def begin_step(self, batch: Batch, blocks: Sequence[LoadedBlock], states: Sequence[LoadedBlock]) -> SavedKeys:
-        """Add what is to be saved and loaded to a batch that runs next. Return the keys of what it saves."""
+        """Add pending saves and loads to the batch that runs next. Return the keys of what it saves."""
         lost_blocks, self._lost_blocks = self._lost_blocks, {}
         lost_states, self._lost_states = self._lost_states, {}
         if lost_blocks:
@@ -242,7 +243,7 @@ class BlockTier:
         return SavedKeys(list(lost_blocks.values()), list(lost_states.values()))
 
     def end_step(self, batch: Batch, saved: SavedKeys) -> None:
-        """Give the store what a step has saved."""
+        """Pass what a step has saved to the store."""
         for keys, saves in ((saved.blocks, batch.block_saves), (saved.states, batch.snapshot_saves)):
             if saves is None or self._has_failed:
                 continue
@@ -251,7 +252,7 @@ class BlockTier:
                     self.num_bytes_written += data.nbytes
 
     def ask(self, question: Callable[[], _T], otherwise: _T) -> _T:
-        """The store's answer; once it has failed, `otherwise`. That costs time, and never an answer."""
+        """Ask the store, or return `otherwise` once it has failed. A failure costs time but never an answer."""
         if self._has_failed:
             return otherwise
         try:
@@ -266,7 +267,7 @@ class BlockTier:
         return self._thread.submit(self._open, keys, records)
 
     def take_opened(self, opening: Future[_OpenedRecords], arrival: Arrival) -> dict[bytes, BlockRow]:
-        """The undamaged ones. The store forgets the others."""
+        """The undamaged records. The store forgets the damaged ones."""
         records = self.ask(opening.result, _OpenedRecords({}, []))
         for key in records.damaged:
             self._forget(key)
@@ -278,7 +279,7 @@ class BlockTier:
         return records.found
 
     def give_up(self, keys: Sequence[bytes], seconds: float) -> None:
-        """Note that a load has not come in time: so slow is the store."""
+        """Record that a load did not arrive in time, so that the store counts as that slow."""
         self._rates.observe(self._num_bytes(keys), seconds)
 
     def _num_bytes(self, keys: Sequence[bytes]) -> int:
@@ -310,7 +311,7 @@ class BlockTier:
 
 
 def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> Batch:
-    """A step of one token that nobody needs, which may carry saves.
+    """A step of one dummy token that carries saves.
 
     slot: for states, or -1 if the model has none.
     """
@@ -328,10 +329,10 @@ def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:
 
 
 def fresh_memory(num_bytes: int) -> BlockRow:
-    """Memory [num_bytes] for a short time, in pages of the usual size.
+    """Short-lived memory [num_bytes] in pages of the usual size.
 
-    numpy asks for huge pages. A virtual machine often has no memory of the host behind those that are free, and each
-    of them then takes 5 ms.
+    numpy asks for huge pages. In a virtual machine the host often has not backed free ones yet, and each then takes 5
+    ms.
     """
     return np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), np.uint8)[:num_bytes]
 
@@ -341,28 +342,28 @@ def _content(loads: Sequence[LoadedBlock]) -> BlockBytes:
 
 
 def as_one(rows: Sequence[BlockRow]) -> NDArray[np.uint8]:
-    """Rows of equal size as an array [B, bytes]. Those that one read of a file gave are not copied."""
+    """Rows of equal size as an array [B, bytes], without a copy if they come from one read of a file."""
     starts = [row.__array_interface__["data"][0] for row in rows]
     steps = {later - sooner for sooner, later in pairwise(starts)}
-    owners = [getattr(row.base, "obj", None) for row in rows]  # of the memory, if the base is a view of it
+    owners = [getattr(row.base, "obj", None) for row in rows]  # the owner of the memory, if the base is a view of it
     if len(steps) != 1 or min(steps) < 0 or owners[0] is None or any(owner is not owners[0] for owner in owners):
         return np.stack(rows)
     return as_strided(rows[0], (len(rows), rows[0].nbytes), (steps.pop(), 1), writeable=False)
 
 
 def sealed(key: bytes, data: BlockRow) -> bytes:
-    """The record of a block: a digest of its key and bytes, and these."""
+    """The record of a block: a digest of its key and bytes, then the bytes."""
     return b"".join((digest_of(key, data.data), data.data))
 
 
 def digest_of(key: bytes, content: memoryview) -> bytes:
-    """The beginning of a record: shows damage and a record of another key, but no forgery. As fast as memory is."""
+    """The start of a record. It detects damage and mixed-up keys, not forgery, at the speed of memory."""
     return hashlib.blake2b(checksum(content).to_bytes(8, "little"), key=key, digest_size=DIGEST_BYTES).digest()
 
 
 def opened(key: bytes, record: bytes | memoryview, block_bytes: int) -> BlockRow | None:
-    """The bytes of a block from its record; None if that is damaged, or of another block."""
-    content = memoryview(record)[DIGEST_BYTES:]  # not a copy of it
+    """The bytes of a block from its record, or None if it is damaged or belongs to another block."""
+    content = memoryview(record)[DIGEST_BYTES:]  # not a copy
     if len(content) != block_bytes or digest_of(key, content) != record[:DIGEST_BYTES]:
         return None
     return np.frombuffer(content, np.uint8)

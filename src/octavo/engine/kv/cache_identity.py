@@ -1,4 +1,4 @@
-"""The names of cached blocks: hashes of all that the keys and values in a block depend on."""
+"""The names of cached blocks: hashes of everything that the keys and values in a block depend on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _OF_STATES = b"states"
 
 @dataclass(frozen=True, slots=True)
 class CacheIdentity:
-    """All that the bytes of a block depend on beside its tokens and those before it.
+    """Everything that the bytes of a block depend on, apart from its own tokens and those before it.
 
-    model: names the content of the weights and the operations on them.
-    layout: names the way in which the numbers are computed and lie in a block: its tokens, groups of layers, number
-    types, the kernels. Two engines with the same identity may exchange the bytes of their blocks.
+    model: the content of the weights and the operations on them.
+    layout: how numbers are computed and stored in a block: tokens per block, groups of layers, number types, kernels.
+    Engines with the same identity may exchange the bytes of blocks.
     """
 
     model: bytes
@@ -26,12 +26,12 @@ class CacheIdentity:
 
     @classmethod
     def unique(cls) -> CacheIdentity:
-        """One that no other engine has: nothing is known of the model."""
+        """An identity that no other engine has, for a model about which nothing is known."""
         return cls(secrets.token_bytes(_KEY_BYTES), b"")
 
     @property
     def is_unique(self) -> bool:
-        """True of what `unique` returns: nothing that is named by it can be found again."""
+        """True for the result of `unique`: nothing named by it can be found again."""
         return not self.layout
 
     def root(self, salt: str = "", adapter: bytes = b"") -> bytes:
@@ -43,16 +43,17 @@ class CacheIdentity:
 
 
 def block_key(parent: bytes, token_ids: Sequence[int], marks: bytes = b"") -> bytes:
-    """The name of a full block: of its tokens after those of `parent`, the key of the block before it, or the root.
+    """The name of a full block with these tokens.
 
-    marks: of the spans in the block, see `Prompt.marks`. Blocks of one root have the same number of tokens, so what
-    follows the tokens cannot be taken for some.
+    parent: the key of the previous block, or the root.
+    marks: the spans in the block, see `Prompt.marks`. Blocks of one root have the same number of tokens, so the marks
+    cannot be mistaken for tokens.
     """
     return hashlib.blake2b(parent + array("q", token_ids).tobytes() + marks, digest_size=_KEY_BYTES).digest()
 
 
 def states_key(block: bytes) -> bytes:
-    """The name of the states of a sequence after a full block."""
+    """The name of a sequence's states after a full block."""
     return block + _OF_STATES
 
 

@@ -1,8 +1,8 @@
 """Blocks in files: a store that outlives its process, in append-only segments that several processes read.
 
-A folder has the segments of one `CacheIdentity`. One process at a time may write there; it has the lock of the file
-`writer.lock`. The index is made from the headers when the folder is opened. Whatever is wrong with a file costs the
-records in it, and nothing else.
+A folder has the segments of one `CacheIdentity`. One process at a time may write there; it holds the lock of the file
+`writer.lock`. The index is built from the headers when the folder is opened. Whatever is wrong with a file costs only
+the records in it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from octavo.platform import files, locks
 logger = logging.getLogger(__name__)
 
 _MAX_SEGMENT_BYTES = 256 << 20
-_SEGMENTS_AT_LIMIT = 4  # at least as many, so that the oldest is a part of what is kept
-_MAX_QUEUED_BYTES = 256 << 20  # that wait to be written; what comes then is not kept
-_WRITING_SHARE = 0.01  # of a core, while there is room in the queue: decoding goes on beside it
-_WRITTEN_AT_ONCE = 4 << 20  # bytes, then a pause: each start of the writer disturbs the threads that compute
-_REFRESH_S = 1.0  # between two looks at what another process has written
+_SEGMENTS_AT_LIMIT = 4  # at least this many, so that removing the oldest loses only a part
+_MAX_QUEUED_BYTES = 256 << 20  # waiting to be written; further records are not kept
+_WRITING_SHARE = 0.01  # share of a core while the queue has room, so that decoding is not slowed
+_WRITTEN_AT_ONCE = 4 << 20  # bytes, then a pause: each start of the writer disturbs the compute threads
+_REFRESH_S = 1.0  # between two checks for records of another process
 _LOCK = "writer.lock"
 _NAME = re.compile(r"\d{8}\.octkv")
 
 
-_Piece: TypeAlias = "bytes | memoryview"  # of what is written
+_Piece: TypeAlias = "bytes | memoryview"  # a piece of written data
 
 
 class _Place(NamedTuple):
@@ -55,7 +55,7 @@ class _ReadRecords(NamedTuple):
 
 
 class DiskArrival:
-    """Records that a thread reads."""
+    """Records that a thread is reading."""
 
     def __init__(self, reading: Future[_ReadRecords]) -> None:
         self._reading = reading
@@ -74,7 +74,7 @@ class DiskArrival:
 class DiskStore:
     """A `BlockStore` in a folder. A problem with writing is logged once; then nothing more is written.
 
-    The oldest segment gives way to new records. Those of it that were used since they were written are appended again.
+    New records replace the oldest segment. Its records that were used since they were written are appended again.
     """
 
     keeps_prompts = True
@@ -90,30 +90,30 @@ class DiskStore:
         self._folder, self._limit = folder, limit_bytes
         self._head = SegmentHead(identity, label)
         self._max_segment = min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS_AT_LIMIT)
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # protects the fields below
         self._index: dict[bytes, _Place] = {}
         self._queued: dict[bytes, BlockRow] = {}
         self._num_queued_bytes = 0
-        self._is_hurried = threading.Event()  # somebody waits until all is written
-        self._used: set[bytes] = set()  # since they were written
-        self._pinned: dict[bytes, float] = {}  # until a time
-        self._to_append: deque[tuple[bytes, _Place]] = deque()  # again, from segments that were removed
+        self._is_hurried = threading.Event()  # somebody is waiting until all is written
+        self._used: set[bytes] = set()  # used since they were written
+        self._pinned: dict[bytes, float] = {}  # key -> end of the pin
+        self._to_append: deque[tuple[bytes, _Place]] = deque()  # to be appended again, from removed segments
         self._scanning = threading.Lock()
         self._segments: dict[str, Segment] = {}
         self._refreshed_at = 0.0
         self._can_write, self._writer_lock = True, -1
-        self._current: Segment | None = None  # that this process appends to
+        self._current: Segment | None = None  # the one that this process appends to
         self._writing = ThreadPoolExecutor(1, "octavo-kept-writer")
         self._reading = ThreadPoolExecutor(1, "octavo-kept-reader")
-        self._helping = ThreadPoolExecutor(1, "octavo-kept-helper")  # reads a half of each load
-        # Without `close`, the end of the program waits for the threads of executors before anything else is called.
+        self._helping = ThreadPoolExecutor(1, "octavo-kept-helper")  # reads half of each load
+        # Without `close`, the program's exit first waits for the threads of executors.
         threading._register_atexit(self._is_hurried.set)  # type: ignore[attr-defined]
         self.refresh()
 
     # --- the engine's thread: nothing waits for the disk ---
 
     def has(self, key: bytes) -> bool:
-        """See `BlockStore`. Another process may write: now and then a thread looks for that."""
+        """See `BlockStore`. A thread looks for records of other processes now and then."""
         with self._lock:
             if key in self._index or key in self._queued:
                 return True
@@ -157,7 +157,7 @@ class DiskStore:
                 self._pinned[key] = max(self._pinned.get(key, 0.0), now + seconds)
 
     def discard(self, key: bytes) -> None:
-        """See `BlockStore`. It does not come back after a restart, either."""
+        """See `BlockStore`. The record does not come back after a restart either."""
         with self._lock:
             is_known = self._index.pop(key, None) is not None or self._unqueue(key, self._queued.get(key))
             self._used.discard(key)
@@ -165,7 +165,7 @@ class DiskStore:
             self._writing.submit(self._write, key, None)
 
     def flush(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self._is_hurried.set()
         self._writing.submit(self._is_hurried.clear).result()
 
@@ -182,7 +182,7 @@ class DiskStore:
     # --- the other threads ---
 
     def refresh(self) -> None:
-        """Find records that other processes have written since the last time. Never raises OSError."""
+        """Find records that other processes have written since the last call. Never raises OSError."""
         with self._scanning:
             try:
                 names = sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
@@ -216,7 +216,7 @@ class DiskStore:
             self._used &= self._index.keys()
 
     def _read(self, keys: Sequence[bytes]) -> list[StoredRecord]:
-        """The records, those of files in one piece of memory. A file that ends early gives a short one."""
+        """Read records; those in files share one block of memory. A file that ends early yields a short record."""
         with self._lock:
             found = [(key, self._index.get(key), self._queued.get(key)) for key in keys]
         left = fresh_memory(sum(place.num_bytes for _, place, _ in found if place is not None)).data
@@ -233,31 +233,31 @@ class DiskStore:
                 count = files.read_into(place.segment.file.fileno(), record, place.offset)
                 records[i] = record.toreadonly()[:count]
 
-        # The pages of the memory are new, and clearing them takes longer than copying into them.
+        # Clearing the new pages of memory takes longer than copying into them.
         half = self._helping.submit(read, jobs[len(jobs) // 2 :])
         read(jobs[: len(jobs) // 2])
         half.result()
         return records
 
     def _write_next(self) -> None:
-        """Write some of those that are queued, and pause."""
+        """Write some of the queued records, then pause."""
         begun_at, num_bytes = time.thread_time(), 0
         while num_bytes < _WRITTEN_AT_ONCE and (first := self._first_queued()) is not None:
             self._write(*first)
             num_bytes += first[1].nbytes
-        if num_bytes:  # else earlier calls have written all
+        if num_bytes:  # otherwise earlier calls have written everything
             room = 1.0 - self._num_queued_bytes / _MAX_QUEUED_BYTES
             self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
 
     def _first_queued(self) -> tuple[bytes, BlockRow] | None:
-        """The first that is pinned, if any is, else the first."""
+        """The first pinned record, otherwise the first record."""
         with self._lock:
             pinned = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
             key = next(iter(self._queued), None) if pinned is None else pinned
             return None if key is None else (key, self._queued[key])
 
     def _unqueue(self, key: bytes, data: BlockRow | None) -> bool:
-        """Take a record out of the queue if it has these bytes. The caller holds the lock."""
+        """Remove a record from the queue if it has these bytes. The caller holds the lock."""
         if data is None or self._queued.get(key) is not data:
             return False
         del self._queued[key]
@@ -265,7 +265,7 @@ class DiskStore:
         return True
 
     def _write(self, key: bytes, data: BlockRow | None) -> None:
-        """Append a record; data None: the note that those before it do not count."""
+        """Append a record, or with data None a note that earlier records of the key do not count."""
         try:
             if self._can_write and self._may_write():
                 pieces: list[_Piece] = [] if data is None else [digest_of(key, data.data), data.data]
@@ -280,7 +280,7 @@ class DiskStore:
                 self._unqueue(key, data)  # unless it was discarded meanwhile
 
     def _may_write(self) -> bool:
-        """True: this process is the writer. Raises OSError if the folder is read-only."""
+        """True if this process is the writer. Raises OSError if the folder is read-only."""
         if self._writer_lock >= 0:
             return True
         file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW | files.O_CLOEXEC, 0o600)
@@ -289,7 +289,7 @@ class DiskStore:
         except BlockingIOError:
             os.close(file)
             return False
-        self.refresh()  # what the last writer has written
+        self.refresh()  # read what the last writer has written
         self._writer_lock = file
         return True
 
@@ -318,7 +318,7 @@ class DiskStore:
                 self._index[key] = _Place(segment, start + RECORD_HEAD_BYTES, num_bytes)
 
     def _segment_for(self, num_bytes: int) -> Segment:
-        """The one to append to: the last, if it is whole and has room, else a new one in place of the oldest."""
+        """The segment to append to: the last one if it is intact and has room, otherwise a new one."""
         last = self._segments[max(self._segments)] if self._segments else None
         if last is not None and last.end + num_bytes <= self._max_segment:
             if last is not self._current and _may_go_on(last, self._head):
@@ -345,7 +345,7 @@ class DiskStore:
                     self._index[key] = place._replace(segment=new)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the oldest segments until there is room for so many bytes more."""
+        """Remove the oldest segments until num_bytes more fit."""
         sizes = {name: os.fstat(each.file.fileno()).st_size for name, each in self._segments.items()}
         total = sum(sizes.values()) + num_bytes
         for name in sorted(sizes):
@@ -358,7 +358,7 @@ class DiskStore:
             total -= sizes[name]
 
     def _used_records(self, segment: Segment) -> list[tuple[bytes, _Place]]:
-        """The records to keep of a segment that is removed: half of its bytes at most, so that there is an end."""
+        """The records to keep from a removed segment: at most half of its bytes, so that removal makes progress."""
         with self._lock:
             now, keys = time.monotonic(), self._used | (self._pinned.keys() & self._index.keys())
             used = [(key, self._index[key]) for key in keys if self._index[key].segment is segment]
@@ -368,7 +368,7 @@ class DiskStore:
 
 
 def open_disk_store(root: Path, identity: CacheIdentity, limit_bytes: int, label: str) -> DiskStore | None:
-    """The store of a model in its own folder of `root`. None, with a warning: there can be none."""
+    """The store of a model in its own folder below `root`, or None, with a warning, if there cannot be one."""
     folder = root / identity.root().hex()[:32]
     try:
         return DiskStore(folder, identity.root(), limit_bytes, label)
@@ -387,7 +387,7 @@ def _writable(segment: Segment) -> Segment:
 
 
 def _write_at(segment: Segment, *content: _Piece) -> None:
-    """Append to a segment, or raises OSError and leave it as it was."""
+    """Append to a segment, or raise OSError and leave it unchanged."""
     file, left, end = segment.file.fileno(), deque(memoryview(each) for each in content), segment.end
     try:
         while left:
@@ -405,7 +405,7 @@ def _write_at(segment: Segment, *content: _Piece) -> None:
 class KeptFolder(NamedTuple):
     """The segments of one identity.
 
-    label: of the model, empty if no segment is readable.
+    label: the model's label, empty if no segment is readable.
     """
 
     path: Path
@@ -415,7 +415,7 @@ class KeptFolder(NamedTuple):
 
     @classmethod
     def all(cls, root: Path) -> list[KeptFolder]:
-        """Those below the root that have segments, the last written first. Raises OSError."""
+        """The folders below the root that have segments, most recently written first. Raises OSError."""
         folders = [cls._of(path, segments) for path in root.iterdir() if (segments := _segments_in(path))]
         return sorted(folders, key=lambda each: -each.written_at)
 
@@ -424,7 +424,7 @@ class KeptFolder(NamedTuple):
         status: list[os.stat_result] = []
         label = ""
         for each in segments:
-            with suppress(FileNotFoundError), each.open("rb") as file:  # a model that runs has removed it
+            with suppress(FileNotFoundError), each.open("rb") as file:  # a running model has removed it
                 status.append(os.fstat(file.fileno()))
                 head = SegmentHead.read(file.read(SEGMENT_HEAD_BYTES))
                 label = label if head is None else head.label
@@ -432,7 +432,7 @@ class KeptFolder(NamedTuple):
         return cls(path, label, sum(each.st_size for each in status), written_at)
 
     def clear(self) -> bool:
-        """Delete the segments. Return False if a process writes there, and nothing is deleted. Raises OSError."""
+        """Delete the segments. Return False, with nothing deleted, if a process is writing there. Raises OSError."""
         file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | files.O_NOFOLLOW | files.O_CLOEXEC, 0o600)
         try:
             locks.lock_now(file)

@@ -1,4 +1,4 @@
-"""Blocks in main memory under the cache of a GPU, and perhaps a store on disk below them."""
+"""Blocks in main memory below the cache of a GPU, optionally with a store on disk below them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.engine.kv.block_tier import Arrival, BlockRow, BlockStore, StoredRec
 
 
 class HostArrival:
-    """Records of which some are in memory, and others on their way from the store below."""
+    """Records, some in memory and some on their way from the store below."""
 
     def __init__(self, found: dict[bytes, BlockRow], keys: Sequence[bytes], below: Arrival | None) -> None:
         self._found, self._keys, self._below = found, keys, below
@@ -32,16 +32,17 @@ class HostArrival:
 
 
 class HostStore:
-    """A `BlockStore` in main memory, of the last used blocks. Where there is CUDA its memory is pinned.
+    """A `BlockStore` of the last used blocks in main memory, which is pinned if there is CUDA.
 
-    What it gets also goes to the store below, which keeps its own limit; `below` None: there is none.
+    Everything it gets also goes to the store below, which has its own limit.
+    below: None for no such store.
     """
 
     def __init__(self, limit_bytes: int, block_bytes: int, below: BlockStore | None = None) -> None:
-        """block_bytes: of each block; other records, which are states, go to the store below only."""
+        """block_bytes: size of each block. Other records, which are states, only go to the store below."""
         self._rows = _pinned_rows(max(limit_bytes // block_bytes, 1), block_bytes)
         self._below = below
-        self._row_of: OrderedDict[bytes, int] = OrderedDict()  # the last used last
+        self._row_of: OrderedDict[bytes, int] = OrderedDict()  # most recently used last
         self._free = list(range(len(self._rows)))
         self.keeps_prompts = below is not None and below.keeps_prompts
         self.keeps_private = below is None or below.keeps_private
@@ -51,7 +52,7 @@ class HostStore:
         return key in self._row_of or (self._below is not None and self._below.has(key))
 
     def load(self, keys: Sequence[bytes]) -> HostArrival:
-        """See `BlockStore`. The bytes are copied: a row may be given to another block."""
+        """See `BlockStore`. The bytes are copied, because a row may be given to another block."""
         found = {key: self._rows[self._row_of[key]].copy() for key in keys if key in self._row_of}
         self.touch(keys)
         others = [key for key in keys if key not in found]

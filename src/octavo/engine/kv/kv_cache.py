@@ -19,20 +19,22 @@ from octavo.graph.cache import CacheLayout, cache_layout
 from octavo.graph.values import TOKENS
 from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
 
-_ARRIVED = -1  # in a block table: the bytes of this block have come from a store, and it has no place yet
+_ARRIVED = -1  # in a block table: the block's bytes came from a store, and it has no place yet
 
 
 class KVCacheManager:
-    """Allocates blocks of `block_size` tokens to sequences, in a table for each group of the layout.
+    """Allocates blocks of `block_size` tokens to sequences, in one block table per group of the layout.
 
     Only full blocks are shared through the prefix cache, and a sequence's last token is never taken from it, so a
-    registered block is never written again. A fork also shares the partly filled last block; the first to write into it
-    gets a copy. Blocks that have left the window of their group are freed.
-    layout: None: one group without a window.
-    max_step_tokens: maximum tokens that a step computes for a sequence; it matters only for windows.
-    num_states: slots for the states of sequences, at least one for each that may run; 0 means the model keeps none. See
-    `StateSlots`.
-    identity: the root of the names of blocks; None means one that no other cache has.
+    registered block is never written again. A fork also shares the partly filled last block; the first sequence to
+    write
+    into it gets a copy. Blocks that have left the window of their group are freed.
+
+    layout: None for one group without a window.
+    max_step_tokens: most tokens that a step computes for a sequence; only matters for windows.
+    num_states: slots for the states of sequences, at least one for each that may run (see `StateSlots`); 0 if the model
+    keeps none.
+    identity: the root of the names of blocks; None for one that no other cache has.
     """
 
     def __init__(
@@ -49,16 +51,16 @@ class KVCacheManager:
         self.identity = identity or CacheIdentity.unique()
         self.tier: BlockTier | None = None
         self.pins = Pins(self.pool)
-        self.moves: list[PrefixMove] = []  # of the next step
-        self.moved_bytes = 0, 0  # of a block, and of states: `CacheSizes.moved_bytes`, `CacheSizes.moved_state_bytes`
+        self.moves: list[PrefixMove] = []  # for the next step
+        self.moved_bytes = 0, 0  # of a block and of states (`CacheSizes.moved_bytes`, `CacheSizes.moved_state_bytes`)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
         self.max_step_tokens = max_step_tokens
         self.states = StateSlots(num_states) if num_states else None
         kinds = [group.domain is TOKENS for group in self.layout.groups]
-        # The others hold what an encoder has made of a source: all of its blocks from the first token of an answer on,
-        # never written again.
+        # The other groups hold the keys and values of an encoded source. All blocks exist from the first token on
+        # and are never written again.
         self.token_groups = [index for index, of_tokens in enumerate(kinds) if of_tokens]
         self._source_groups = [index for index, of_tokens in enumerate(kinds) if not of_tokens]
         self._has_windows = any(group.window is not None for group in self.layout.groups)
@@ -68,16 +70,16 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """The maximum number of blocks that a sequence of this many tokens holds at once, without those of a source."""
+        """The most blocks that a sequence of num_tokens tokens holds at once, without those of a source."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(group.max_blocks(num_tokens, self.block_size, self.max_step_tokens) for group in groups)
 
     def num_source_blocks(self, num_rows: int) -> int:
-        """The blocks of a source of so many rows, which all sequences of its request share."""
+        """The blocks of a source of num_rows rows, shared by all sequences of its request."""
         return self.num_blocks_for(num_rows) * len(self._source_groups)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
-        """Blocks that its known tokens still need; a sequence without blocks shares those of num_shared_tokens."""
+        """Blocks that the known tokens still need. A sequence without blocks shares those of num_shared_tokens."""
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
         if not sequence.block_tables and not num_shared_tokens:
@@ -92,12 +94,12 @@ class KVCacheManager:
         return missing
 
     def num_shared_blocks(self, num_tokens: int) -> int:
-        """The full blocks of this many tokens that sequences with the same prefix share as long as they run."""
+        """The full blocks of num_tokens tokens that sequences with the same prefix share while they run."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(num_tokens // self.block_size for group in groups if group.window is None)
 
     def has_room(self, sequence: Sequence, count: int = 1) -> bool:
-        """True if so many more tokens, at least one, fit into the last blocks without allocation."""
+        """True if `count` more tokens (at least 1) fit into the last blocks without allocation."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0 or offset + count > self.block_size:
             return False
@@ -107,7 +109,7 @@ class KVCacheManager:
         return self.states is None or self.states.is_own(sequence)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
-        """The number of blocks that must be free before `append` to each sequence, copies of shared blocks included."""
+        """The blocks that must be free before `append` to each sequence, including copies of shared blocks."""
         needed = 0
         shared: list[int] = []
         for sequence, count in zip(sequences, num_tokens, strict=True):
@@ -118,14 +120,14 @@ class KVCacheManager:
                 if not sequence.block_tables:
                     needed += self.num_source_blocks(sequence.request.num_source_tokens)
                 shared += [block_id for _, block_id in self._shared_last(sequence)]
-        # The last of a block's owners writes in place.
+        # The last owner of a block writes in place.
         writers = Counter(shared).items() if shared else ()
         return needed + sum(min(count, self.pool.ref_count(block_id) - 1) for block_id, count in writers)
 
     def append(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
-        """Allocate space for num_tokens more; the caller ensures that blocks are free.
+        """Allocate space for num_tokens more tokens. The caller ensures that blocks are free.
 
-        Returns the (source, destination) of blocks that the executor must copy before it writes.
+        Return the (source, destination) pairs of blocks that the executor must copy before it writes.
         """
         if not sequence.block_tables:
             sequence.block_tables = [BlockTable() for _ in self.layout.groups]
@@ -146,7 +148,7 @@ class KVCacheManager:
         return copies
 
     def _shared_last(self, sequence: Sequence) -> list[tuple[BlockTable, int]]:
-        """The tables whose partly filled last block is shared, with that block."""
+        """The tables whose partly filled last block is shared, each with that block."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0:
             return []
@@ -157,8 +159,8 @@ class KVCacheManager:
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
         """Put the longest cached prefix of at most max_tokens tokens into empty block tables.
 
-        Blocks that have arrived from a store get a place, and are in `Sequence.loads`. Nothing is taken if there are
-        too few free blocks for them: then there are too few for the sequence.
+        Blocks that have arrived from a store get a place and are added to `Sequence.loads`. Nothing is taken if too few
+        blocks are free for them, because then there are too few for the sequence anyway.
         """
         num_blocks = self._find_prefix(sequence, max_tokens, self._arrived(sequence))
         sequence.num_computed_tokens = num_blocks * self.block_size
@@ -186,10 +188,7 @@ class KVCacheManager:
         return table
 
     def _place_arrived(self, sequence: Sequence, hashes: list[bytes]) -> bool:
-        """Allocate the blocks of a prefix that come from a store.
-
-        Return False if too few are free, and it has none of them.
-        """
+        """Allocate the blocks of a prefix that come from a store, or none and return False if too few are free."""
         wanted = [
             (index, table, position)
             for index, table in enumerate(sequence.block_tables)
@@ -208,7 +207,7 @@ class KVCacheManager:
         return True
 
     def stored_prefix(self, sequence: Sequence, max_tokens: int) -> StoredPrefix:
-        """Blocks and states that a store could give, so that the cached prefix of max_tokens tokens is longer."""
+        """Blocks and states in the store that would extend the cached prefix of max_tokens tokens."""
         if self.tier is None or not self.enable_prefix_caching:
             return StoredPrefix([], 0, 0)
         self._extend_hashes(sequence, max_tokens // self.block_size)
@@ -223,7 +222,7 @@ class KVCacheManager:
         return StoredPrefix(found, self._find_prefix(sequence, max_tokens) * size, num_blocks * size)
 
     def prefix_keys(self, hashes: list[bytes], num_blocks: int) -> list[bytes]:
-        """The keys of what a cached prefix of so many blocks needs: blocks by group, then the states."""
+        """The keys that a cached prefix of num_blocks blocks needs: blocks by group, then the states."""
         keys = [
             self._group_hash(hashes[position], index)
             for index, group in enumerate(self.layout.groups)
@@ -239,7 +238,7 @@ class KVCacheManager:
         for num_tokens, seconds in request.pins:
             num_blocks = min(num_tokens, request.num_prompt_tokens) // size
             self._extend_hashes(sequence, num_blocks)
-            positions = reversed(range(num_blocks))  # of too many, the first ones stay
+            positions = reversed(range(num_blocks))  # if there are too many, the first ones stay
             keys = [key for position in positions for key in self.keys_at(sequence.block_hashes, position)]
             self.pins.pin(salt, [key for key in keys if not is_states_key(key)], seconds)
             if self.tier is not None and not self.tier.is_private(salt):
@@ -256,13 +255,13 @@ class KVCacheManager:
             self.tier.touch(key for position in range(len(hashes)) for key in self.keys_at(hashes, position))
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
-        """Make blocks findable that a step has loaded, the last that need what has arrived for the sequence."""
+        """Make the blocks findable that a step has loaded. No later load needs what arrived for the sequence."""
         for each in loads:
             self.pool.register(each.block_id, each.key)
         sequence.arrived = {}
 
     def _arrived(self, sequence: Sequence) -> Container[bytes]:
-        """Keys of what has arrived from a store, if there is a slot for the states among it."""
+        """Keys that have arrived from a store, if there is a slot for any states among them."""
         return sequence.arrived if self.states is None or self.states.pool.num_free_blocks else ()
 
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
@@ -273,9 +272,9 @@ class KVCacheManager:
         """Blocks of the longest cached prefix of at most max_tokens tokens.
 
         also: keys of blocks that count as cached.
-
-        A group with a window needs only those blocks of it that the next token sees. Where there are states, the prefix
-        ends where a snapshot of them does.
+        A group with a window needs only the blocks that the next token sees. With states, the prefix ends where a
+        snapshot
+        of them does.
         """
         if not self.enable_prefix_caching:
             return 0
@@ -283,7 +282,7 @@ class KVCacheManager:
         return self.longest_prefix(sequence.block_hashes, max_tokens // self.block_size, also)
 
     def longest_prefix(self, hashes: list[bytes], num_blocks: int, also: Container[bytes] = ()) -> int:
-        """As `_find_prefix`, of at most so many blocks with these hashes."""
+        """Like `_find_prefix`, for at most num_blocks blocks with these hashes."""
         for index, group in enumerate(self.layout.groups):
             if group.window is None:
                 uncached = (i for i in range(num_blocks) if not self._has(hashes[i], index, also))
@@ -297,11 +296,11 @@ class KVCacheManager:
                 shorter = self.states.longest_snapshot(hashes[:shorter], also)
             if shorter == num_blocks:
                 break
-            num_blocks = shorter  # it must end before a block that is missing, perhaps much earlier
+            num_blocks = shorter  # it must end before the missing block, perhaps much earlier
         return num_blocks
 
     def _last_missing(self, hashes: list[bytes], index: int, first: int, also: Container[bytes]) -> int | None:
-        """The last block from `first` on that the group's cache lacks."""
+        """The last block from `first` on that is missing in the group's cache."""
         positions = range(len(hashes) - 1, first - 1, -1)
         return next((position for position in positions if not self._has(hashes[position], index, also)), None)
 
@@ -312,14 +311,15 @@ class KVCacheManager:
         return self.pool.find(self._group_hash(block_hash, index))
 
     def _group_hash(self, block_hash: bytes, index: int) -> bytes:
-        """The hash of a block in one group, since its tokens have different keys and values in each group."""
+        """The hash of a block in one group. The same tokens have different keys and values in each group."""
         return block_hash + index.to_bytes(2, "little") if index else block_hash
 
     def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that the first num_tokens tokens are in the cache.
+        """Record that the first num_tokens tokens are in the cache.
 
-        Blocks that have become full can be found from now on. Those that have left the window of their group, so that
-        no later token sees them, are freed.
+        Blocks that became full can be found from now on. Those that have left the window of their group, so that no
+        later
+        token sees them, are freed.
         """
         first, end = sequence.num_computed_tokens // self.block_size, num_tokens // self.block_size
         sequence.num_computed_tokens = num_tokens
@@ -341,9 +341,9 @@ class KVCacheManager:
             table.num_passed = max(table.num_passed, passed)
 
     def _keep(self, tier: BlockTier, sequence: Sequence, first: int, end: int) -> None:
-        """Give the tier the full blocks of the prompt before `end`, with those that answers before it have filled.
+        """Pass the full blocks of the prompt before `end` to the tier, including those filled by earlier answers.
 
-        Of what is private, it only learns the keys of the new ones, from `first` on.
+        For private ones it only learns the new keys, from `first` on.
         """
         request = sequence.request
         is_private = tier.is_private(request.options.cache_salt)
@@ -362,7 +362,7 @@ class KVCacheManager:
         extend_hashes(self.identity, sequence, num_blocks, self.block_size)
 
     def prepare_states(self, item: ScheduledSequence) -> None:
-        """Give a scheduled sequence a slot for its states that nobody else reads."""
+        """Give a scheduled sequence a slot for its states that no other sequence reads."""
         if self.states is not None:
             item.state_copy = self.states.own(item.sequence)
             item.state_load, item.sequence.state_load = item.sequence.state_load, None
@@ -370,10 +370,11 @@ class KVCacheManager:
                 self.states.keep_before_drafts(item.sequence, item.num_drafts)
 
     def plan_snapshots(self, items: Iterable[ScheduledSequence]) -> None:
-        """Have the step keep the states at the last full block of each chunk, as far as there are free slots.
+        """Have the step keep the states at the last full block of each chunk, if slots are free.
 
-        All sequences of the step have their slots. A chunk ends before the last of its tokens, which is never taken
-        from the cache. Of a sequence whose states come from a store, those are kept: others may start from them.
+        All sequences of the step have their slots. A chunk ends before its last token, which is never taken from the
+        cache.
+        States that came from a store are kept as well, so that other sequences can start from them.
         """
         if self.states is None or not self.enable_prefix_caching:
             return
@@ -389,7 +390,7 @@ class KVCacheManager:
                 item.snapshot = None if slot is None else StateSnapshot(num_blocks * self.block_size, slot)
 
     def end_snapshot(self, item: ScheduledSequence, *, is_valid: bool) -> None:
-        """Make the states that a step has kept findable, or frees their slot."""
+        """Make the states that a step has kept findable, or free their slot."""
         if self.states is not None and item.snapshot is not None:
             position = item.snapshot.num_tokens // self.block_size - 1
             block_hash = item.sequence.block_hashes[position]
@@ -402,12 +403,12 @@ class KVCacheManager:
                     self.tier.note_computed(item.snapshot.slot, key, of_states=True)
 
     def use(self, tier: BlockTier) -> None:
-        """Give the tier what is evicted from now on, and take from it."""
+        """Send evicted content to this tier from now on, and load from it."""
         self.tier = tier
         tier.watch(self.pool, None if self.states is None else self.states.pool)
 
     def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
-        """Add what a step moves to and from the store, if there is one, to its batch, and the prefixes that move."""
+        """Add to a batch what the step moves to and from the store, and the prefixes that move."""
         moves, self.moves = self.moves, []
         if self.tier is None and not moves:
             return None
@@ -427,7 +428,7 @@ class KVCacheManager:
         return saved._replace(moves=moves)
 
     def saving_batch(self) -> Batch | None:
-        """A step of one token that nobody needs, to save what the last step has computed. None: there is no room."""
+        """A step of one dummy token to save what the last step computed, or None if there is no room."""
         if not self.pool.num_free_blocks or (self.states is not None and not self.states.pool.num_free_blocks):
             return None
         block_id, slot = self.pool.allocate(), -1
@@ -438,7 +439,7 @@ class KVCacheManager:
         return saving_step(len(self.layout.groups), block_id, self.block_size, slot)
 
     def end_step(self, batch: Batch, saved: SavedKeys | None) -> None:
-        """Give the store what a step has saved, also if its results do not count."""
+        """Pass what a step has saved to the store, even if its results do not count."""
         if self.tier is not None and saved is not None:
             self.tier.end_step(batch, saved)
         for move in () if saved is None else saved.moves:
@@ -463,20 +464,20 @@ class KVCacheManager:
             for block_id in copy.held:
                 self.pool.share(block_id)
             if num_tokens % self.block_size:
-                # The parent may have filled it since, but the child may come to write into it.
+                # The parent may have filled it since, but the child may still write into it.
                 self.pool.forget(copy.block_ids[-1])
         child.num_computed_tokens = num_tokens
         child.num_synced_blocks = 0
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     def most_drafts(self, sequence: Sequence) -> int:
-        """The drafts that a step may verify for a sequence: as many as its states can go back by."""
+        """The most drafts that a step may verify for a sequence: as far as its states can go back."""
         if self.states is None:
             return MAX_DRAFTS
         return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
-        """Note that so many drafts of the last step are tokens, and drops what the others have left.
+        """Record that num_accepted drafts of the last step are tokens, and drop the remaining ones.
 
         num_claimed: tokens that a step in flight has blocks for.
         """
@@ -486,7 +487,7 @@ class KVCacheManager:
         self.truncate(sequence, num_claimed)
 
     def truncate(self, sequence: Sequence, num_claimed: int = 0) -> None:
-        """Free the blocks after the computed tokens and those claimed, when a step's tokens were not all accepted."""
+        """Free the blocks after the computed and claimed tokens, when not all tokens of a step were accepted."""
         num_blocks = self.num_blocks_for(max(sequence.num_computed_tokens, num_claimed))
         for index in self.token_groups if sequence.block_tables else ():
             table = sequence.block_tables[index]
@@ -496,9 +497,9 @@ class KVCacheManager:
         sequence.num_synced_blocks = min(sequence.num_synced_blocks, num_blocks)
 
     def quarantine(self, sequences: list[Sequence]) -> None:
-        """Make the blocks unfindable that these sequences have filled or taken from the cache.
+        """Make all blocks unfindable that these sequences have filled or taken from the cache.
 
-        This includes their cached prefix: if the damage is in it, every request with the same prefix would fail.
+        This includes their cached prefix: if the damage is there, every request with the same prefix would fail.
         """
         groups = range(len(self.layout.groups))
         for sequence in sequences:

@@ -1,4 +1,4 @@
-"""The measured speed of a store of blocks beside that of computing them: which of the two gives a prefix sooner."""
+"""Decides whether a prefix is loaded or computed, from the measured speed of the store."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections import deque
 from collections.abc import Callable
 
 _NUM_REMEMBERED = 8
-_PATIENCE_S = 5.0  # for what is loaded, as long as nothing was computed that could be compared
+_PATIENCE_S = 5.0  # wait for a load while there is no computing time to compare with
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.25, 30.0
-_TRIED_AGAIN_S = 60.0  # a store that was too slow may have been busy
+_TRIED_AGAIN_S = 60.0  # a slow store may only have been busy
 
 
 class LoadRates:
-    """The last loads of a store as a straight line: seconds by bytes.
+    """The last loads of a store, fitted by a straight line: seconds by bytes.
 
-    Before something was measured, everything is loaded.
+    Before anything is measured, everything is loaded.
     """
 
     def __init__(self, token_s: Callable[[int], float | None]) -> None:
         """token_s: see `StepTimes.chunk_token_s`."""
         self._token_s = token_s
         self._loads: deque[tuple[int, float]] = deque(maxlen=_NUM_REMEMBERED)
-        self._refused_at = 0.0  # the first time after the last load; 0.0: not
+        self._refused_at = 0.0  # when a load was first refused since the last load; 0.0 if none was
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Take a load into account, or one that had not come after so many seconds."""
+        """Take a load into account, or one that had not arrived after `seconds`."""
         self._loads.append((num_bytes, seconds))
         self._refused_at = 0.0
 
     def is_worth(self, num_bytes: int, start: int, num_tokens: int) -> bool:
-        """True if so many bytes are probably there sooner than the tokens from `start` on are computed."""
+        """True if num_bytes probably load faster than the tokens from `start` on are computed."""
         load_s, compute_s = self.load_s(num_bytes), self._compute_s(start, num_tokens)
         if load_s is None or compute_s is None or load_s < compute_s:
             return True
@@ -39,12 +39,12 @@ class LoadRates:
         return now - self._refused_at > _TRIED_AGAIN_S
 
     def patience_s(self, start: int, num_tokens: int) -> float:
-        """Seconds to wait for a load: half of those that computing takes, which is all that a wait in vain costs."""
+        """Seconds to wait for a load: half the time to compute the tokens, the most that a vain wait may cost."""
         compute_s = self._compute_s(start, num_tokens)
         return _PATIENCE_S if compute_s is None else min(max(compute_s / 2, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
 
     def load_s(self, num_bytes: int) -> float | None:
-        """Seconds of a load of so many bytes, or None if none was measured."""
+        """Seconds to load num_bytes, or None if nothing was measured."""
         if not self._loads:
             return None
         count = len(self._loads)
@@ -52,7 +52,7 @@ class LoadRates:
         mean_s = sum(seconds for _, seconds in self._loads) / count
         spread = sum((size - mean_bytes) ** 2 for size, _ in self._loads)
         slope = sum((size - mean_bytes) * (s - mean_s) for size, s in self._loads) / spread if spread else 0.0
-        if not 0 < slope <= mean_s / mean_bytes:  # the sizes say nothing about the time, or more than there can be
+        if not 0 < slope <= mean_s / mean_bytes:  # the sizes do not explain the time, or explain more than is possible
             return mean_s * max(num_bytes / mean_bytes, 1.0)
         return mean_s + slope * (num_bytes - mean_bytes)
 

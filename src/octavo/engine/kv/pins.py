@@ -1,4 +1,4 @@
-"""Blocks that give way last, until a time; nobody can have more than a share of them."""
+"""Blocks that are evicted last, until a given time. Each owner may pin a limited share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Iterable
 
 from octavo.engine.kv.block_pool import BlockPool
 
-_OWNERS_SHARE, _SHARE = 4, 2  # of the blocks: a quarter for one salt, half for all together
+_OWNERS_SHARE, _SHARE = 4, 2  # a quarter of the blocks for one salt, half for all together
 
 
 class Pins:
-    """The pinned keys of a pool by their owners, which are salts. Beyond a share, the oldest pins of the owner end.
+    """The pinned keys of a pool by owner (salt). Beyond a share, the owner's oldest pins end.
 
-    Pinning changes nothing but the order of eviction.
+    Pinning changes only the order of eviction.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._keys: dict[str, OrderedDict[bytes, float]] = {}  # by owner, with their ends
+        self._keys: dict[str, OrderedDict[bytes, float]] = {}  # by owner, with end times
         self._count = 0
         self._next_end = math.inf  # no pin ends before
 
     def pin(self, owner: str, keys: Iterable[bytes], seconds: float) -> None:
-        """Pin these keys, whether there are blocks of them yet or not."""
+        """Pin these keys, whether or not their blocks exist yet."""
         self.expire()
         now = time.monotonic()
         self._next_end = min(self._next_end, now + seconds)

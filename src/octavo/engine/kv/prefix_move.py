@@ -1,4 +1,4 @@
-"""Whole prefixes on their way from the cache to memory and back, with the next step."""
+"""Whole prefixes moving between the cache and memory with the next step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class PrefixMove:
     """The blocks of a prefix of num_tokens tokens, and the snapshot of states at its end.
 
-    blocks, slots: numbers of blocks, and of slots for states, by their keys.
-    data: the bytes by key: those to load, or those that were saved, once the step has ended.
-    done: the move itself then.
+    blocks, slots: block and state slot numbers by key.
+    data: bytes by key, to be loaded, or saved once the step has ended.
+    done: the move itself once it has ended.
     """
 
     num_tokens: int
@@ -47,7 +47,7 @@ class PrefixMove:
             setattr(batch, f"{name}_{kind}", moved if others is None else _both(others, moved))
 
     def take_saved(self, batch: Batch) -> None:
-        """Find what was saved among that of the whole step."""
+        """Find this move's data among everything the step saved."""
         for saves, places in ((batch.block_saves, self.blocks), (batch.snapshot_saves, self.slots)):
             if saves is not None and not self.is_load:
                 row_of = {int(place): row for place, row in zip(saves.block_ids, saves.data, strict=True)}
@@ -60,9 +60,9 @@ def _both(first: BlockBytes, second: BlockBytes) -> BlockBytes:
 
 
 def begin_save(cache: KVCacheManager, hashes: list[bytes]) -> PrefixMove:
-    """Have the next step copy the longest prefix of these blocks that is in the cache.
+    """Have the next step copy the longest cached prefix of these blocks.
 
-    Blocks that have left a window, and snapshots before the end, go with it: a shorter prefix may need them.
+    Blocks that have left a window, and snapshots before the end, are included: a shorter prefix may need them.
     """
     num_blocks = cache.longest_prefix(hashes, len(hashes))
     move = PrefixMove(num_blocks * cache.block_size, is_load=False)
@@ -75,9 +75,9 @@ def begin_save(cache: KVCacheManager, hashes: list[bytes]) -> PrefixMove:
 
 
 def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, BlockRow]) -> PrefixMove:
-    """Have the next step load as much of a prefix as there are bytes and free blocks for; it can be evicted then.
+    """Have the next step load as much of a prefix as bytes and free blocks allow. It can be evicted afterwards.
 
-    A block and a slot stay free: a step of its own needs them (`KVCacheManager.saving_batch`).
+    One block and one slot stay free for a separate step (`KVCacheManager.saving_batch`).
     """
     also = data if cache.states is None or cache.states.pool.num_free_blocks > 1 else {}
     num_blocks = cache.longest_prefix(hashes, len(hashes), also)
@@ -85,7 +85,7 @@ def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, Blo
     while num_blocks:
         keys = [key for key in cache.prefix_keys(hashes, num_blocks) if not is_states_key(key)]
         held = [block_id for key in keys if (block_id := cache.pool.find(key)) is not None]
-        for block_id in held:  # it must not give way to the rest of the prefix
+        for block_id in held:  # the rest of the prefix must not evict it
             cache.pool.share(block_id)
         if len(keys) - len(held) < cache.pool.num_free_blocks:
             break
@@ -106,7 +106,7 @@ def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, Blo
 
 
 def forget_prefix(cache: KVCacheManager, hashes: list[bytes]) -> int:
-    """Forget blocks and snapshots that nobody uses now, in the store as well. Return the tokens of the prefix."""
+    """Forget the unused blocks and snapshots of a prefix, in the store as well. Return the tokens of the prefix."""
     num_blocks = cache.longest_prefix(hashes, len(hashes))
     keys = _all_keys(cache, hashes)
     for key in keys:

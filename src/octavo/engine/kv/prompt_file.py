@@ -1,4 +1,4 @@
-"""One prompt in a file: its tokens, and after them its blocks as records of a segment."""
+"""One prompt in a file: its tokens, followed by its blocks as records of a segment."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from octavo.errors import UsageError
 from octavo.platform import files
 
 _PROMPT_KEY = b"prompt"
-_PROMPT = struct.Struct("<?QQ")  # is it private, tokens, blocks
+_PROMPT = struct.Struct("<?QQ")  # is private, tokens, blocks
 _KEY_BYTES = 32
 
 
 class KeptPrompt(NamedTuple):
-    """Tokens of full blocks, the keys of these in the first group of layers, and bytes by key; some may be missing.
+    """Tokens of full blocks, their keys in the first group of layers, and bytes by key; some may be missing.
 
     is_private: it belongs to a salt.
     """
@@ -33,7 +33,7 @@ class KeptPrompt(NamedTuple):
 
 
 def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
-    """Write the file anew, whole or not at all. Return its bytes. Raises UsageError if that cannot be done."""
+    """Replace the file atomically and return its size in bytes. Raises UsageError if that is impossible."""
     head = _PROMPT.pack(prompt.is_private, len(prompt.token_ids), len(prompt.hashes))
     tokens = np.array(prompt.token_ids, "<i4").tobytes()
     first = np.frombuffer(head + tokens + b"".join(prompt.hashes), np.uint8)
@@ -56,11 +56,11 @@ def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
 def read_prompt_file(
     path: Path, identity: bytes, size_of: Callable[[bytes], int], is_wanted: Callable[[list[bytes]], Container[bytes]]
 ) -> tuple[KeptPrompt, int]:
-    """The prompt of a file and the bytes read; damaged blocks are missing.
+    """Read the prompt of a file. Return it with the number of bytes read; damaged blocks are missing.
 
-    size_of: the bytes of a block or of states by the key.
-    is_wanted: the keys to read, of a prompt with these hashes.
-    Raises UsageError for a file that is none, or of another model or setting.
+    size_of: the size of a block or of states by key.
+    is_wanted: the keys to read of a prompt with these hashes.
+    Raises UsageError for another kind of file, or one of another model or setting.
     """
     try:
         segment = Segment.open(path)

@@ -20,7 +20,7 @@ from octavo.platform import files
 
 _MAGIC, _RECORD_MAGIC = b"OCTKV002", b"REC1"
 _SEGMENT_HEAD = struct.Struct("<8s32s200s")  # magic, digest of the identity, label
-_RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is it gone, bytes of the key, key, bytes of the content
+_RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is gone, bytes of the key, key, bytes of the content
 _DIGEST_BYTES = 16
 SEGMENT_HEAD_BYTES = _SEGMENT_HEAD.size + _DIGEST_BYTES
 RECORD_HEAD_BYTES = _RECORD_HEAD.size + _DIGEST_BYTES
@@ -42,7 +42,7 @@ class SegmentHead(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> SegmentHead | None:
-        """None: it is damaged, or no segment."""
+        """Parse a header, or return None if it is damaged or not a segment."""
         head = _without_digest(content, SEGMENT_HEAD_BYTES)
         if head is None or not head.startswith(_MAGIC):
             return None
@@ -51,10 +51,10 @@ class SegmentHead(NamedTuple):
 
 
 class RecordHead(NamedTuple):
-    """The start of a record.
+    """The header of a record.
 
     num_bytes: of its content.
-    is_gone: records of this key before it do not count.
+    is_gone: earlier records of this key do not count.
     """
 
     key: bytes
@@ -67,7 +67,7 @@ class RecordHead(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> RecordHead | None:
-        """None: it is damaged, or none."""
+        """Parse a header, or return None if it is damaged or not a record."""
         head = _without_digest(content, RECORD_HEAD_BYTES)
         if head is None or not head.startswith(_RECORD_MAGIC):
             return None
@@ -79,10 +79,9 @@ class RecordHead(NamedTuple):
 class Segment:
     """An open segment.
 
-    end: of the records that are known.
-    is_whole: it can be read, and nothing follows them.
-
-    The file is closed with the last place in it, so that nobody reads from a closed one.
+    end: end of the known records.
+    is_whole: it is readable, and nothing follows its records.
+    The file is closed with the last reference to it, so that nobody reads from a closed file.
     """
 
     path: Path
@@ -100,7 +99,7 @@ class Segment:
     def new_records(self) -> Iterator[tuple[RecordHead, int]]:
         """The records after `end`, each with the offset of its content. Raises OSError.
 
-        Ends before what is damaged or not complete; the latter may be complete later.
+        Stops before a damaged or incomplete record; an incomplete one may be completed later.
         """
         file, status = self.file.fileno(), os.fstat(self.file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""The slots for the states of sequences: one for each that runs, shared after a fork, and snapshots of prefixes."""
+"""The slots for the states of sequences: one per running sequence, shared after a fork, and snapshots of prefixes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from octavo.engine.request import Sequence
 
 
 class StateSlots:
-    """Slots with reference counts, as blocks have them: the first to write into a shared slot gets a copy.
+    """Slots with reference counts, like blocks: the first sequence to write into a shared slot gets a copy.
 
-    A state is what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier token. So a
-    prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at least as many
-    slots as sequences that run; snapshots lie in the others and are evicted when those are needed. A step with drafts
-    keeps the states before each draft, in one of num_draft_slots_left, beyond those for sequences and snapshots.
+    A state summarizes what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier
+    token.
+    So a prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at least as
+    many
+    slots as running sequences; snapshots use the remaining ones and are evicted when those are needed. A step with
+    drafts
+    keeps the states before each draft in one of num_draft_slots_left, in addition to sequences and snapshots.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -33,7 +36,7 @@ class StateSlots:
             return None
         source = sequence.state_slot
         if source >= 0 and not self.pool.is_shared(source) and not self.pool.num_free_blocks:
-            self.pool.forget(source)  # a snapshot that only this sequence uses
+            self.pool.forget(source)  # a snapshot used only by this sequence
             return None
         sequence.state_slot = self.pool.allocate()
         if source < 0:
@@ -42,17 +45,17 @@ class StateSlots:
         return source, sequence.state_slot
 
     def share(self, parent: Sequence, child: Sequence) -> None:
-        """Give `child`, which has no slot, that of its parent."""
+        """Give `child`, which has no slot, the parent's slot."""
         self.pool.share(parent.state_slot)
         child.state_slot = parent.state_slot
 
     def keep_before_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """Give a sequence a slot for its states before each draft of its step, of those that are left."""
+        """Give a sequence a slot for its states before each draft of its step, while slots are left."""
         self.num_draft_slots_left -= num_drafts
         sequence.draft_slots = [self.pool.allocate() for _ in range(num_drafts)]
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
-        """Go on from the states before the first wrong draft, if there is one, and give up all others."""
+        """Continue from the states before the first wrong draft, if any, and free the remaining ones."""
         if num_accepted < len(sequence.draft_slots):
             slots = sequence.draft_slots
             sequence.state_slot, slots[num_accepted] = slots[num_accepted], sequence.state_slot
@@ -81,9 +84,9 @@ class StateSlots:
         return next((count for count, key in keys if self.pool.find(key) is not None or key in also), 0)
 
     def take_snapshot(self, sequence: Sequence, block_hash: bytes) -> bool:
-        """Give a sequence without a slot the states that are kept under this hash.
+        """Give a sequence without a slot the states kept under this hash.
 
-        False: there are none, and it has a slot of its own for them.
+        Return False if there are none; the sequence then has its own slot for them.
         """
         slot = self.pool.find(states_key(block_hash))
         if slot is None:
@@ -94,13 +97,13 @@ class StateSlots:
         return True
 
     def reserve(self, block_hash: bytes) -> int | None:
-        """A slot for a snapshot, or None if there is one already, or no slot is free."""
+        """A slot for a snapshot, or None if there is one already or no slot is free."""
         if self.pool.find(states_key(block_hash)) is not None or not self.pool.num_free_blocks:
             return None
         return self.pool.allocate()
 
     def release(self, slot: int, block_hash: bytes | None) -> None:
-        """Give up a reserved slot; with a hash it is found from now on, until the slot is needed."""
+        """Release a reserved slot. With a hash it can be found from now on, until the slot is needed."""
         if block_hash is not None:
             self.pool.register(slot, states_key(block_hash))
         self.pool.free(slot)

@@ -1,1 +1,1 @@
-"""A model in one process: its device, its memory, its weights."""
+"""Loading a model in one process: its device, memory and weights."""

@@ -1,4 +1,4 @@
-"""The adapters of a loaded model, and those that its options name."""
+"""The adapters of a loaded model, including those named by its options."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from octavo.loader.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from octavo.adapters.registry import AdapterRegistry
 
-_SHARE = 0.1  # of the memory that is free beside a loaded model
+_SHARE = 0.1  # of the memory left free by a loaded model
 
 
 def adapter_registry(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor, limits: ExecutorLimits
 ) -> AdapterRegistry | None:
-    """The adapters of an engine, those of `lora_modules` read; None means its options ask for none.
+    """The adapters of an engine, with `lora_modules` loaded, or None if its options ask for none.
 
-    graph: the whole model's.
-    Raises ModelLoadError naming what does not fit, and UsageError if the executor holds none.
+    graph: the whole model's graph.
+    Raises ModelLoadError naming what does not fit, and UsageError if the executor holds no adapters.
     """
     if limits.adapters is None:
         return None
@@ -34,7 +34,7 @@ def adapter_registry(
     from octavo.adapters.registry import AdapterRegistry
 
     base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph, checkpoint.weights)
-    base = replace(base, path=checkpoint.path)  # whose files are closed once the model is loaded
+    base = replace(base, path=checkpoint.path)  # the model's own files are closed after loading
     max_bytes = int(host_memory().usable_bytes * _SHARE)
     registry = AdapterRegistry(base, executor, limits.adapters, config.max_cpu_loras, max_bytes)
     for name, (path, scale) in config.adapters.items():

@@ -1,4 +1,4 @@
-"""The size of the KV cache, and the context and the number of sequences that it allows."""
+"""The size of the KV cache, and the context and number of sequences it allows."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from octavo.speculative_config import MAX_STATE_DRAFTS, SpeculativeConfig
 
 logger = logging.getLogger(__name__)
 
-_DRAFTING_SEQS = 4  # sequences that have drafts at the same time, where each draft takes states; beside more, few pay
+_DRAFTING_SEQS = 4  # sequences with drafts at the same time if drafts take states; with more, few pay off
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The size of the cache, and the context and the number of sequences that it allows."""
+    """The size of the cache, and the context and number of sequences it allows."""
 
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
     num_states: int  # slots for the states of sequences
-    num_draft_states: int = 0  # of these, for the states before drafts
+    num_draft_states: int = 0  # the part of num_states for states before drafts
 
 
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
     """The number of blocks of the cache, and the context that fits.
 
-    model_len: the requested context.
-    available_bytes: memory that the process may still take. With kv_cache_memory the cache takes exactly that.
-    Otherwise it takes half of the free memory, or more if one request of full length needs it and leaves the headroom,
-    but no more than max_num_seqs full requests could use.
-    Raises InsufficientMemoryError with the arithmetic.
+    With kv_cache_memory the cache takes exactly that. Otherwise it takes half of the free memory (available_bytes), or
+    more
+    if one request of full length (model_len) needs it and the headroom is left, but no more than max_num_seqs full
+    requests
+    could use. Raises InsufficientMemoryError with the arithmetic.
     """
     block, step = config.block_size, step_tokens(config)
     block_bytes, request_bytes = sizes.block_bytes(block), sizes.sequence_bytes(model_len, block, step)
@@ -93,20 +93,20 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
 
 
 def wants_drafts(config: EngineConfig) -> bool:
-    """True if the options ask for guesses at the next tokens; by default on the CPU."""
+    """True if the options ask for drafts, as they do by default on the CPU."""
     method = SpeculativeConfig.of(config).method
     return method != "off" and (method != "auto" or backend_name(config) == "cpu")
 
 
 def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> int:
-    """The slots that drafts can use, of so many sequences that run at once, or 0 if the model has no states."""
+    """The slots that the drafts of num_seqs running sequences can use, or 0 if the model has no states."""
     if not sizes.state_bytes or not wants_drafts(config):
         return 0
     return MAX_STATE_DRAFTS * min(num_seqs, _DRAFTING_SEQS)
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:
-    """The way to a cache of `needed` bytes: an option, if that value would be taken, or more free memory."""
+    """The way to get a cache of `needed` bytes: an option, if that value would be accepted, or more free memory."""
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
         return f"give kv_cache_memory {mebibytes}MiB"
@@ -114,9 +114,9 @@ def _more_cache(needed: int, available_bytes: int) -> str:
 
 
 def _plan_num_seqs(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
-    """The number of sequences that may run at once, each with its states: at most half of the budget is for those.
+    """The number of sequences that may run at once. Their states take at most half of the budget.
 
-    request_blocks: the bytes of one request of full length without its states.
+    request_blocks: the bytes of one request of full length, without its states.
     """
     if not sizes.state_bytes:
         return wanted

@@ -1,4 +1,4 @@
-"""Progress in the output of a notebook's cell: a bar and a line of text for each work, renewed in place."""
+"""Progress in a notebook cell: a bar and a line of text per task, updated in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RENEWED_S = 0.1
 
 
 class CellBars:
-    """The bars of one call. They need IPython alone, no widgets."""
+    """The bars of one call. They only need IPython, no widgets."""
 
     def __init__(self) -> None:
         from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
@@ -20,7 +20,10 @@ class CellBars:
         self._handle: Any = display(self._content(), raw=True, display_id=True)
 
     def show(self, what: str, done: int, total: int, text: str) -> None:
-        """Show `done` of `total` of a work (total 0: unknown), with a text behind the bar."""
+        """Show `done` of `total` of a task with a text after the bar.
+
+        total: 0 if unknown.
+        """
         self._rows[what] = done, total, text
         now = time.monotonic()
         if now - self._shown_at >= _RENEWED_S or done == total:
@@ -28,7 +31,7 @@ class CellBars:
             self._handle.update(self._content(), raw=True)
 
     def end(self, *, vanish: bool) -> None:
-        """Show the last figures, or nothing any more."""
+        """Show the last figures, or clear the output."""
         if vanish:
             self._rows.clear()
         self._handle.update(self._content(), raw=True)

@@ -1,4 +1,4 @@
-"""Compiles a model, or a rank's part of it, in one process: held in memory or run from disk."""
+"""Compiles a model, or a rank's part of it, in one process, held in memory or run from disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from octavo.loader.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-_RACY_S = 2.1  # after which the time stamps of a file identify its content
+_RACY_S = 2.1  # age from which a file's time stamps identify its content
 
 
 @runtime_checkable
@@ -46,10 +46,10 @@ def compile_graph(
 ) -> Executor:
     """The executor of a model, or of a rank's part of it.
 
-    group: that of the rank's tensors.
-    beside: of another graph of the checkpoint, whose matrices are in memory once where its backend can share them.
-    later: gets the job of keeping the packed weights on disk, which is the default, or None if they are not kept
-    unasked.
+    group: the rank's tensor group.
+    beside: weights of another graph of the checkpoint; equal matrices are held once if the backend can share them.
+    later: receives the job of keeping the packed weights on disk, which is the default; None keeps them only on
+    request.
     Raises InsufficientMemoryError or GraphError.
     """
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
@@ -82,7 +82,7 @@ def compile_graph(
 
 
 def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: int) -> int | None:
-    """Of the weights in main memory or, without any there, of all: see `resident_bytes`."""
+    """The bytes of weights in main memory, or of all weights if none are there: see `resident_bytes`."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return resident_bytes(config, path, sizes, memory_of_rank(config), model_len)
@@ -92,19 +92,19 @@ def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: i
 
 
 def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgress | None:
-    """The same reports, which say that weights are quantized before they are packed."""
+    """The same progress, renamed because weights are quantized before they are packed."""
     if progress is None or method is None:
         return progress
     return lambda phase, done, total: progress(f"quantizing to {method}" if phase == PACKING else phase, done, total)
 
 
 def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, resident: int) -> Paging:
-    """The paging of a model that is not loaded.
+    """The paging of a model that is not loaded. Measures the disk for half a second.
 
-    resident: see `PackCacheOptions`. Reads the disk for half a second.
+    resident: see `PackCacheOptions`.
     """
     options = _pack_cache(config, checkpoint, resident)
-    assert options is not None  # a part of the weights may stay in memory
+    assert options is not None  # some of the weights may stay in memory
     weights, sample = held(checkpoint, config, sizes.graph), max(_files(checkpoint), key=_file_bytes)
     return backend_of(config).expected_paging(sizes, weights, options, sample)
 
@@ -125,7 +125,7 @@ def _pack_cache(
     if resident is None and not config.pack_cache and (later is None or config.pack_cache is False):
         return None
     identity = checkpoint.file.identity()
-    if identity is None and resident is not None:  # the model cannot run without
+    if identity is None and resident is not None:  # the model cannot run without it
         time.sleep(_RACY_S)
         identity = checkpoint.file.identity()
     if identity is None:

@@ -1,4 +1,4 @@
-"""The memory of a model on a GPU and beside it, and the speed to expect of the two together."""
+"""The memory a model needs on and off the GPU, and the speed to expect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from octavo.graph.segments import layer_borders
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """A model on a GPU and, where that is too small, on the CPU. Sizes in bytes.
+    """A model on a GPU and, if that is too small, also on the CPU. Sizes are in bytes.
 
     cpu_experts: layers of the GPU whose experts are on the CPU.
-    streamed_layers: those that are copied to the GPU in each step, whose weights are `cpu_weight_bytes`.
-    reason: for the choice between the two.
-    limit_bytes: of the GPU's memory that may be used.
-    tokens_per_s: at most, of all users together, from measured rates.
+    streamed_layers: layers copied to the GPU in each step; their weights are `cpu_weight_bytes`.
+    reason: for streaming, or for computing on the CPU.
+    limit_bytes: GPU memory that may be used.
+    tokens_per_s: at most, for all users together, from measured rates.
     """
 
     num_layers: int
@@ -39,9 +39,9 @@ class DeviceNeeds:
 
 
 def device_needs(config: EngineConfig, sizes: Sizes, users: int, context: int) -> DeviceNeeds | None:
-    """None on a backend without a device of its own.
+    """The needs on a device, or None on a backend without its own device. Measures for about a second.
 
-    context: tokens of each user. Measures for about a second.
+    context: tokens of each user.
     """
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):

@@ -1,4 +1,4 @@
-"""The backend of an engine's options, a GPU if there is one, and the share of memory and cores that a process has."""
+"""The backend for an engine's options, by default a GPU if there is one, and a process's share of memory and cores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from octavo.backends.split import Device, SplitBackend
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
 
-STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048  # an H200 computes prompts half as fast with 512
+STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048  # with 512, an H200 computes prompts half as fast
 
 
 def backend_name(config: EngineConfig) -> str:
-    """The name of the backend, `torch:cuda:1` for example."""
+    """The name of the backend, for example `torch:cuda:1`."""
     if config.device is not None:
         return "cpu" if config.device == "cpu" else f"torch:{config.device}"
     if config.backend != "auto":
@@ -24,7 +24,7 @@ def backend_name(config: EngineConfig) -> str:
 
 
 def step_tokens(config: EngineConfig) -> int:
-    """`max_num_batched_tokens`, or as many as the device computes at its full speed, and one for each sequence."""
+    """`max_num_batched_tokens`, or enough for the device's full speed, and at least one per sequence."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     name = backend_name(config)
@@ -33,7 +33,7 @@ def step_tokens(config: EngineConfig) -> int:
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
-    """The options of one rank: on GPUs, each rank of a machine has the next one, from `device` on."""
+    """The options of one rank. On GPUs, each rank of a machine has the next one, starting from `device`."""
     kind, _, first = (config.device or "").partition(":")
     if kind != "cuda":
         return config
@@ -41,14 +41,14 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
 
 
 def has_own_memory(config: EngineConfig) -> bool:
-    """True if each rank of a machine has a memory of its own, that of its GPU."""
+    """True if each rank of a machine has its own memory: that of its GPU."""
     return backend_name(config).startswith("torch:cuda")
 
 
 def own_memory(config: EngineConfig, held_bytes: int = 0) -> MemoryBudget:
-    """The memory of a rank's GPU that it may still take: what is free there or, of `gpu_memory`, what is left.
+    """The memory of its GPU that a rank may still take: what is free, or what is left of `gpu_memory`.
 
-    held_bytes: of weights that are loaded.
+    held_bytes: of loaded weights.
     Raises UsageError if `gpu_memory` is more than there is.
     """
     device = cast(Device, get_backend(backend_name(config)))
@@ -79,12 +79,12 @@ def backend_of(config: EngineConfig) -> Backend:
 
 
 def free_memory(config: EngineConfig) -> MemoryBudget:
-    """The free memory of the device of `config`'s backend."""
+    """The free memory of the backend's device."""
     return backend_of(config).memory()
 
 
 def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int = 0) -> MemoryBudget:
-    """The share of the free memory that one of the ranks on this machine may take.
+    """The share of the free memory for one of this machine's ranks.
 
     replica_bytes: that each further replica will take before its cache.
     held_bytes: of the rank's weights, once loaded.
@@ -96,9 +96,9 @@ def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int
 
 
 def threads_of_rank(config: EngineConfig) -> int:
-    """Compute threads of each rank of this machine: as asked, or a fair share of its cores.
+    """Compute threads of each rank of this machine: as configured, or a fair share of its cores.
 
-    0 means the backend decides.
+    0 if the backend decides.
     """
     if config.num_threads or config.num_ranks * config.data_parallel_size == 1:
         return config.num_threads

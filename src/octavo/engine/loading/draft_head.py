@@ -1,4 +1,4 @@
-"""The description of a head that drafts from hidden states of its target."""
+"""The description of a head that drafts from its target's hidden states."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftHead:
-    """taps: the layers of the target whose inputs it reads; none: it reads the input of the output head.
+    """A head that drafts from hidden states of its target.
+
+    taps: the layers of the target whose inputs it reads. Empty if it reads the input of the output head.
     columns: of each of its inputs.
-    target_ids: the token of each row of its logits; None means the row's number.
-    bias: added to the product of its first input, or None if there is none.
-    borrows_cache: it reads the target's keys and values and has none of its own.
+    target_ids: the token of each row of its logits; None if row numbers are token ids.
+    bias: added to the product of its first input; None for no bias.
+    borrows_cache: it reads the target's keys and values and has none itself.
     """
 
     taps: tuple[int, ...] = ()
@@ -29,5 +31,5 @@ class DraftHead:
     borrows_cache: bool = False
 
     def tapped(self, target: Graph) -> Graph:
-        """The target, which gives what the head reads. Raises GraphError as `with_tap`."""
+        """The target, extended to return what the head reads. Raises GraphError like `with_tap`."""
         return with_tap(target, self.taps) if self.taps else target

@@ -1,4 +1,4 @@
-"""Loads a draft model beside its target: the same vocabulary, and a cache with the target's blocks."""
+"""Loads a draft model for a target: the same vocabulary, and a cache that mirrors the target's blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
-_MAX_PADDING = 1024  # rows of logits by which two sizes of a model may differ
+_MAX_PADDING = 1024  # how much the rows of logits of two sizes of a model may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class DraftModel:
     """A draft model that fits its target, opened.
 
     config: its own options.
-    head: of one that reads hidden states of the target, a part of it or trained for it.
+    head: for one that reads hidden states of the target, a part of it or trained for it.
     """
 
     config: EngineConfig
@@ -65,11 +65,11 @@ class DraftModel:
 def found_draft_model(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, tokenizer: Callable[[], Tokenizer], model_len: int
 ) -> Iterator[DraftModel | None]:
-    """The draft model or head that the options name, checked before its target is loaded, or the target's own head.
+    """The draft model or head named by the options, or the target's own head, or None if there is neither.
 
-    None: there is neither.
+    It is checked before the target is loaded.
     checkpoint, target: the target and its graph.
-    tokenizer: gives the target's.
+    tokenizer: returns the target's tokenizer.
     Raises UsageError for a model that cannot draft for the target, and ModelLoadError.
     """
     options = SpeculativeConfig.of(config)
@@ -93,9 +93,9 @@ def found_draft_model(
 
 
 def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> DraftModel | None:
-    """The head of a model that predicts further tokens, if there is one and the options want it.
+    """The model's own head for predicting further tokens, if there is one and the options want it.
 
-    Raises UsageError where they ask for one that is not there, and ModelLoadError if its weights do not fit.
+    Raises UsageError if they ask for a head that does not exist, and ModelLoadError if its weights do not fit.
     """
     method = SpeculativeConfig.of(config).method
     if method not in ("auto", "mtp") or not wants_drafts(config):
@@ -119,16 +119,16 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
 
 
 def is_separate_head(path: Path) -> bool:
-    """True for the folder of an EAGLE-3 head or of Gemma 4's assistant, or a file in it."""
+    """True for an EAGLE-3 head or Gemma 4's assistant: its folder or a file in it."""
     return is_eagle_head(path) or is_assistant_folder(path)
 
 
 def separate_head(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int
 ) -> DraftModel:
-    """The EAGLE-3 head or Gemma 4's assistant in a folder, opened beside its target.
+    """The EAGLE-3 head or Gemma 4's assistant in a folder, opened for its target.
 
-    Raises UsageError where it cannot draft, and ModelLoadError for one that was trained for another model.
+    Raises UsageError if it cannot draft, and ModelLoadError if it was trained for another model.
     """
     opened = eagle_model if is_eagle_head(path) else assistant_model
     return opened(config, checkpoint, target, path, model_len)
@@ -161,7 +161,7 @@ def assistant_model(
 
 
 def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int) -> DraftModel:
-    """The EAGLE-3 head in a folder, opened beside its target.
+    """The EAGLE-3 head in a folder, opened for its target.
 
     Raises ModelLoadError for one that was trained for another model.
     """
@@ -177,7 +177,7 @@ def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, pat
         except GraphError as error:
             raise ModelLoadError(f"{path}: this EAGLE-3 head does not fit {checkpoint.path}: {error}") from error
         used = {parameter.name for parameter in graph.parameters}
-        names = opened.checkpoint.weights  # with what it takes from its target
+        names = opened.checkpoint.weights  # including the weights it takes from its target
         warn_unused_tensors(path, [n for n in names if n.startswith(f"layers.{own.layer}.") and n not in used])
         own_config = draft_config(config, str(path))
         closed.pop_all()
@@ -185,18 +185,18 @@ def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, pat
 
 
 def _bias_of(head: EagleHead) -> NDArray[np.float32] | None:
-    """The bias of the layer that reads the hidden states of the model."""
+    """The bias of the layer that reads the model's hidden states."""
     name, weights = f"layers.{head.config.layer}.fc.bias", head.checkpoint.weights
     return weights[name].dequantize() if name in weights else None
 
 
 def beside_head(limits: ExecutorLimits) -> ExecutorLimits:
-    """The limits of a model beside whose logits a step gives the hidden states of all tokens."""
+    """The limits of a model whose steps also return the hidden states of all tokens."""
     return dataclasses.replace(limits, max_num_outputs=limits.max_num_outputs + limits.max_num_batched_tokens)
 
 
 def draft_config(config: EngineConfig, model: str, revision: str | None = None) -> EngineConfig:
-    """The options of a draft model beside those of its target."""
+    """The options of a draft model, derived from its target's."""
     return dataclasses.replace(
         config,
         model=model,
@@ -217,7 +217,7 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
 
 
 def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, name: str) -> None:
-    """Raise UsageError for a model that cannot draft, or not for a target with so many rows of logits."""
+    """Raise UsageError for a model that cannot draft, or not for a target with target_vocab_size rows of logits."""
     difference = abs(checkpoint.config.vocab_size - target_vocab_size)
     if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
         raise UsageError(
@@ -249,19 +249,19 @@ class _ThreadSharer(Protocol):
 
 
 def share_threads(draft: Executor, target: Executor) -> None:
-    """Let both compute on the same threads where they can: one never runs beside the other."""
+    """Let both compute on the same threads if they can. They never run at the same time."""
     if isinstance(draft, _ThreadSharer) and isinstance(target, _ThreadSharer):
         draft.share_threads(target)
 
 
 def beside_draft(config: EngineConfig, available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
-    """The part of the available memory for the target's cache: each of its blocks has a twin in the draft's.
+    """The part of the available memory for the target's cache. Each of its blocks has a twin in the draft's cache.
 
-    available_bytes: measured beside the loaded draft.
+    available_bytes: measured with the draft loaded.
     """
     if draft is None or not target.block_token_bytes:
         return available_bytes
-    if backend_name(config).startswith("torch"):  # where a workspace is taken late, and `gpu_memory` is for both
+    if backend_name(config).startswith("torch"):  # its workspace is allocated late, and `gpu_memory` covers both
         available_bytes -= draft.workspace_bytes + (0 if config.gpu_memory is None else draft.weight_bytes)
     both = target.block_token_bytes + draft.cache_sizes.block_token_bytes
     return max(available_bytes, 0) * target.block_token_bytes // both

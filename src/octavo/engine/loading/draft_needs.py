@@ -1,4 +1,4 @@
-"""The memory of a draft model beside its target, and what it may gain, from the headers of both."""
+"""The memory of a draft model, and what it may gain, from the headers of both models."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from octavo.graph.cost import graph_cost
 from octavo.graph.ops.base import StepSizes
 from octavo.loader.checkpoint import Checkpoint
 
-_RIGHT = 0.8  # of the guesses
-_ROW_COST = 0.04  # of a further row of a step
+_RIGHT = 0.8  # assumed share of right guesses
+_ROW_COST = 0.04  # assumed cost of a further row of a step
 
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """Sizes in bytes.
+    """The needs of a draft model. Sizes are in bytes.
 
-    cost: of a guess, in steps of the target, as the bytes that both read.
+    cost: of a guess, in steps of the target, from the bytes that both read.
     is_head: it is a part of the model.
-    workspace_bytes: of a head, with what the model's own workspace grows by.
-    gain: of the tokens per second of one user if 8 of 10 guesses are right and a row of a step costs 4 %.
+    workspace_bytes: for a head, includes the growth of the model's own workspace.
+    gain: on one user's tokens per second if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
     model: str
@@ -43,15 +43,15 @@ class DraftNeeds:
     weight_bytes: int
     workspace_bytes: int
     kv_bytes_per_token: int
-    block_token_bytes: int  # of one token in a block of the target's cache, which has a twin
+    block_token_bytes: int  # of one token in a block of the target's cache, including its twin
     cost: float
     gain: float
-    kv_bytes: int = 0  # of all users of a plan
+    kv_bytes: int = 0  # for all users of a plan
     is_head: bool = False
 
 
 def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, name: str, context: int) -> DraftNeeds:
-    """The needs with the options of the target. Raises UsageError for a model that cannot draft for it."""
+    """The needs with the target's options. Raises UsageError for a model that cannot draft for it."""
     graph = model_graph(draft, context)
     check_draft(draft, graph, target.config.vocab_size, name)
     sizes = model_sizes(draft, draft_config(config, name), context, graph)
@@ -59,7 +59,7 @@ def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, nam
 
 
 def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """The needs of the model's own head, or None if there is none, or it is not used. Raises as `own_head`."""
+    """The needs of the model's own head, or None if there is none or it is not used. Raises like `own_head`."""
     head = own_head(config, checkpoint, context)
     if head is None:
         return None
@@ -69,7 +69,7 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
 def separate_head_needs(
     config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int
 ) -> DraftNeeds | None:
-    """The needs of an EAGLE-3 head or an assistant, or None if there is neither. Raises as `separate_head`."""
+    """The needs of an EAGLE-3 head or an assistant, or None if there is neither. Raises like `separate_head`."""
     if not is_separate_head(path):
         return None
     with closing(separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:
@@ -88,7 +88,7 @@ def _needs_of_head(
     count = sum(math.prod(parameter.shape) for parameter in draft.graph.parameters)
     needs = _needs(name, sizes, count, target, context)
     shared = 0
-    if backend_name(config) == "cpu" and config.num_ranks == 1:  # where the model's matrices are the head's, too
+    if backend_name(config) == "cpu" and config.num_ranks == 1:  # here the head shares the model's matrices
         shared = sum(size for p, size in sizes.weights.items() if p.is_matrix and p in target.weights)
     more = wider.workspace_bytes - target.workspace_bytes
     weight_bytes = needs.weight_bytes - shared
@@ -111,5 +111,5 @@ def _needs(name: str, sizes: Sizes, num_parameters: int, target: Sizes, context:
 
 
 def _bytes_read(sizes: Sizes, context: int) -> int:
-    """By a step of one token."""
+    """The bytes read by a step of one token."""
     return graph_cost(sizes.graph, StepSizes(1, 1, 1, context, sizes.kv_element_bytes), sizes.weights).bytes_read

@@ -1,4 +1,4 @@
-"""Loads the part of a model that sees: its compiled encoder of images, with the cache of its rows."""
+"""Loads the vision part of a model: its compiled image encoder and the cache of its rows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # all models of these architectures see
-CPU_IMAGE_TOKENS = 1024  # an image with more takes many seconds there
+_SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # all models of these architectures read images
+CPU_IMAGE_TOKENS = 1024  # larger images take many seconds there
 
 
 def image_tokens(config: EngineConfig) -> int | None:
-    """The most tokens of an image; None means those of the model's own processor."""
+    """The most tokens of an image, or None to use the model's own processor's limit."""
     if config.image_max_tokens is not None:
         return config.image_max_tokens
     name = backend_name(config)
@@ -39,19 +39,19 @@ def image_tokens(config: EngineConfig) -> int | None:
 
 
 def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None:
-    """The part of a model that sees, unless the options leave it out, or None if it has none. Raises ModelLoadError."""
+    """The vision part of a model, or None if it has none or the options leave it out. Raises ModelLoadError."""
     can_see = hasattr(checkpoint.config, "tie_word_embeddings") or checkpoint.config.own_pooling is not None
     if config.mmproj == "none" or not can_see:
         return None
     if not has_vision(checkpoint, config.mmproj):
         return None
-    from octavo.loader.vision import open_vision  # with processors and encoders, which text does without
+    from octavo.loader.vision import open_vision  # imports processors and encoders, which text does not need
 
     return open_vision(checkpoint, config.mmproj, image_tokens(config))
 
 
 def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPart | None) -> str:
-    """The reason why a model that could see does not, empty if it sees, or nothing says that it could."""
+    """The reason why a vision model reads only text. Empty if it sees images or is not known to be a vision model."""
     if vision is not None or checkpoint.format != "gguf":
         return ""
     if config.mmproj is None and mmproj_files(checkpoint.path):
@@ -63,9 +63,9 @@ def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPa
 
 @dataclass(frozen=True, slots=True)
 class ImageNeeds:
-    """The memory of the part that sees, in bytes, and the tokens of images.
+    """The memory of the vision part in bytes, and the tokens of images.
 
-    square_tokens: of 1024 x 1024 pixels.
+    square_tokens: of an image of 1024 x 1024 pixels.
     max_patches: of an image.
     """
 
@@ -81,7 +81,7 @@ class ImageNeeds:
 
 
 def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | None:
-    """Of a model that is not loaded, or None if it reads only text. Raises ModelLoadError."""
+    """The needs of a model that is not loaded, or None if it reads only text. Raises ModelLoadError."""
     vision = vision_of(config, checkpoint)
     if vision is None:
         return None
@@ -105,7 +105,7 @@ def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
 
 
 def image_limits(vision: VisionPart) -> ImageLimits:
-    """The images that the encoder of a model takes."""
+    """The images that a model's encoder takes."""
     return ImageLimits(
         max_patches=vision.processor.max_patches,
         patch_size=vision.processor.patch_size,

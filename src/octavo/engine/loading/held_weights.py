@@ -23,10 +23,12 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quantization: str | None = None) -> Weights:
     """The weights of `checkpoint`, each converted when it is made.
 
-    graph: of the model, whose operations say which matrices are worth quantizing (`Op.products`). dtype: `auto`, or the
-    number type of all other matrices of plain numbers. quantization: one of `octavo.quantization.at_load.METHODS`.
+    graph: the model's graph, whose operations tell which matrices are worth quantizing (`Op.products`).
+    dtype: `auto`, or the number type of all other unquantized matrices.
+    quantization: one of `octavo.quantization.at_load.METHODS`.
     Raises ModelLoadError for a checkpoint that is quantized already. Making a weight raises ModelLoadError naming a
-    tensor whose numbers the type does not have.
+    tensor
+    with numbers that the type cannot represent.
     """
     weights = checkpoint.weights
     matrices = [p.name for p in graph.parameters if p.is_matrix and p.name in weights]
@@ -42,7 +44,7 @@ def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quan
 
 
 def _plain(checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[str]:
-    """These names. Raises ModelLoadError if a weight is quantized in the file."""
+    """These names, checked. Raises ModelLoadError if a weight is quantized in the file."""
     quantized = checkpoint.quantization or next(
         (info.type_name for name in names if (info := checkpoint.weights.info(name)).type_name not in DENSE_TYPES), None
     )

@@ -1,4 +1,4 @@
-"""Models larger than memory: which part of their weights may stay in it, and the speed to expect of the rest."""
+"""Models larger than memory: how much of their weights may stay in memory, and the speed to expect."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from octavo.engine.loading.progress_bar import size
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
 
-# A smaller context is useless; an error that shows the missing memory is better.
+# A smaller context is useless; an error with the missing memory is better.
 MIN_MODEL_LEN = 256
 
 
 def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: MemoryBudget, model_len: int) -> int | None:
-    """The bytes of the weights that may stay in memory if the model is larger than it; None means all of them.
+    """The bytes of weights that may stay in memory if the model is larger than it, or None for all of them.
 
-    path: of the model, for errors.
+    path: the model's path, for errors.
     memory: free before the model is loaded.
     model_len: tokens of the longest request.
     Raises InsufficientMemoryError if the model is larger and cannot run from mapped weights.
@@ -35,11 +35,11 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
         return None
     can_page = backend_of(config).PAGES_WEIGHTS and config.pack_cache is not False
     if can_page and left > 0:
-        # A longer context than the least is worth a part of the memory, since the rest is read anew anyway.
+        # A longer context is worth some of the memory, since the weights outside it are read again anyway.
         more = sizes.cache.sequence_bytes(model_len, config.block_size, step_tokens(config)) - least
         return left - (0 if config.kv_cache_bytes is not None else min(max(more, 0), left // 4))
     if sizes.weight_bytes <= memory.available_bytes:
-        return None  # the KV cache says what it lacks
+        return None  # planning the KV cache reports what is missing
     hint = " or leave out --no-pack-cache to run it from disk," if config.pack_cache is False else ""
     raise InsufficientMemoryError(
         f"{path}: the weights take {size(sizes.weight_bytes)}, but only {size(memory.available_bytes)} of "
@@ -48,9 +48,9 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
 
 
 def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfig, Sizes]:
-    """The part of a model that may run from disk, with the options for it.
+    """The part of a model that may run from disk, with its options.
 
-    Of a split model that is the part on the CPU, with its share of `kv_cache_memory`; else the whole model.
+    For a split model, the part on the CPU with its share of `kv_cache_memory`; otherwise the whole model.
     """
     if not isinstance(sizes, SplitSizes):
         return config, sizes
@@ -62,13 +62,13 @@ def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfi
 
 
 def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes: int, model_len: int) -> bool:
-    """True if the model is larger than the memory that it may use. The parameters and errors of `resident_bytes`."""
+    """True if the model is larger than the memory it may use. Parameters and errors as in `resident_bytes`."""
     memory = MemoryBudget(MemoryBudget.with_usable(usable_bytes))
     return resident_bytes(config, path, sizes, memory, model_len) is not None
 
 
 def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
-    """The reason why the packed weights could not be kept on disk, from where the model would run; None: they can."""
+    """The reason why the packed weights could not be kept on disk to run from there, or None if they can."""
     if isinstance(sizes, SplitSizes) and sizes.num_cpu_parts > 1:
         return EXPERTS_FROM_DISK
     config, sizes = part_in_main_memory(config, sizes)
@@ -85,7 +85,7 @@ def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
 
 
 def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
-    """The bytes of the smallest KV cache with which the model starts."""
+    """The bytes of the smallest KV cache with which the model can start."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     tokens = model_len if config.max_model_len is not None else min(model_len, MIN_MODEL_LEN)
@@ -95,16 +95,17 @@ def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
 def memory_for_cache(
     config: EngineConfig, paging: Paging, cache: CacheSizes, memory: MemoryBudget, model_len: int
 ) -> int:
-    """The available bytes from which the KV cache of a model that runs from disk takes its part.
+    """The available bytes from which the KV cache of a model run from disk takes its part.
 
-    memory: free beside the workspace. The headroom pays for what else was loaded meanwhile, such as the vocabulary.
+    memory: free with the workspace allocated. The headroom covers what else was loaded meanwhile, such as the
+    vocabulary.
     """
     least = MemoryBudget.with_usable(least_cache(config, cache, model_len))
     return max(memory.available_bytes - paging.memory_bytes, least)
 
 
 def paging_note(paging: Paging, weight_bytes: int, num_layers: int) -> str:
-    """A sentence about a model that runs from disk: what stays in memory, what each token reads, and the speed."""
+    """A sentence about a model run from disk: what stays in memory, what each token reads, and the speed."""
     return (
         f"the weights take {size(weight_bytes)}, more than can stay in memory beside the KV cache: they run "
         f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "

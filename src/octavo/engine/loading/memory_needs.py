@@ -1,4 +1,4 @@
-"""The memory that a model needs with the options of an engine, in memory, on a GPU, on several ranks or from disk."""
+"""The memory that a model needs with an engine's options: in memory, on a GPU, on several ranks or from disk."""
 
 from __future__ import annotations
 
@@ -32,56 +32,59 @@ _DEFAULTS = EngineConfig()
 
 @dataclass(frozen=True, slots=True)
 class FromDisk:
-    """A model larger than memory, whose weights run from the disk. Sizes in bytes."""
+    """A model larger than memory whose weights run from disk. Sizes are in bytes."""
 
     memory_bytes: int  # that the weights may take
     resident_bytes: int  # of the weights that stay in memory
-    resident_layers: int  # of which nothing is read from the disk
+    resident_layers: int  # layers that are never read from the disk
     num_layers: int
     bytes_per_token: int  # read from the disk
     disk_bytes_per_s: float  # measured
-    tokens_per_s: float  # at most, of a single user
+    tokens_per_s: float  # at most, for a single user
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Sizes in bytes, lengths in tokens. Of several replicas, those of one, with its share of the memory."""
+    """The needs of a model. Sizes are in bytes, lengths in tokens.
+
+    With several replicas, the needs of one with its share of the memory.
+    """
 
     model: str
     architecture: str
     quantization: str | None
     num_parameters: int
-    num_active_parameters: int  # without the experts that a token does not take
+    num_active_parameters: int  # without the experts that a token does not use
     experts: ExpertCost | None  # of a mixture
     bits_per_weight: float  # as stored
     weight_bytes: int
-    kv_dtype: str  # as asked for
-    kv_format: str  # as it is, which may differ in some layers
+    kv_dtype: str  # as requested
+    kv_format: str  # actual format, which may differ in some layers
     kv_bytes_per_token: int
     state_bytes: int  # of one sequence, whatever its length
     workspace_bytes: int
-    available_bytes: int  # of this machine or its container, before loading
+    available_bytes: int  # on this machine or its container, before loading
     headroom_bytes: int
     model_context: int
     replicas: int
     users: int  # of one replica
     context: int  # of each user
-    kv_bytes: int  # of all users at that context
+    kv_bytes: int  # for all users at that context
     total_bytes: int
     fits: bool  # everything is in memory
-    from_disk: FromDisk | None  # if it does not fit, but runs
-    problem: str | None  # if it does not run from disk either
-    largest_context: int  # of each of the users; 0 means not even the weights fit
+    from_disk: FromDisk | None  # if it does not fit but can run
+    problem: str | None  # why it cannot run from disk either
+    largest_context: int  # for each of the users; 0 if not even the weights fit
     largest_users: int  # with that context
-    bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
+    bytes_read_per_token: int  # in a decode step of all users at that context; weights are read once
     flops_per_token: int
-    warnings: tuple[str, ...]  # types of weights that take more memory than in the file
+    warnings: tuple[str, ...]  # about weight types that take more memory than in the file
     ranks: tuple[RankNeeds, ...]  # of several processes; empty if one computes everything
     gpu: DeviceNeeds | None  # with a GPU
-    draft: DraftNeeds | None = None  # beside the model, and part of the sums
-    adapter_bytes: int = 0  # of max_loras adapters of max_lora_rank, and part of the sums
-    images: ImageNeeds | None = None  # the same of its part that sees
-    reader_bytes: int = 0  # the same of the encoder of a model that reads a text before it answers
+    draft: DraftNeeds | None = None  # included in the sums
+    adapter_bytes: int = 0  # of max_loras adapters of max_lora_rank, included in the sums
+    images: ImageNeeds | None = None  # of the vision part, included in the sums
+    reader_bytes: int = 0  # of a source encoder, included in the sums
 
 
 def memory_needs(
@@ -147,42 +150,42 @@ def memory_needs(
 
 
 def _step_cost(sizes: Sizes, users: int, context: int) -> Cost:
-    """The cost of a step in which each of so many users takes a token."""
+    """The cost of a step in which each user takes a token."""
     return graph_cost(sizes.graph, StepSizes(users, users, users, context, sizes.kv_element_bytes), sizes.weights)
 
 
 def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
-    """Bytes of as many adapters as steps may read, each of the highest rank beside all weights, in 16-bit numbers."""
+    """Bytes of the adapters that steps may read, all of the highest rank on all weights, in 16-bit numbers."""
     if not config.takes_adapters:
         return 0
     ops = [node.op for node in sizes.graph.nodes if isinstance(node.op, BesideWeights)]
-    # Few adapters change embeddings or experts; those that do are counted once they are read.
+    # Few adapters change embeddings or experts; these are counted once they are read.
     ops = [op for op in ops if not isinstance(op, AddToEmbedding | AdaptedMoE)]
     widths = sum(op.heads * (weight.shape[-1] + weight.shape[-2]) for op in ops for weight in op.weights)
     return 2 * widths * config.max_lora_rank * config.max_loras
 
 
 def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int, room: _Room) -> int:
-    """The cache of so many users, with states before drafts as far as there is room for them."""
+    """The cache for `users`, with states before drafts as far as there is room."""
     taken = users * sizes.sequence_bytes(context, config.block_size, step_tokens(config))
     drafts = num_draft_slots(config, sizes, users) * sizes.state_bytes
     return taken + min(drafts, max(room.cache_bytes - taken, 0))
 
 
 def _beside(images: ImageNeeds | None, draft: DraftNeeds | None, config: EngineConfig, sizes: Sizes) -> int:
-    """The bytes of a part that sees, of a draft model without its cache, and of adapters."""
+    """The bytes of a vision part, of a draft model without its cache, and of adapters."""
     seeing = 0 if images is None else images.total_bytes
     return seeing + _adapter_bytes(config, sizes) + (0 if draft is None else draft.weight_bytes + draft.workspace_bytes)
 
 
 def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:
-    """The sizes with a cache each of whose blocks has a twin in the draft model's."""
+    """The sizes if each block of the cache has a twin in the draft model's cache."""
     both = sizes.cache.block_token_bytes + draft.block_token_bytes
     return replace(sizes, cache=replace(sizes.cache, block_token_bytes=both))
 
 
 def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> DeviceNeeds | None:
-    """The speed with layers of the CPU that run from disk; all users share a read."""
+    """The speed if the CPU's layers run from disk. All users share a read."""
     if gpu is None or disk is None:
         return gpu
     seconds = users / gpu.tokens_per_s + disk.bytes_per_token / disk.disk_bytes_per_s
@@ -192,7 +195,7 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
     """The sizes of the model.
 
-    users: whose caches a GPU leaves room for; 0 means as at a start without options.
+    users: a GPU leaves room for their caches; 0 as at a start without options.
     """
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
@@ -202,7 +205,7 @@ def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: in
 
 
 def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
-    """Options for so many users, and the users and the memory that each replica has."""
+    """Options for `users`, and the users and memory of each replica."""
     users = -(-users // config.data_parallel_size)
     sequences = max(users, config.max_num_seqs)
     step = max(step_tokens(config), sequences)
@@ -211,7 +214,7 @@ def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple
 
 
 def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> MemoryBudget:
-    """On a GPU, what of its memory may be used; of a split model, the memory that it finds in its two places."""
+    """On a GPU, the usable part of its memory; for a split model, the memory in both places."""
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return memory
@@ -232,7 +235,7 @@ class _Room:
 
     fits, from_disk, problem: as in `MemoryNeeds`.
     cache_bytes: for blocks and states.
-    num_blocks: beside the states of the users.
+    num_blocks: after the states of the users.
     """
 
     cache_bytes: int
@@ -246,7 +249,7 @@ class _Room:
 def _room(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
 ) -> _Room:
-    """The room for the cache in memory or, if the model does not fit there, beside weights that run from disk."""
+    """The room for the cache in memory or, if the model does not fit, with weights that run from disk."""
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     wanted = context or checkpoint.config.max_position_embeddings
 
@@ -269,7 +272,7 @@ def _room(
 
 
 def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
-    """The bytes for the cache beside matrices that run from disk and take so much of the main memory."""
+    """The bytes for the cache if matrices run from disk and take matrix_bytes of main memory."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return max(memory.usable_bytes - sizes.workspace_bytes - matrix_bytes, 0)
@@ -281,11 +284,10 @@ def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matr
 def _from_disk(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
 ) -> tuple[FromDisk | None, str | None]:
-    """The speed and the memory of the model run from disk, or the reason why it cannot.
+    """The speed and memory of the model run from disk, or the reason why it cannot run from there.
 
-    config: of its start.
-
-    Of a split model that is the part on the CPU: the part on the GPU stays there.
+    config: the options of its start.
+    For a split model this concerns the part on the CPU; the part on the GPU stays there.
     """
     num_layers, whole = checkpoint.config.num_layers, sizes
     if isinstance(sizes, SplitSizes):

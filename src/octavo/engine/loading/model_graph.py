@@ -1,4 +1,4 @@
-"""The graph of a checkpoint, the limits of its steps, its weights in the types that the options ask for, its sizes."""
+"""The graph of a checkpoint, the limits of its steps, its weights in the configured types, and its sizes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
 
-_EXTRA_OUTPUTS = 16  # beside those of the running sequences
-_MAX_LOGITS_ROWS = 128  # rows of logits that are held at once: a step of log-probabilities of a prompt has more
+_EXTRA_OUTPUTS = 16  # in addition to one per running sequence
+_MAX_LOGITS_ROWS = 128  # rows of logits held at once; a prompt's log-probabilities need more
 
 
 def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
-    """The model for sequences of at most so many tokens.
+    """The model for sequences of at most `context` tokens.
 
     Raises ModelLoadError if its weights do not fit it, or if it has caches that the engine cannot fill.
     """
@@ -46,13 +46,13 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
 
 
 def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
-    """The limits of the engine's steps.
+    """The limits of the engine's steps. An encoder takes the longest request in one step.
 
-    model_len: tokens of the longest request; an encoder takes it in one step.
+    model_len: tokens of the longest request.
     """
     step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
     tokens = max(step, model_len) if graph.takes_whole_texts else step
-    # One that pools by itself gives one row a text, others may be asked for that of every token.
+    # A model that pools by itself returns one row per text; others may return one for every token.
     each_token = not any(isinstance(node.op, MeanPool | MaxPool) for node in graph.nodes)
     if span := longest_span(graph):
         tokens = max(tokens, min(span, model_len) + config.max_num_seqs)
@@ -68,12 +68,12 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
 
 
 def max_source_rows(config: EngineConfig, model_len: int) -> int:
-    """The rows of all sources of a step: those of the longest one, or as many as a step has tokens."""
+    """The rows of all sources of a step: at least the longest source, at most the tokens of a step."""
     return max(step_tokens(config), model_len)
 
 
 def _further_rows(graph: Graph, span_rows: int, source_rows: int) -> dict[RowDomain, int]:
-    """The most rows of a step in the domains beside tokens."""
+    """The most rows of a step in the domains other than tokens."""
     if source_width(graph):
         return {SOURCE: source_rows}
     return {SPANS: span_rows} if span_width(graph) else {}
@@ -92,11 +92,11 @@ def model_sizes(
     backend: Backend | None = None,
     limits: ExecutorLimits | None = None,
 ) -> Sizes:
-    """The sizes on a backend; None means that of `config`.
+    """The sizes on a backend, by default that of `config`.
 
     context: tokens of the longest request.
     graph: the model's, if known.
-    limits: of steps; None means those of the options.
+    limits: of steps; None for the options' limits.
     Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:

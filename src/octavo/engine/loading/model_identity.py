@@ -1,4 +1,4 @@
-"""The identity of a loaded model's cache: what its blocks depend on, from the files, the graph and the options."""
+"""The identity of a loaded model's cache: everything its blocks depend on in files, graph and options."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
     from octavo.loader.checkpoint import Checkpoint
 
-_LAYOUT = 1  # counts changes of the order of numbers in a block
+_LAYOUT = 1  # incremented when the order of numbers in a block changes
 
 
 def cache_identity(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor) -> CacheIdentity:
-    """graph: the whole model's. Unique while the files are too new for their time stamps to name their content."""
+    """The identity of the cache. Unique while the files are too new for their time stamps to identify their content.
+
+    graph: the whole model's.
+    """
     content = checkpoint.file.identity()
     if content is None:
         return CacheIdentity.unique()
-    operations = (f"{node.layer} {node.op}" for node in graph.nodes)  # rope, windows, the names of weights and all else
+    operations = (f"{node.layer} {node.op}" for node in graph.nodes)  # rope, windows, names of weights and so on
     model = [content, checkpoint.architecture, config.dtype, config.quantization, *operations]
     described, sizes = backend_of(config).describe(), executor.cache_sizes
     layout = [
         (_LAYOUT, __version__, config.block_size, config.kv_dtype, sizes),  # of `sizes` groups and types of layers
-        # Sums are rounded in another order by other kernels, and by other parts of a model.
+        # Other kernels, and other parts of a model, round sums in another order.
         (backend_name(config), described.kernels, described.products, config.deterministic),
         (config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel),
-        config.takes_adapters,  # fewer operations are fused then
+        config.takes_adapters,  # with adapters, fewer operations are fused
         executor.sizes.placement if isinstance(executor, SplitExecutor) else None,
     ]
     return CacheIdentity(_digest(model), _digest(layout))

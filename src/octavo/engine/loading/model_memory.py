@@ -1,4 +1,4 @@
-"""The memory that models take in main memory and on a GPU, and the share of it that each of several models gets."""
+"""The memory that models take in main memory and on a GPU, and how several models share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTEXT_BYTES = 512 << 20  # a process on a GPU without its model: the driver's
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Bytes in the two places: of a model, of several, or a limit."""
+    """Bytes in main memory and on the GPU: of one model, of several, or a limit."""
 
     main: int
     device: int = 0
@@ -30,7 +30,7 @@ class ModelMemory:
         return ModelMemory(self.main + other.main, self.device + other.device)
 
     def fits(self, limit: ModelMemory) -> bool:
-        """True if neither place has too much."""
+        """True if neither place exceeds the limit."""
         return self.main <= limit.main and self.device <= limit.device
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """The memory of a model, and the options with which its engine takes no more."""
+    """The memory of a model, and the options that keep its engine within it."""
 
     memory: ModelMemory
     config: EngineConfig
@@ -50,8 +50,8 @@ class ModelPlan:
 class MemoryShares:
     """The division of the memory among the models of a server.
 
-    limit: of all loaded models.
-    machine: that they may use if nobody limits them, or None if they may not use all of it, and then none may run from
+    limit: for all loaded models.
+    machine: the memory they may use without a limit; None if they may not use all of it, and then none may run from
     disk.
     """
 
@@ -61,7 +61,10 @@ class MemoryShares:
 
     @classmethod
     def of(cls, machine: ModelMemory, given: int | None, num_models: int) -> MemoryShares:
-        """given: `models_memory`, a limit of the GPU's memory if there is one, else of main memory."""
+        """The shares of num_models models.
+
+        given: `models_memory`, a limit of the GPU's memory if there is one, otherwise of main memory.
+        """
         if given is None:
             return cls(machine, machine, num_models)
         if machine.device:
@@ -69,13 +72,16 @@ class MemoryShares:
         return cls(ModelMemory(given), machine if given >= machine.main else None, num_models)
 
     def plan(self, path: Path, config: EngineConfig, held: ModelMemory) -> ModelPlan:
-        """Plan a model beside others that hold so much.
+        """Plan a model when other models hold `held`.
 
-        Each model gets an equal share of the memory, so that none has to be unloaded if all fit. The cache gets the
-        rest of the share beside the weights: at least one request of full length, even if other models must then be
-        unloaded, and at most as many requests as can run at once. So is a model that fits a GPU only alone. One that
-        does not is split: its layers take what the others leave of the GPU, or the share if that is more.
-        A model larger than main memory runs from disk, and leaves no room for another there.
+        Each model gets an equal share of the memory, so that none has to be unloaded if all fit. The cache gets what
+        the
+        weights leave of the share: at least one request of full length, even if other models must then be unloaded, and
+        at most
+        as many requests as can run at once. The same holds for a model that fits the GPU only alone. A model that does
+        not fit
+        it is split: its layers take what the other models leave of the GPU, or the share if that is more.
+        A model larger than main memory runs from disk and leaves no room for other models there.
         """
         with closing(open_checkpoint(path)) as checkpoint:
             context: int = config.max_model_len or checkpoint.config.max_position_embeddings
@@ -91,13 +97,13 @@ class MemoryShares:
         return ModelPlan(ModelMemory((fixed + cache) * count), replace(config, kv_cache_memory=cache))
 
     def _cache_bytes(self, config: EngineConfig, sizes: Sizes, context: int, memory: int, fixed: int) -> int:
-        """The bytes of a cache in a memory of so many, of which `fixed` are taken by the model."""
+        """The bytes left for the cache in `memory` after the model's `fixed` bytes."""
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes
         block_size, step = config.block_size, step_tokens(config)
         request_bytes = sizes.cache.sequence_bytes(context, block_size, step)
         wanted_bytes = max(memory // self.num_models - fixed, request_bytes)
-        # At least that of a short request, so that the sum is right for a model that does not fit even alone.
+        # At least a short request, so that the sum is right for a model that does not fit even alone.
         least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step)
         return max(least_bytes, min(wanted_bytes, request_bytes * config.max_num_seqs, memory - fixed))
 
@@ -106,7 +112,7 @@ class MemoryShares:
         if not isinstance(whole, SplitSizes):
             fixed = whole.weight_bytes + whole.workspace_bytes
             cache = self._cache_bytes(config, whole, context, limit, fixed)
-            # As the sizes of what is loaded may differ a little from those of the plan.
+            # The sizes after loading may differ slightly from the plan.
             device = min(fixed + cache + fixed // 50 + (1 << 20), limit)
             config = replace(config, kv_cache_memory=cache, gpu_memory=device)
             return ModelPlan(ModelMemory(PROCESS_BYTES, device + self._context_bytes(config)), config)
@@ -120,7 +126,7 @@ class MemoryShares:
         fixed_device = on_device.weight_bytes + on_device.workspace_bytes
         taken = room + self._context_bytes(config) if on_device.weights else 0
         config = replace(config, gpu_memory=room)
-        # Its layers on the CPU run from disk, in all of main memory, as its engine finds out for itself.
+        # Its layers on the CPU run from disk, using all of main memory, as its engine decides.
         if self.machine is not None and fixed_main > self.machine.main:
             return ModelPlan(ModelMemory(self.limit.main, taken), config)
         block_size, step = config.block_size, step_tokens(config)
@@ -132,7 +138,7 @@ class MemoryShares:
         return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
 
     def _sized(self, checkpoint: Checkpoint, config: EngineConfig, room: int, context: int) -> tuple[Sizes, int]:
-        """The sizes of a model in so much of the GPU's memory, or in as much as its options allow; and that number."""
+        """The sizes of a model in `room` bytes of GPU memory, or as much as its options allow, and those bytes."""
         backend = backend_of(config)
         assert isinstance(backend, SplitBackend)
         room = max(room - self._context_bytes(config), 1)
@@ -147,7 +153,7 @@ class MemoryShares:
 
 
 def machine_memory(config: EngineConfig) -> ModelMemory:
-    """The memory that models may use now. To ask a GPU takes a part of its memory for as long as this process lives."""
+    """The memory that models may use now. Asking a GPU takes some of its memory while this process lives."""
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return ModelMemory(free_memory(config).usable_bytes)

@@ -18,11 +18,12 @@ _LINE_S = 30.0
 
 
 class ProgressBar:
-    """Bars for work that takes longer than a second: on standard error at a terminal, in the cell of a notebook.
+    """Bars for tasks that take longer than a second: on standard error at a terminal, in the cell of a notebook.
 
-    A bar appears after that second even if nothing is reported meanwhile: a slow disk may keep the first report away.
+    A bar appears after that second even if nothing is reported: a slow disk may delay the first report.
     in_bytes: the numbers are bytes, otherwise items.
-    announced: without a terminal, a line for each work, and every half minute one with what is done and the time left.
+    announced: without a terminal, print a line for each task, and every half minute a line with the progress and time
+    left.
     transient: the bars vanish at the end.
     """
 
@@ -38,14 +39,15 @@ class ProgressBar:
         self._progress: Progress | None = None
         self._cell: CellBars | None = None
         self._tasks: dict[str, TaskID | None] = {}
-        self._started: dict[str, tuple[float, int]] = {}  # when, and what was done by then
+        self._started: dict[str, tuple[float, int]] = {}  # start time, and what was done by then
         self._last_line = 0.0
-        self._endless = ""  # the last work of unknown length; its bar goes when other work begins
+        self._endless = ""  # the last task of unknown length; its bar goes when another begins
 
     def update(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Report `done` of `total` of the work named `what`; total 0: unknown. The first call starts its time.
+        """Report `done` of `total` of the task named `what`. The first call starts its time.
 
-        note: what is shown behind the numbers.
+        total: 0 if unknown.
+        note: shown after the numbers.
         """
         if not self._enabled:
             return
@@ -82,7 +84,7 @@ class ProgressBar:
                 self._cell.end(vanish=self._transient)
 
     def _wake_later(self, what: str, done: int, total: int) -> None:
-        """Show the new work after a second unless it, or other work, is shown by then."""
+        """Show the new task after a second unless it or another task is shown by then."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = threading.Timer(_PATIENCE_S, self._show, (what, done, total))
@@ -104,7 +106,7 @@ class ProgressBar:
         return size(number) if self._in_bytes else f"{number:,}"
 
     def _left(self, what: str, done: int, total: int) -> str:
-        """The time left at the mean speed so far; what an earlier run had done does not count."""
+        """The time left at the mean speed so far. What an earlier run had done does not count."""
         began, before = self._started[what]
         if done <= before or done >= total:
             return ""
@@ -146,7 +148,7 @@ def in_notebook() -> bool:
 
 
 def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:
-    """Columns with the bytes so far, if their number is known, and with those per second, both in powers of 1024.
+    """Columns with the bytes so far, if known, and the bytes per second, in powers of 1024.
 
     rich shows a rate in powers of ten only.
     """

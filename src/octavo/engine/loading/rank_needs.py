@@ -1,4 +1,4 @@
-"""The memory of each rank of a model, and what it exchanges with the others."""
+"""The memory of each rank of a model, and what it exchanges with other ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RankNeeds:
-    """One rank of a model. Sizes in bytes.
+    """One rank of a model. Sizes are in bytes.
 
     exchanges: with the other ranks of its stage, in a step.
-    exchanged_bytes_per_token: that the rank gives to them.
-    logits_bytes_per_row: that it gives of a row of logits which is gathered whole, because it cannot be sampled from
-    the best candidates of each rank.
+    exchanged_bytes_per_token: sent to them.
+    logits_bytes_per_row: sent for a row of logits that is gathered whole, because the best candidates of each rank are
+    not
+    enough to sample it.
     handed_on_bytes_per_token: to the next stage.
-    experts: the first and how many of each mixture, if it has not all of them.
+    experts: the first and the number in each mixture, if it does not have all of them.
     """
 
     rank: int
@@ -77,7 +78,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class RankExchange:
-    """An exchange of a rank with those of its stage, in columns of each row.
+    """An exchange between a rank and its stage, in columns per row.
 
     given: by the rank.
     moved: through its link, if the ranks form a ring.
@@ -89,12 +90,12 @@ class RankExchange:
 
 
 def exchanges_of(graph: Graph) -> list[RankExchange]:
-    """The exchanges of a rank's step. That of the logits counts as if they were gathered whole."""
+    """The exchanges of a rank's step. Logits count as if they were gathered whole."""
     found = []
     for node in graph.nodes:
         if isinstance(node.op, Collective):
             others = (node.op.size - 1) / node.op.size
-            # A sum goes around twice: parts of it, and then the whole ones.
+            # A sum goes around twice: first its parts, then the totals.
             times = 1 if isinstance(node.op, AllGather) else 2
             given = node.op.inputs[0].cols
             found.append(RankExchange(node.output.rows, given, times * others * node.output.cols))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_options(config: EngineConfig, graph: Graph) -> None:
-    """Raise UsageError for an option that a model with such an encoder does not have."""
+    """Raise UsageError for an option not supported by a model with a source encoder."""
     if not source_width(graph):
         return
     given = {
@@ -62,12 +62,12 @@ def encoder_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
 
 
 def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, model_len: int) -> int:
-    """The memory of the encoder beside its decoder, which has the matrices of both, or 0 if there is none."""
+    """The memory of the encoder on top of its decoder, which holds the shared matrices; 0 if there is none."""
     if not source_width(decoder.graph):
         return 0
     graph, limits = encoder_graph(checkpoint), encoder_limits(config, model_len)
     sizes = model_sizes(checkpoint, config, model_len, graph, limits=limits)
-    shares = backend_name(config) == "cpu"  # other devices hold the matrices of both twice
+    shares = backend_name(config) == "cpu"  # other devices hold shared matrices twice
     shared = {parameter.name for parameter in decoder.weights} if shares else set()
     own = sum(count for parameter, count in sizes.weights.items() if parameter.name not in shared)
     return own + sizes.workspace_bytes
@@ -76,9 +76,9 @@ def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, 
 def load_sources(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, decoder: Executor, model_len: int
 ) -> Encodings:
-    """The encoder with this graph, compiled, with an empty cache of rows.
+    """The compiled encoder with this graph and an empty cache of rows.
 
-    decoder: has the matrices of both.
+    decoder: holds the shared matrices.
     """
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.source_encoder import SourceEncoder

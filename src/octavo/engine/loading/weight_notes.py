@@ -1,4 +1,4 @@
-"""Sentences at the start, and in a plan, about weights and a cache that take more memory or time than expected."""
+"""Notes at the start and in a plan about weights or a cache that take more memory or time than expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.quantization.packed import DENSE_TYPES
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
-    """A sentence for each type whose weights take more memory than in the file, with the factor and what slows down."""
+    """A sentence per type whose weights take more memory than in the file, with the factor and what slows down."""
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
         f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
@@ -20,7 +20,7 @@ def growth_notes(sizes: Sizes) -> list[str]:
 
 
 def unpacking_notes(sizes: Sizes) -> list[str]:
-    """A sentence for each type whose codes no kernel of the device multiplies, with what that costs."""
+    """A sentence per type whose codes no kernel of the device multiplies, with the cost."""
     return [
         f"{found.type_name} has no kernel here: its weights stay codes in memory, and each step dequantizes them in "
         f"tiles for its products. It reads {size(found.packed_bytes)} of codes, and writes and reads "
@@ -31,7 +31,7 @@ def unpacking_notes(sizes: Sizes) -> list[str]:
 
 
 def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
-    """Sentences about what one would not expect: weights that grow or have no kernel, a cache that stays as it is."""
+    """Sentences about surprising sizes: weights that grow or have no kernel, a cache that keeps its type."""
     formats = sizes.cache.formats
     asked = config.kv_dtype
     notes = [*growth_notes(sizes), *unpacking_notes(sizes)]

@@ -1,4 +1,4 @@
-"""The ranks that follow a leader, each in a process of its own, on its machine or another."""
+"""The ranks that follow a leader, each in its own process, on the same machine or another."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def follow(config: EngineConfig) -> None:
     """Run the ranks of a machine other than the first until the leader ends. Raises EngineDeadError if one fails."""
     assert config.master is not None  # checked with nnodes
     host, port = address_of(config.master)
-    env.cluster_token()  # there is one
+    env.cluster_token()  # raises if there is none
     path = f"sys.path[:] = {sys.path!r}"
     module = "from octavo.engine.ranks.rank_process import main_over_network"
     calls = [
@@ -74,30 +74,30 @@ def follow(config: EngineConfig) -> None:
 
 
 def follow_one(host: str, port: int, rank: int, model: str) -> None:
-    """One rank of a machine other than the first, in its own process.
+    """Run one rank of a machine other than the first in its own process.
 
-    model: the name that this machine has for it.
+    model: the model's name on this machine.
     """
     Follower(connect((host, port), env.cluster_token(), rank, OTHERS_S), model).run()
 
 
 class Follower:
-    """A rank in a process of its own, which does what its leader says until that is gone."""
+    """A rank in its own process that follows its leader until the leader is gone."""
 
     def __init__(self, connection: Connection, model: str | None = None) -> None:
-        """model: instead of the leader's, on another machine."""
+        """model: replaces the leader's, on another machine."""
         self._connection = connection
         self._model = model
         self._inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
-        self._values: queue.SimpleQueue[StageValues] = queue.SimpleQueue()  # those of several steps may be under way
+        self._values: queue.SimpleQueue[StageValues] = queue.SimpleQueue()  # may hold values of several steps
         self._group: RankGroup | None = None
         self._executor: Executor | None = None  # once it is loaded
         self._adapters = RankAdapters()
         self._is_in_step = False
-        self._waits: WaitMeter | None = None  # from when the executor is there: what loading waits is not a step's
+        self._waits: WaitMeter | None = None  # set with the executor, so that loading does not count
 
     def run(self) -> None:
-        """Return never normally: the process ends with the connection."""
+        """Never return normally: the process ends with the connection."""
         self._connection.stay_alive(self._state)
         threading.Thread(target=self._read, name="octavo-leader", daemon=True).start()
         try:
@@ -107,7 +107,7 @@ class Follower:
         except OctavoError as error:
             logger.error("%s", error)
             self._say(RankFailed(type(error).__name__, str(error)))
-        except RuntimeError as error:  # of a step: another rank is gone
+        except RuntimeError as error:  # from a step: another rank is gone
             logger.error("%s", error)
             self._say(RankFailed("EngineDeadError", str(error)))
         except Exception as error:
@@ -116,9 +116,9 @@ class Follower:
         os._exit(1)  # native threads may wait for ranks that are gone
 
     def _state(self) -> Alive:
-        """For the leader, which gives up on a rank that is busy and does not get on."""
+        """The state for the leader, which gives up on a rank that is busy without progress."""
         executor = self._executor
-        if not isinstance(executor, WatchedExecutor):  # of which that is not known
+        if not isinstance(executor, WatchedExecutor):  # progress is not known
             return Alive()
         assert self._waits is not None
         is_waiting = self._group is not None and self._group.is_waiting
@@ -186,7 +186,7 @@ class Follower:
         limits = replace(executor_limits(config, setup.model_len, plain), max_num_outputs=setup.max_num_outputs)
         executor = compile_graph(config, checkpoint, graph, limits, None, group)
         self._adapters.executor = executor
-        self._waits, self._executor = WaitMeter(), executor  # in this order: another thread asks for the state
+        self._waits, self._executor = WaitMeter(), executor  # in this order, because another thread reads the state
         sizes, own = executor.cache_sizes, executor.weight_bytes
         free = memory_of_rank(config, held_bytes=own).available_bytes - executor.mapped_bytes
         self._connection.send(Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, own, max(free, 0)))

@@ -1,4 +1,4 @@
-"""A rank of a model on its way to the others: its place in memory, its compute threads, and its group."""
+"""Joining the other ranks: a rank's place in memory, its compute threads, and its group."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from octavo.platform import numa, processors
 
 logger = logging.getLogger(__name__)
 
-EXCHANGE_BYTES = 1 << 20  # of the memory in which ranks exchange values: larger ones would leave the caches
-OTHERS_S = 300.0  # for the ranks of all machines to come
+EXCHANGE_BYTES = 1 << 20  # of memory for exchanging values; more would not fit the CPU caches
+OTHERS_S = 300.0  # wait for the ranks of all machines
 
 
 def settled(config: EngineConfig, rank: int) -> EngineConfig:
-    """The options with the number of compute threads. Binds this thread, and those that it starts, to a NUMA node.
+    """The options with the number of compute threads. Binds this thread and those it starts to a NUMA node.
 
-    It binds nothing where the ranks of this machine do not share the nodes evenly, or something else decides: several
-    replicas, Ray, a GPU.
+    Nothing is bound if this machine's ranks do not divide the nodes evenly or something else decides: several replicas,
+    Ray, a GPU.
     """
     threads, here = threads_of_rank(config), len(config.ranks_here)
     config = replace(config, num_threads=threads)
@@ -48,9 +48,9 @@ def join(
     name: str,
     given_up: Callable[[], str] | None = None,
 ) -> RankGroup | None:
-    """The group of the ranks of this one's stage, or None if it is alone.
+    """The group of this rank's stage, or None if it is alone.
 
-    given_up: a reason to wait no longer, or empty.
+    given_up: a reason to stop waiting, or empty.
     """
     if ranks.tensor_parallel == 1:
         return None

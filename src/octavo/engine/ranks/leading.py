@@ -1,4 +1,4 @@
-"""Rank 0 of a model, which leads: it starts or awaits the others and has them behind its executor."""
+"""Rank 0 of a model, the leader: it starts or awaits the other ranks and runs them behind its executor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lead(
 ) -> GroupExecutor:
     """The executor of all ranks, with their processes. Raises what a rank raises.
 
-    graph: the whole model, whose tap has the inputs of the layers `taps`.
+    graph: the whole model. Its tap has the inputs of the layers `taps`.
     """
     ranks = Ranks.of(config)
     leader, name = Leader(), secrets.token_hex(8)
@@ -72,14 +72,14 @@ def lead(
         return GroupExecutor(local, leader, ranks, group, largest, weight_bytes, available_bytes)
     except BaseException as error:
         leader.close()
-        remove_segments(name)  # of ranks that were killed before they came together
+        remove_segments(name)  # left by ranks that were killed before they met
         if isinstance(error, EngineDeadError):
-            leader.check()  # the first reason
+            leader.check()  # raises the first reason
         raise
 
 
 def _watched(progress: LoadProgress | None, leader: Leader) -> LoadProgress:
-    """Raises the failure of a rank while this one packs weights, which may take minutes."""
+    """Report progress, and raise another rank's failure while this one packs weights, which may take minutes."""
 
     def report(phase: str, done: int, total: int) -> None:
         leader.check()
@@ -102,11 +102,11 @@ def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
 def _setup(
     config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits, taps: tuple[int, ...]
 ) -> Setup:
-    """Another machine finds the model by its own name for it, this one at the same path."""
+    """The setup of a rank. Another machine finds the model by its own name for it, this one at the same path."""
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model
     digest = checkpoint.file.digest() if node > 0 else ""
-    if config.distributed_executor != "ray":  # which has no node_rank
+    if config.distributed_executor != "ray":  # Ray has no node_rank
         config = replace(config, node_rank=node)
     own = of_rank(replace(config, model=model), rank)
     return Setup(own, rank, group, limits.max_model_len, limits.max_num_outputs, taps, digest)

@@ -1,4 +1,4 @@
-"""The adapters of a rank: prepared on a thread as their parts come, put into slots between steps."""
+"""The adapters of a rank: prepared on a thread as their parts arrive, put into slots between steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from octavo.graph.ops.low_rank import LowRank
 
 
 class RankAdapters:
-    """The adapters that the leader holds, by its numbers.
+    """The adapters that the leader holds, by the leader's numbers.
 
-    `take` is for the thread that reads messages, `load` for that of steps.
+    `take` is for the thread that reads messages, `load` for the thread that runs steps.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RankAdapters:
         self._thread = ThreadPoolExecutor(1, "octavo-adapters")
 
     def take(self, message: AdapterPart | HoldAdapter | DropAdapter) -> None:
-        """A part of an adapter, the end of its parts, or the end of its use."""
+        """Handle a part of an adapter, the end of its parts, or its removal."""
         number = message.adapter
         if isinstance(message, AdapterPart):
             a, gain = (None if each is None else _numbers(each) for each in (message.a, message.gain))

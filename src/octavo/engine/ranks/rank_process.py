@@ -11,13 +11,13 @@ from octavo.platform import processes
 def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], parent_pid: int) -> None:
     """Follow the leader until it ends.
 
-    descriptor: of the connected socket.
+    descriptor: the connected socket.
     parent_pid: the leader's.
-    outgoing, incoming: the descriptors of two rings (`octavo.distributed.ring`); empty: the socket carries all.
+    outgoing, incoming: descriptors of two rings (`octavo.distributed.ring`), or empty if the socket carries everything.
     """
     processes.end_with(parent_pid)
     faulthandler.enable()
-    # These take most of a second, in which the process must already end with its parent.
+    # These imports take most of a second; the process must already end with its parent then.
     from octavo.distributed.connection import Connection
     from octavo.distributed.ring import Ring
     from octavo.engine.ranks.following import Follower
@@ -29,12 +29,12 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
 def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:
     """Follow a leader on another machine.
 
-    model: its name on this one.
+    model: its name on this machine.
     parent_pid: of `octavo serve` here.
     """
     processes.end_with(parent_pid)
     faulthandler.enable()
-    # As in `main`.
+    # See `main`.
     from octavo.engine.ranks.following import follow_one
 
     follow_one(host, port, rank, model)

@@ -1,6 +1,6 @@
-"""Ranks on a Ray cluster: a placement group with a bundle for each machine, and an actor for each rank.
+"""Ranks on a Ray cluster: a placement group with a bundle per machine, and an actor per rank.
 
-Ray places the ranks, starts them and says when one has died. Steps and values go over our own connections, as between
+Ray places and starts the ranks and reports when one has died. Steps and values use our own connections, as between
 other machines (`octavo.distributed.rendezvous`).
 """
 
@@ -19,16 +19,15 @@ from octavo.distributed.rendezvous import accept_ranks, connect
 from octavo.engine.ranks.following import Follower
 from octavo.errors import EngineDeadError, UsageError
 
-_PLACED_S = 60.0  # for Ray to find the places
-_COME_S = 300.0  # for the ranks to come
+_PLACED_S = 60.0  # wait for Ray to place the ranks
+_COME_S = 300.0  # wait for the ranks to join
 _LOOK_S = 1.0
 
 
 def lead_on_ray(config: EngineConfig, leader: Leader) -> EngineConfig:
-    """Start all ranks but this process's own as actors, which join the leader.
+    """Start all ranks except this process's own as actors that join the leader.
 
-    Returns the options with the threads of each rank.
-    Raises UsageError if there is no cluster, or it is too small.
+    Return the options with the threads of each rank. Raises UsageError if there is no cluster or it is too small.
     """
     ray = _ray()
     is_ours = not ray.is_initialized()
@@ -45,7 +44,7 @@ def lead_on_ray(config: EngineConfig, leader: Leader) -> EngineConfig:
 
 
 def follow_on_ray(host: str, port: int, token: str, rank: int) -> None:
-    """One rank, in its actor's process, until its leader ends."""
+    """Run one rank in its actor's process until its leader ends."""
     Follower(connect((host, port), token, rank, _COME_S)).run()
 
 
@@ -59,7 +58,7 @@ def _ray() -> Any:
 
 def _join_cluster(ray: Any) -> None:
     try:
-        # Never without an address: that would start a cluster of its own on this machine.
+        # Never without an address: that would start a new cluster on this machine.
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
@@ -69,10 +68,10 @@ def _join_cluster(ray: Any) -> None:
 
 
 class _RayRanks:
-    """The placement group, the actors in it, and the thread that hears of their ends."""
+    """The placement group, its actors, and the thread that notices when they end."""
 
     def __init__(self, ray: Any, config: EngineConfig, leader: Leader, is_ours: bool) -> None:
-        """is_ours: the connection to the cluster, which ends with the ranks."""
+        """is_ours: the connection to the cluster is ours and ends with the ranks."""
         self._ray, self._leader, self._is_ours = ray, leader, is_ours
         self._host = ray.util.get_node_ip_address()
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -91,10 +90,10 @@ class _RayRanks:
                 "num_threads or the number of ranks, or add nodes"
             )
         self._group: Any = None
-        self._runs: dict[Any, int] = {}  # by the reference of what an actor does: its rank
+        self._runs: dict[Any, int] = {}  # reference of an actor's task -> its rank
 
     def start(self) -> None:
-        """Return when all ranks have joined the leader."""
+        """Start the actors. Return when all ranks have joined the leader."""
         ray, config = self._ray, self.config
         # The first bundle is on this machine, whose rank 0 is this process.
         bundles = [{**self._bundle, f"node:{self._host}": 0.001}, *[self._bundle] * (config.nnodes - 1)]
@@ -133,13 +132,13 @@ class _RayRanks:
             self._runs[actor.options(**options).remote().follow.remote(self._host, port, token, rank)] = rank
 
     def _check_actors(self) -> None:
-        """Raise EngineDeadError if an actor has ended before its rank came."""
+        """Raise EngineDeadError if an actor ended before its rank joined."""
         ended, _ = self._ray.wait(list(self._runs), timeout=0)
         for reference, reason in self._reasons(ended):
             raise EngineDeadError(f"rank {self._runs[reference]} is gone: Ray says: {reason}")
 
     def _watch(self) -> None:
-        """Tell the leader of each rank that Ray says has ended."""
+        """Tell the leader about each rank that Ray reports as ended."""
         waiting = list(self._runs)
         while waiting:
             ended, waiting = self._ray.wait(waiting, timeout=_LOOK_S)
@@ -152,7 +151,7 @@ class _RayRanks:
             reason = "it has ended"
             try:
                 self._ray.get(reference)
-            except Exception as error:  # Ray's own, of many kinds
+            except Exception as error:  # Ray raises many kinds
                 reason = " ".join(str(error).split())
             yield reference, reason
 

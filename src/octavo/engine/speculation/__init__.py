@@ -1,1 +1,1 @@
-"""The room of speculation: guesses at the next tokens, and how many of them a step computes."""
+"""Speculation: guesses at the next tokens, and how many of them a step computes."""

@@ -1,18 +1,18 @@
-"""The share of guesses that were right, by source and level: of one sequence, and of all."""
+"""The share of right guesses, by source and level, of one sequence and of all."""
 
 from __future__ import annotations
 
 from octavo.engine.speculation.draft_source import Draft, DraftOrigin
 
-_USUAL = 7  # the level of a guess that is not known yet
-_WEIGHT = 4.0  # tries that what is known beforehand counts for
-_FORGETTING = 0.97  # of a count with each further try: about the last thirty decide
+_USUAL = 7  # the level of a guess not made yet
+_WEIGHT = 4.0  # how many tries prior knowledge counts for
+_FORGETTING = 0.97  # decay per further try: about the last thirty decide
 
 
 class Acceptance:
-    """Counts of tried and of right guesses, older ones with less weight.
+    """Counts of tried and right guesses; older ones weigh less.
 
-    everybody: the counts of all sequences, which is what a new sequence expects, or None if these are they.
+    everybody: the counts over all sequences, from which a new sequence starts; None for those counts themselves.
     """
 
     def __init__(self, everybody: Acceptance | None = None) -> None:
@@ -20,13 +20,13 @@ class Acceptance:
         self._counts: dict[str, dict[int, tuple[float, float]]] = {}  # by source and level: tried, right
 
     def odds(self, draft: Draft) -> list[float]:
-        """Of each token of the draft: the probability that it is right if those before it are."""
+        """The probability that each token of the draft is right if those before it are."""
         source = draft.source
         general = None if self._everybody is None else self._everybody._counts.get(source.name)
         known = [counts for counts in (general, self._counts.get(source.name)) if counts]
         odds, last, share = [], None, 0.0
         for level in draft.levels:
-            if level != last:  # many have the highest
+            if level != last:  # the highest level is frequent
                 last, share = level, source.prior(level)
                 for counts in known:
                     if level in counts:
@@ -36,7 +36,7 @@ class Acceptance:
         return odds
 
     def share(self, source: DraftOrigin) -> float:
-        """The probability that a guess of a source is right, whatever its level, as far as this and all others know."""
+        """The probability that a source's guess is right, whatever its level, from this sequence and all others."""
         share = source.prior(_USUAL)
         general = None if self._everybody is None else self._everybody._counts.get(source.name)
         for counts in (general, self._counts.get(source.name)):
@@ -45,7 +45,7 @@ class Acceptance:
         return share
 
     def observe(self, draft: Draft, token_ids: list[int]) -> None:
-        """Compare a draft with the tokens that came. Behind the first wrong guess nothing is learned."""
+        """Compare a draft with the actual tokens. Guesses after the first wrong one teach nothing."""
         for guess, level, token_id in zip(draft.token_ids, draft.levels, token_ids, strict=False):
             is_right = guess == token_id
             self._count(draft.source.name, level, is_right)

@@ -1,4 +1,4 @@
-"""Guesses that a draft model computes on a device while the step before them still runs there."""
+"""Guesses that a draft model computes on a device while the previous step still runs there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AheadChain:
     """A sequence in a step that is submitted ahead, with room for `length` guesses.
 
     drawn: the rows of the step in flight.
-    start: position of its last token that is known there.
+    start: position of its last token that is known on the host.
     """
 
     sequence: Sequence
@@ -39,7 +39,7 @@ class AheadChain:
 
 
 class AheadDrafts:
-    """The guesses of one step. The longest chains come first, so that a step of the draft model has the first ones."""
+    """The guesses of one step. The longest chains come first, so that each step of the draft model takes a prefix."""
 
     def __init__(self, drafter: ModelDrafter, chains: list[AheadChain]) -> None:
         self.drafter = drafter
@@ -52,12 +52,12 @@ class AheadDrafts:
         return {chain.sequence: chain.length for chain in self._chains}
 
     def place_of(self, sequence: Sequence, number: int) -> int:
-        """The `Batch.token_sources` of a guess of a sequence, counted from 0."""
+        """The `Batch.token_sources` of a sequence's guess, counted from 0."""
         place = next(place for place, chain in enumerate(self._chains) if chain.sequence is sequence)
         return -2 - number * MAX_DRAFTING - place
 
     def submit(self) -> None:
-        """Hand all steps of the draft model to its executor. Raises what that raises."""
+        """Submit all steps of the draft model to its executor. Raises what the executor raises."""
         executor = self.drafter.executor
         for number in range(self._chains[0].length):
             chains = [chain for chain in self._chains if chain.length > number]
@@ -66,9 +66,10 @@ class AheadDrafts:
             self._pending.append(executor.submit(batch))
 
     def _first(self, chains: list[AheadChain]) -> Batch:
-        """Read the last known token and all that were drawn. Nobody will see those behind a wrong guess.
+        """Read the last known token and all tokens that were drawn. Those after a wrong guess are never seen.
 
-        A head reads each token at the position before, with the hidden state there, and knows the first one already.
+        A head reads each token at the previous position, with the hidden state there, and has already read the first
+        one.
         """
         runs, skipped = [], int(self.drafter.reads_hidden)
         sources: list[int] = []
@@ -86,7 +87,7 @@ class AheadDrafts:
         return batch
 
     def _further(self, chains: list[AheadChain], number: int) -> Batch:
-        """Read the guess before, at the position behind the last token that was right."""
+        """Read the previous guess, at the position after the last right token."""
         runs, skipped = [], int(self.drafter.reads_hidden)
         for chain in chains:
             start = chain.start + 1 + chain.drawn.num_drafts + number - skipped
@@ -99,7 +100,7 @@ class AheadDrafts:
         return batch
 
     def computed(self, schedule: Schedule, output: StepOutput) -> dict[Sequence, list[int]]:
-        """The tokens that their step has computed as guesses, which the host learns from it."""
+        """The tokens that the step computed as guesses, which the host learns from it."""
         assert output.computed_ids is not None
         lengths, found, end = self.sequences, {}, 0
         for sequence, item in schedule.scheduled.items():
@@ -109,10 +110,9 @@ class AheadDrafts:
         return found
 
     def drafts(self, computed: dict[Sequence, list[int]]) -> dict[Sequence, Draft]:
-        """The guesses, once their step has ended.
+        """The guesses, once their step has ended. Raises what a step raises.
 
-        computed: what it computed as such.
-        Raises what a step raises.
+        computed: what the step computed as guesses.
         """
         probabilities = [np.exp(step.wait().logprobs).tolist() for step in self._pending]
         found = {}
@@ -125,7 +125,7 @@ class AheadDrafts:
 
 
 def guess_tokens(length: int) -> list[int]:
-    """Stand-ins for so many guesses."""
+    """Placeholders for `length` guesses."""
     return [GUESS] * length
 
 

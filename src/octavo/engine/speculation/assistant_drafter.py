@@ -1,4 +1,4 @@
-"""Drafts from Gemma 4's assistant, whose layers read the cache of the model that it drafts for."""
+"""Drafts from Gemma 4's assistant, whose layers read the target model's cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AssistantDrafter(ModelDrafter):
-    """A head without a cache of its own: it reads no prompts, and needs one hidden state of a sequence, the last.
+    """A head without its own cache: it reads no prompts and only needs a sequence's last hidden state.
 
     All guesses of a step are computed at the position of the last token, and see the tokens before it.
     """
@@ -30,7 +30,7 @@ class AssistantDrafter(ModelDrafter):
     reads_hidden = True
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Take the last hidden states of each sequence: more than one, as its last drafts may be rejected."""
+        """Take the last hidden states of each sequence; several, because its last drafts may be rejected."""
         hidden = output.hidden_states if len(schedule.scheduled) <= MAX_DRAFTING else None
         first, count = 0, len(batch.token_ids)
         for item in schedule.scheduled.values():
@@ -61,7 +61,7 @@ class AssistantDrafter(ModelDrafter):
         return self._drafts(chains)
 
     def _step(self, chains: list[Chain], hidden: Float32) -> StepOutput:
-        """A guess for each chain, and the hidden states behind it."""
+        """A guess for each chain, and the hidden states after it."""
         started_at = time.perf_counter()
         output = self.executor.submit(_batch(chains, hidden, self._limits.block_size)).wait()
         self._times.observe(len(chains), 0, 0, time.perf_counter() - started_at)
@@ -69,7 +69,7 @@ class AssistantDrafter(ModelDrafter):
 
 
 def _last_row(sequence: Sequence) -> Float32 | None:
-    """The hidden state that has made the last token, or None if it is not known."""
+    """The hidden state that produced the last token, or None if it is not known."""
     known, position = sequence.hidden_rows, len(sequence.token_ids) - 2
     if known is None or not known.start <= position < known.start + len(known.rows):
         return None
@@ -78,7 +78,7 @@ def _last_row(sequence: Sequence) -> Float32 | None:
 
 
 def _batch(chains: list[Chain], hidden: Float32, block_size: int) -> Batch:
-    """A row for each sequence: it sees the tokens before the last one, and rotates by the position of the last."""
+    """A row per sequence. It sees the tokens before the last one, and rotates by the position of the last."""
     count, sequences = len(chains), [chain.sequence for chain in chains]
     lengths = np.array([len(sequence.token_ids) - 1 for sequence in sequences], np.int32)
     width, num_groups = -(-int(lengths.max()) // block_size), len(sequences[0].block_tables)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class EagleDrafter(HeadDrafter):
-    """A head with two inputs: hidden states of the model for tokens that it has computed, its own for guesses.
+    """A head with two inputs: the model's hidden states for computed tokens, its own for guesses.
 
-    Its logits may be of fewer tokens than the model has.
+    Its logits may cover fewer tokens than the model has.
     """
 
     name = EAGLE3
@@ -41,9 +41,10 @@ class EagleDrafter(HeadDrafter):
         return output.taps
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:
-        """The hidden states of the model and those of the head, one of them zeros: the head adds both.
+        """The model's hidden states and the head's own, one of them zeros, because the head adds both.
 
-        Its first layer adds its bias to both, though it belongs to the model's alone: it is taken off the head's.
+        The head's first layer adds its bias to both, although it belongs only to the model's: it is subtracted from the
+        head's.
         """
         of_model, own = (np.zeros((len(rows), columns), np.float32) for columns in self._head.columns)
         if not are_own:

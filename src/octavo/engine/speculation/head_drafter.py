@@ -1,4 +1,4 @@
-"""Drafts from a head, which reads the hidden states of every token that the model computes."""
+"""Drafts from a head that reads the hidden states of every token the model computes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.engine.speculation.speculation import Guesses
     from octavo.engine.step_times import StepTimes
 
-_INLINE = 16  # unread tokens of a sequence that its next draft reads on its way
+_INLINE = 16  # unread tokens of a sequence that its next draft reads first
 
 
 @dataclass(slots=True)
@@ -41,11 +41,12 @@ class HiddenRows:
 
 
 class HeadDrafter(ModelDrafter):
-    """A head computes, from the hidden state of a position and the token after it, the token after that.
+    """A head computes, from a position's hidden state and the token after it, the token after that.
 
-    Further guesses take its own hidden states. Its cache has the target's blocks. Hidden states are nowhere kept, so
-    it reads each prompt beside the target, chunk by chunk; what it has missed it cannot read again, and sequences with
-    such tokens get no drafts.
+    Further guesses use its own hidden states. Its cache mirrors the target's blocks. Hidden states are not kept, so it
+    reads each prompt together with the target, chunk by chunk. It cannot read later what it missed, and sequences with
+    such
+    tokens get no drafts.
     """
 
     name = MTP
@@ -57,10 +58,12 @@ class HeadDrafter(ModelDrafter):
         super().__init__(executor, times, limits, max_drafts, group)
         size = limits.block_size
         self._is_read = np.zeros((limits.num_blocks + limits.max_num_seqs, size), bool)  # by block and offset
-        self._copies: list[np.ndarray[tuple[int, int], np.dtype[np.int32]]] = []  # of blocks, which its cache lacks
+        self._copies: list[
+            np.ndarray[tuple[int, int], np.dtype[np.int32]]
+        ] = []  # of blocks, still to be made in its cache
 
     def note_submitted(self, batch: Batch) -> None:
-        """Note what a step of the target does to blocks. Steps are noted in their order."""
+        """Record what a step of the target does to blocks. Steps must be recorded in order."""
         if len(batch.block_copies):
             self._copies.append(batch.block_copies)
             for source, target in batch.block_copies.tolist():
@@ -70,7 +73,7 @@ class HeadDrafter(ModelDrafter):
         self._is_read.reshape(-1)[batch.slot_mapping[self._group]] = False
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Take the hidden states of all tokens of a step, which are the last ones; a large step has none."""
+        """Take the hidden states of all tokens of a step, which are the last ones. A large step has none."""
         first, count = 0, len(batch.token_ids)
         hidden_states = self._hidden_of(output) if len(schedule.scheduled) <= MAX_DRAFTING else None
         hidden_states = None if hidden_states is None else hidden_states[-count:]
@@ -88,7 +91,7 @@ class HeadDrafter(ModelDrafter):
                     use.sequence.hidden_rows = HiddenRows(sequence.hidden_rows.start, sequence.hidden_rows.rows)
 
     def catch_up(self, sequences: Iterable[Sequence]) -> None:
-        """Read what is unread of prompts, but for the last token, which its draft reads. Raises as `draft`."""
+        """Read what is unread of prompts, except the last token, which its draft reads. Raises like `draft`."""
         for sequence in sequences:
             unread = sequence.hidden_rows
             while unread is not None and (count := self._num_readable(sequence)) > _INLINE:
@@ -120,7 +123,7 @@ class HeadDrafter(ModelDrafter):
         return self._drafts(chains)
 
     def _begin(self, sequence: Sequence, guesses: Guesses) -> Chain | None:
-        """A chain of a sequence all of whose tokens but the last have hidden states, read ones or unread ones."""
+        """A chain for a sequence whose tokens, except the last, all have hidden states, read or unread."""
         unread, limit = sequence.hidden_rows, self._most(sequence, guesses)
         count = self._num_readable(sequence)
         if unread is None or limit <= 0 or count <= 0 or unread.start + count + 1 != len(sequence.token_ids):
@@ -128,7 +131,7 @@ class HeadDrafter(ModelDrafter):
         return Chain(sequence, guesses, None, limit, [], []) if self._has_read(sequence, unread.start) else None
 
     def _has_read(self, sequence: Sequence, position: int) -> bool:
-        """True if the hidden states of all positions before this one were read."""
+        """True if the hidden states of all earlier positions were read."""
         blocks, (full, rest) = self._blocks(sequence), divmod(position, self._limits.block_size)
         return bool(self._is_read[blocks[:full]].all() and (not rest or self._is_read[blocks[full], :rest].all()))
 
@@ -138,7 +141,7 @@ class HeadDrafter(ModelDrafter):
         return unread is not None and unread.start == position and self._has_read(sequence, position)
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:  # noqa: ARG002
-        """Note that the hidden states before the last token were read on the device."""
+        """Record that the hidden states before the last token were read on the device."""
         if sequence.hidden_rows is not None:
             self._note_read(sequence, self._num_readable(sequence))
 
@@ -148,7 +151,7 @@ class HeadDrafter(ModelDrafter):
         return 0 if unread is None else min(len(unread.rows), len(sequence.token_ids) - 1 - unread.start)
 
     def _guess_first(self, chains: list[Chain]) -> dict[Sequence, Float32]:
-        """Read what is unread, and add a guess to each chain. Return the hidden states that it goes on from."""
+        """Read what is unread, and add a guess to each chain. Return the hidden states to continue from."""
         runs, rows = [], []
         for chain in chains:
             sequence, unread = chain.sequence, chain.sequence.hidden_rows
@@ -163,7 +166,7 @@ class HeadDrafter(ModelDrafter):
     def _guess_more(self, chains: list[Chain], hidden: dict[Sequence, Float32]) -> dict[Sequence, Float32]:
         """Add a further guess to each chain.
 
-        hidden: of `_guess_first`.
+        hidden: from `_guess_first`.
         """
         runs = [
             self._run_of(each.sequence, each.token_ids[-1:], len(each.sequence.token_ids) + len(each.token_ids) - 2)
@@ -182,7 +185,7 @@ class HeadDrafter(ModelDrafter):
         return {each.sequence: hidden[i : i + 1] for i, each in enumerate(chains)}
 
     def _hidden_of(self, output: StepOutput) -> Float32 | None:
-        """The hidden states in the results of a step, of the model or of the head, or None if it gave none."""
+        """The hidden states in a step's results, the model's or the head's, or None if it returned none."""
         return output.hidden_states
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:  # noqa: ARG002
@@ -203,7 +206,7 @@ class HeadDrafter(ModelDrafter):
         unread.drop_before(unread.start + count)
 
     def _complete(self, batch: Batch) -> Batch:
-        """Of a step of the head: with hidden states for its next guesses, and the copies that its blocks lack."""
+        """The batch, with hidden states for its next guesses and the copies that its blocks lack."""
         batch.hidden_indices = batch.logits_indices
         if self._copies:
             batch.block_copies, self._copies = np.concatenate(self._copies), []

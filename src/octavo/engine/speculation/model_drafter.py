@@ -1,4 +1,4 @@
-"""Drafts from a small model with the same vocabulary, one token after another for all sequences in a step."""
+"""Drafts from a small model with the same vocabulary, one token at a time for all sequences in a step."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_INLINE = 16  # unread tokens that a draft step reads on its way
-_RETRY = 64  # times that it did not pay, after which it is tried again
+_INLINE = 16  # unread tokens that a draft step reads first
+_RETRY = 64  # how often it must not pay off before it is tried again
 _FIRST_ODDS = 0.7
-_GAIN = 0.2  # of the time of an answer that drafts are assumed to save, when the reading of a prompt is weighed
+_GAIN = 0.2  # assumed saving of an answer's time by drafts, when deciding whether to read a prompt
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Chain:
     """A draft in the making.
 
     value: probability that all of it is right.
-    reading: None: of a head.
+    reading: None for a head.
     """
 
     sequence: Sequence
@@ -55,13 +55,13 @@ class Chain:
 class ModelDrafter:
     """Implements `DraftOrigin`. A level is a tenth of a guess's probability.
 
-    Its cache has the target's blocks, and one more for each sequence. A prompt is read late, in chunks between steps of
-    the target, so that first tokens do not wait for it; until then there are no drafts for the sequence.
+    Its cache mirrors the target's blocks and has one more block per sequence. Prompts are read late, in chunks between
+    steps of the target, so that first tokens do not wait for it. Until then the sequence gets no drafts.
     """
 
     name = DRAFT_MODEL
-    reads_hidden = False  # of all tokens of the target's steps
-    is_on_device = False  # its guesses can go to the next step of the target before the host knows them
+    reads_hidden = False  # whether it wants hidden states of all tokens of the target's steps
+    is_on_device = False  # whether its guesses reach the target's next step without the host
 
     def __init__(
         self,
@@ -71,23 +71,23 @@ class ModelDrafter:
         max_drafts: int = MAX_DRAFTS,
         group: int = 0,
     ) -> None:
-        """times, limits: of the target.
-        max_drafts: of a sequence in one step.
-        group: of the target's layers, one that keeps all blocks of a sequence.
+        """times, limits: the target's.
+        max_drafts: per sequence in one step.
+        group: one of the target's groups of layers, which keeps all blocks of a sequence.
         """
         self.executor = executor
-        self.max_drafts = min(max_drafts, MAX_DRAFTS, limits.block_size)  # a spare block has room for them
+        self.max_drafts = min(max_drafts, MAX_DRAFTS, limits.block_size)  # a spare block must have room for them
         self._group = group
         self._target_times, self._times = times, StepTimes()
         self._limits = limits
         self._twins = TwinBlocks(limits.block_size)
-        self._idle = 0  # times that drafts did not pay, since the last ones
+        self._idle = 0  # how often drafts did not pay off since the last ones
 
     def prior(self, level: int) -> float:
         return 0.3 + 0.06 * level
 
     def pays(self, num_rows: int, odds: float = _FIRST_ODDS) -> bool:
-        """True if a first guess for each of so many sequences is worth its time; now and then also if unknown."""
+        """True if a first guess per sequence is worth its time. Now and then also if that is unknown."""
         cost = self._cost(num_rows, num_rows)
         if cost is None or odds > cost:
             return True
@@ -95,25 +95,25 @@ class ModelDrafter:
         return self._idle >= _RETRY
 
     def note_submitted(self, batch: Batch) -> None:
-        """Take note of a step of the target: this model has no use for it."""
+        """Ignore a step of the target: this model does not use it."""
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Take note of the result of a step of the target: this model has no use for it."""
+        """Ignore the result of a step of the target: this model does not use it."""
 
     def catch_up(self, sequences: Iterable[Sequence]) -> None:
-        """Read prompts that are under way: this model reads them late."""
+        """Do nothing: this model reads prompts late."""
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
         """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
 
-        num_rows: of the target's step without drafts.
+        num_rows: rows of the target's step without drafts.
         Raises OctavoError or RuntimeError if the model fails.
         """
         self._idle = 0
         chains: list[Chain] = []
         behind: list[Chain] = []
         num_left = self._limits.max_num_batched_tokens
-        claimed: set[int] = set()  # blocks that are written: choices share those of their prompt at first
+        claimed: set[int] = set()  # blocks being written: choices share their prompt's blocks at first
         for sequence, guesses in wanted:
             chain = self._open(sequence, guesses)
             blocks = set() if chain is None else self._twins.written(_reading(chain), self._blocks(sequence))
@@ -138,7 +138,7 @@ class ModelDrafter:
         return self._drafts(chains)
 
     def _drafts(self, chains: list[Chain]) -> dict[Sequence, Draft]:
-        """Those of the chains that have a guess."""
+        """The drafts of the chains that have a guess."""
         return {each.sequence: Draft(self, each.token_ids, each.levels) for each in chains if each.token_ids}
 
     def _blocks(self, sequence: Sequence) -> list[int]:
@@ -154,7 +154,7 @@ class ModelDrafter:
         return Chain(sequence, guesses, reading, limit, [], []) if limit > 0 else None
 
     def _most(self, sequence: Sequence, guesses: Guesses, num_unknown: int = 0) -> int:
-        """The drafts that a sequence may have after so many tokens more."""
+        """The most drafts of a sequence after num_unknown more tokens."""
         most, count = guesses.options.num_speculative_tokens, len(sequence.token_ids) + num_unknown
         limit = min(
             self.max_drafts if most is None else min(self.max_drafts, most),
@@ -164,9 +164,9 @@ class ModelDrafter:
         return 0 if guesses.barred_at == count else limit
 
     def odds_ahead(self, sequence: Sequence, guesses: Guesses, num_unknown: int, num_rows: int) -> list[float] | None:
-        """The odds of the guesses that are worth their time after the step in flight, which draws at most num_unknown.
+        """The odds of guesses worth making after the step in flight, which draws at most num_unknown tokens.
 
-        None: it has to read tokens first, or to know them.
+        None if it has to read or know tokens first.
         """
         cost = self._cost(num_rows, num_rows)
         if cost is None or guesses.options.speculative_p_min or not self._is_ready(sequence, guesses):
@@ -188,7 +188,7 @@ class ModelDrafter:
         return reading.num_read + 1 == len(tokens)
 
     def chain_ahead(self, item: ScheduledSequence, drawn: DrawnRows) -> AheadChain:
-        """The guesses of a part of a step that is submitted ahead. Its sequence looks as after the step before."""
+        """The guesses for a part of a step submitted ahead. Its sequence looks as it will after the previous step."""
         sequence = item.sequence
         start = len(sequence.token_ids) - drawn.num_drafts - 2
         spare = self._limits.num_blocks + sequence.row
@@ -199,13 +199,13 @@ class ModelDrafter:
         return self._complete(self._twins.batch(runs))
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
-        """Note that guesses for the step in flight came after all tokens of a sequence had been read."""
+        """Record that all tokens of a sequence were read before the guesses for the step in flight."""
         if guesses.reading is not None:
             tokens = sequence.token_ids
             self._twins.note(guesses.reading, tokens, self._blocks(sequence), len(tokens))
 
     def _is_worth_reading(self, chain: Chain) -> bool:
-        """True if the drafts of the rest of the answer will save more time than the reading takes."""
+        """True if drafts for the rest of the answer will save more time than the reading takes."""
         tokens, step_s = chain.sequence.token_ids, self._target_times.step_s(1)
         per_token = self._times.chunk_token_s(_reading(chain).num_read)
         if step_s is None or per_token is None:
@@ -214,7 +214,7 @@ class ModelDrafter:
         return left * _GAIN * step_s > (len(tokens) - _reading(chain).num_read) * per_token
 
     def _read(self, chain: Chain) -> None:
-        """Read as many tokens as take about a step of the target, with a step without logits' use."""
+        """Read as many tokens as take about a step of the target, in a step that needs no logits."""
         reading, tokens = _reading(chain), chain.sequence.token_ids
         step_s, per_token = self._target_times.step_s(1), self._times.chunk_token_s(reading.num_read)
         count = 64 if step_s is None or per_token is None else int(step_s / per_token)
@@ -268,7 +268,7 @@ class ModelDrafter:
         return [each for each in room if each.value * _FIRST_ODDS > cost]
 
     def _cost(self, num_rows: int, num_chains: int) -> float | None:
-        """The tokens of the target in the time of a guess and of its row, for each chain; None means unknown."""
+        """The cost of a guess and its row for each chain, in tokens of the target, or None if unknown."""
         draft_s, step_s = self._times.step_s(num_chains), self._target_times.step_s(num_rows)
         if draft_s is None or not step_s:
             return None
@@ -286,7 +286,7 @@ class ModelDrafter:
         return output
 
     def _complete(self, batch: Batch) -> Batch:
-        """The batch with what else a step of this model has."""
+        """Complete the batch with the fields that this model needs."""
         return batch
 
 

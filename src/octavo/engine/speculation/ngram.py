@@ -1,4 +1,4 @@
-"""Drafts from the sequence itself: what followed the last tokens where they occurred before."""
+"""Drafts from the sequence itself: what followed the last tokens at their earlier occurrences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class NgramSource:
-    """Implements `DraftSource`. A level is the number of tokens that match before a guess, right guesses included."""
+    """Implements `DraftSource`. A level is the number of matching tokens before a guess, including right guesses."""
 
     name = "ngram"
 
     def __init__(self, min_match: int = 2, max_match: int = MAX_MATCH, max_drafts: int = MAX_DRAFTS) -> None:
         """min_match: tokens that must match.
-        max_match: the most that are compared; more do not count.
+        max_match: the most tokens compared; more do not count.
         """
         self.min_match, self.max_match, self.max_drafts = min_match, max_match, max_drafts
 
@@ -27,12 +27,12 @@ class NgramSource:
         return NgramGuesser(self, sequence)
 
     def prior(self, level: int) -> float:
-        """A cautious view of code, prose and lists."""
+        """A cautious estimate over code, prose and lists."""
         return 0.3 + 0.6 * min(level - 2, 8) / 8
 
 
 class NgramGuesser:
-    """The places of pairs of tokens in prompt and answer."""
+    """The positions of token pairs in prompt and answer."""
 
     def __init__(self, source: NgramSource, sequence: Sequence) -> None:
         self._source = source
@@ -47,7 +47,7 @@ class NgramGuesser:
         if match is None or match.length < self._source.min_match:
             return None
         following = self._token_ids[match.end : match.end + limit]
-        if len(following) < limit:  # the text repeats itself: what follows its end is its end again
+        if len(following) < limit:  # the text repeats itself: its end is followed by its end again
             following = [*following, *tail]
             following = (following * (limit // len(following) + 1))[:limit]
         return Draft(self._source, following, levels_from(match.length, limit, longest))

@@ -1,4 +1,4 @@
-"""The number of drafts that a step computes: as many as make tokens come fastest, over all sequences."""
+"""Chooses the number of drafts in a step that makes tokens arrive fastest over all sequences."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from operator import itemgetter
 
 from octavo.engine.step_times import StepTimes
 
-_MIN_GAIN = 1.02  # less is within the scatter of steps
-_GROWTH = 1.25  # of the rows of a step over the largest measured one
-_ROW_COST = 0.15  # of a row beyond the largest measured step at least: a share of the time of a row in that step
+_MIN_GAIN = 1.02  # smaller gains are within the scatter of step times
+_GROWTH = 1.25  # how far a step's rows may exceed the largest measured step
+_ROW_COST = 0.15  # least cost of a row beyond the largest measured step, as a share of a row's time there
 
 
 class DraftPolicy:
     """Maximizes the expected tokens of a step over its time.
 
     times: the measured times of steps, by rows.
-
-    Where rows are dear, as beside many sequences, no draft pays, and there are none; where the times or the odds
-    change, the choice does.
+    If rows are expensive, as with many sequences, no draft pays off and there are none. The choice follows changes in
+    times
+    and odds.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -29,10 +29,10 @@ class DraftPolicy:
     ) -> list[int]:
         """The number of drafts of each sequence.
 
-        chains: of each sequence, the probability that each of its guesses is right if those before it are.
+        chains: for each sequence, the probability that each of its guesses is right if those before it are.
         num_rows: of the step without drafts.
-        max_drafts: of all sequences together.
-        may_explore: larger steps than any so far are tried.
+        max_drafts: for all sequences together.
+        may_explore: try larger steps than any so far.
         """
         lengths, best = [0] * len(chains), 0
         most = min(max_drafts, self._most_rows(may_explore) - num_rows)
@@ -51,9 +51,9 @@ class DraftPolicy:
 
     @staticmethod
     def _steps(chains: Sequence[Sequence[float]], most: int) -> list[tuple[float, int]]:
-        """The expected tokens that each further draft adds, the `most` best in order, each with its sequence.
+        """The expected tokens added by each further draft: the best `most` in order, each with its sequence.
 
-        A draft is never worth more than the one before it, so those of a sequence stay in their order.
+        A draft is never worth more than the one before it, so a sequence's drafts stay in order.
         """
         steps = []
         for index, chain in enumerate(chains):
@@ -65,16 +65,16 @@ class DraftPolicy:
         return steps[:most]
 
     def _most_rows(self, may_explore: bool) -> int:
-        """The rows of the largest step whose time is known, or near enough to a known one."""
+        """The rows of the largest step whose time is known or close to a known one."""
         largest = self._times.largest
         return max(int(_GROWTH * largest), largest + 1) if may_explore else largest
 
     def _seconds(self, num_rows: int) -> float:
-        """The time of a step of so many rows."""
+        """The time of a step of num_rows rows."""
         times = self._times
         largest, seconds = times.largest, times.step_s(num_rows) or 0.0
         if num_rows <= largest:
             return seconds
-        # Rows beyond are at least as dear as the last ones: kernels have no use for their spare width any more.
+        # Further rows cost at least as much as the last ones, because the kernels' spare width is used up.
         slope = max(times.last_row_s, _ROW_COST * seconds / largest)
         return seconds + slope * (num_rows - largest)

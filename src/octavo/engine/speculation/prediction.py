@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PredictionSource:
-    """Implements `DraftSource`. A level is the number of tokens that match before a guess, right guesses included."""
+    """Implements `DraftSource`. A level is the number of matching tokens before a guess, including right guesses."""
 
     name = PREDICTION
 
@@ -28,9 +28,9 @@ class PredictionSource:
 
 
 class PredictionGuesser:
-    """The place in the prediction where the answer has got to.
+    """The answer's current place in the prediction.
 
-    It moves on with the answer. Where the answer leaves the text, its last tokens find the next place.
+    The place moves on with the answer. When the answer leaves the text, its last tokens find the next place.
     """
 
     def __init__(self, source: PredictionSource, sequence: Sequence) -> None:
@@ -39,7 +39,7 @@ class PredictionGuesser:
         self._text = sequence.request.predicted_ids
         self._index = TokenIndex(self._text)
         self._index.extend()
-        self._lead = 0  # of the answer before its place in the text, in tokens
+        self._lead = 0  # tokens of the answer before its place in the text
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
         sequence, text = self._sequence, self._text
@@ -56,7 +56,7 @@ class PredictionGuesser:
         return Draft(self._source, following, levels_from(length, len(following)))
 
     def _match_at(self, place: int, last: list[int]) -> int:
-        """The tokens before a place of the text that equal the last of the answer."""
+        """The number of tokens before a place in the text that equal the last ones of the answer."""
         length = 0
         while length < min(len(last), place) and place <= len(self._text):
             if self._text[place - 1 - length] != last[-1 - length]:

@@ -1,4 +1,4 @@
-"""Chooses the drafts of each step: asks the sources, and has the policy decide over all sequences."""
+"""Chooses the drafts of each step: collects guesses from the sources and lets the policy decide over all sequences."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ENOUGH = 2.0  # expected tokens of a draft from which the draft model is not asked
-_MEASURED = 64  # steps, of which the last waits for its tokens
-_LIKELY = 0.5  # odds of the next token from which the step after it waits for it
+_ENOUGH = 2.0  # a draft with this many expected tokens makes the draft model unnecessary
+_MEASURED = 64  # every 64th step waits for its tokens
+_LIKELY = 0.5  # odds of the next token from which the following step waits for it
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class Guesses:
     """The knowledge of the sources about a sequence, and their last draft.
 
     guessers: each with the most drafts of a step.
-    position: tokens that the draft follows.
+    position: number of tokens that the draft follows.
     odds: of each of its tokens, up to the first that the request finds too unlikely.
     options: the request's limits.
-    barred_at: tokens after which there is no draft, because the step with one had to be repeated.
+    barred_at: number of tokens after which there is no draft, because the step with one had to be repeated.
     """
 
     guessers: list[tuple[Guesser, int]]
@@ -57,21 +57,22 @@ class Guesses:
 class Speculation:
     """The drafts of an engine's sequences.
 
-    Every guess is compared with the tokens that come, also one that no step has computed. So a source that was wrong
-    for a while is noticed when it is right again.
+    Every guess is compared with the actual tokens, even if no step has computed it. So a source that was wrong for a
+    while
+    is used again as soon as it is right.
     """
 
     def __init__(
         self, sources: Row[DraftSource], times: StepTimes, metrics: EngineMetrics, limit: int = MAX_DRAFTS
     ) -> None:
-        """limit: on the drafts of a sequence in one step, of all sources."""
+        """limit: drafts of a sequence in one step, over all sources."""
         self.limit = limit
         self._sources = sources
         self._policy = DraftPolicy(times)
         self._metrics = metrics
         self._acceptance = Acceptance()
         self.drafter: ModelDrafter | None = None
-        self._num_ahead = 0  # steps whose guesses were made while the one before ran
+        self._num_ahead = 0  # steps whose guesses were made during the previous step
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -87,25 +88,25 @@ class Speculation:
 
     @property
     def reads_hidden(self) -> bool:
-        """True if the drafter wants the hidden states of all tokens of a step. One that has failed wants none."""
+        """True if the drafter wants the hidden states of all tokens of a step. A failed one wants none."""
         return self.drafter is not None and self.drafter.reads_hidden
 
     def note_submitted(self, batch: Batch) -> None:
-        """Take note of a step before it is submitted, in the order of steps."""
+        """Record a step before it is submitted. Steps must be recorded in order."""
         if self.drafter is not None:
             self.drafter.note_submitted(batch)
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Take note of the result of a step, before sequences get its tokens."""
+        """Record the result of a step before sequences get its tokens."""
         if self.drafter is not None:
             self.drafter.note_result(schedule, batch, output)
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
-        """Give sequences their drafts for the next step, and take back those of the last.
+        """Give sequences their drafts for the next step, replacing the last drafts.
 
         running: sequences in no step.
         max_rows: of a step.
-        may_explore: see `DraftPolicy.lengths`; never beside prompts that are under way.
+        may_explore: see `DraftPolicy.lengths`. Never while prompts are being read.
         """
         sequences, num_rows, everybody = [], 0, list(running)
         for sequence in everybody:
@@ -145,7 +146,7 @@ class Speculation:
         self._metrics.num_lost_draft_models = 1
 
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
-        """Replace the guesses of sequences by those of the draft model where these are better."""
+        """Replace guesses of sequences by the draft model's where these are better."""
         wanted = []
         for sequence in sequences:
             guesses = sequence.guesses
@@ -166,7 +167,7 @@ class Speculation:
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts.
 
-        token_ids: one for each sequence, which it has not taken yet.
+        token_ids: one per sequence, not yet added to it.
         """
         chains = []
         if len(token_ids) > MAX_DRAFTING:
@@ -180,9 +181,9 @@ class Speculation:
         return any(self._policy.lengths(chains, len(token_ids), MAX_DRAFTS))
 
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
-        """True if the step after the one in flight is likely to have drafts, once the tokens of that are known.
+        """True if the step after the one in flight is likely to have drafts once that step's tokens are known.
 
-        Then it must not be submitted before, unless they come from `lengths_ahead`.
+        It must not be submitted earlier then, unless the drafts come from `lengths_ahead`.
         """
         waiting = list(sequences)
         if len(waiting) > MAX_DRAFTING:
@@ -190,7 +191,7 @@ class Speculation:
         return (self.drafter is not None and self.drafter.pays(len(waiting))) or self._may_match_next(waiting)
 
     def _may_match_next(self, sequences: list[Sequence]) -> bool:
-        """The same of the sources that read tokens on the host."""
+        """Like `may_draft_next`, for the sources that read tokens on the host."""
         chains = []
         for sequence in sequences:
             guess = self._guess(sequence, ()) if _may_draft(sequence, 1) else None
@@ -198,24 +199,24 @@ class Speculation:
             if guess is None or guess[0].source is self.drafter:
                 continue
             if num_drafts and math.prod(guess[1][: num_drafts + 1]) >= _LIKELY:
-                return True  # the text is likely to go on as it did
+                return True  # the text is likely to continue as before
             if not num_drafts and guess[1][0] >= _LIKELY:
                 chains.append(guess[1][1:])
         return any(self._policy.lengths(chains, len(sequences), MAX_DRAFTS))
 
     def lengths_ahead(self, step: Schedule, max_rows: int) -> dict[Sequence, int] | None:
-        """The guesses of the draft model for the step after `step`, which runs.
+        """The draft model's guesses for the step after `step`, which is running.
 
         max_rows: of a step.
-
-        None: they need the tokens of `step`: n-grams are likely to know more, or the model has not read all before. Now
-        and then, too, because the times of steps and of guesses are measured only then.
+        None if they need the tokens of `step`: n-grams are likely to know more, or the model has not read everything
+        yet. Also
+        None now and then, because the times of steps and guesses are measured only then.
         """
         drafter, is_running = self.drafter, RequestStatus.RUNNING
         running = [item for item in step.scheduled.values() if item.rows and item.sequence.status is is_running]
         if drafter is None or not drafter.is_on_device or self._may_match_next([item.sequence for item in running]):
             return None
-        if drafter.reads_hidden and step.has_chunks:  # the head reads this chunk before the next one
+        if drafter.reads_hidden and step.has_chunks:  # the head must read this chunk before the next one
             return None
         self._num_ahead += 1
         if self._num_ahead % _MEASURED == 0:
@@ -236,19 +237,19 @@ class Speculation:
         return {each: length for each, length in pairs if length >= max(each.request.options.min_speculative_tokens, 1)}
 
     def draft_ahead(self, schedule: Schedule, drawn: Mapping[Sequence, DrawnRows]) -> AheadDrafts | None:
-        """Have the draft model make the guesses of a step while the one before runs. Return None if it has none."""
+        """Have the draft model make a step's guesses while the previous step runs. Return None if it has none."""
         items = [item for item in schedule.scheduled.values() if item.num_drafts and item.sequence in drawn]
         if self.drafter is None or not items:
             return None
         ahead = AheadDrafts(self.drafter, [self.drafter.chain_ahead(item, drawn[item.sequence]) for item in items])
         try:
             ahead.submit()
-        except FAILURES as error:  # what is on the device in place of guesses is as harmless as wrong ones
+        except FAILURES as error:  # whatever is on the device instead of guesses is as harmless as wrong guesses
             self._lose_drafter(error)
         return ahead
 
     def take_ahead(self, ahead: AheadDrafts, schedule: Schedule, output: StepOutput) -> None:
-        """Give sequences the guesses that a step has computed for them, before its tokens are compared with these."""
+        """Give sequences the guesses that a step computed for them, before its tokens are compared with these."""
         computed = ahead.computed(schedule, output)
         try:
             drafts = ahead.drafts(computed)
@@ -266,7 +267,7 @@ class Speculation:
             guesses.position = len(sequence.token_ids)
 
     def note_ahead(self, ahead: AheadDrafts | None) -> None:
-        """Note the tokens that the guesses of the step in flight follow, which are known now."""
+        """Record the tokens that the guesses of the step in flight follow, now that they are known."""
         for sequence, length in () if ahead is None else ahead.sequences.items():
             if sequence.status is RequestStatus.RUNNING and sequence.guesses is not None and ahead is not None:
                 sequence.draft_token_ids = guess_tokens(length)
@@ -280,7 +281,7 @@ class Speculation:
     def count(self, sequence: Sequence, num_drafts: int, tokens: list[int]) -> None:
         """Count the drafts of a step that has ended.
 
-        tokens: the new ones, not yet taken by the sequence.
+        tokens: the new ones, not yet added to the sequence.
         """
         guesses, request, metrics = sequence.guesses, sequence.request, self._metrics
         if guesses is None or guesses.draft is None:
@@ -299,7 +300,7 @@ class Speculation:
             _add(metrics.num_accepted_by_position_total, str(position), 1)
 
     def _guess(self, sequence: Sequence, tail: tuple[int, ...]) -> tuple[Draft, list[float]] | None:
-        """The best draft after the sequence's tokens and `tail`, with its odds. Learns from the one before."""
+        """The best draft after the sequence's tokens and `tail`, with its odds. Learns from the previous draft."""
         guesses = sequence.guesses
         if guesses is None:
             opened = [(source.open(sequence), source.max_drafts) for source in self._sources]
@@ -336,7 +337,7 @@ class Speculation:
 
 
 def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
-    """True for a sequence of its own that has begun its answer, with its tokens still to come."""
+    """True for a single sequence that has started its answer and will go on."""
     group = sequence.group
     return (
         sequence.status is RequestStatus.RUNNING
@@ -347,7 +348,7 @@ def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
 
 
 def _likely(odds: list[float], options: RequestOptions) -> list[float]:
-    """The odds before the first that the request finds too low."""
+    """The odds before the first one that is too low for the request."""
     least = options.speculative_p_min
     if not least:
         return odds
@@ -355,7 +356,7 @@ def _likely(odds: list[float], options: RequestOptions) -> list[float]:
 
 
 def expected_tokens(odds: list[float]) -> float:
-    """Of a draft: the tokens that are right, on average."""
+    """The average number of right tokens of a draft."""
     expected, value = 0.0, 1.0
     for each in odds:
         value *= each

@@ -1,4 +1,4 @@
-"""Finds the place in a text that resembles its end the most."""
+"""Finds the place in a text that matches its end best."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from octavo.speculative_config import MAX_MATCH
 
-_MIN_MATCH = 2  # tokens; one alone says too little about the next
-_MAX_PLACES = 8  # that are compared, the latest first
+_MIN_MATCH = 2  # tokens; a single one predicts the next too poorly
+_MAX_PLACES = 8  # places compared, the latest first
 
 
 class Match(NamedTuple):
-    """A place with the same tokens before it.
+    """A place preceded by the same tokens.
 
     end: position of the token that follows.
-    length: equal tokens.
+    length: number of equal tokens.
     """
 
     end: int
@@ -22,19 +22,19 @@ class Match(NamedTuple):
 
 
 class TokenIndex:
-    """The places of all pairs of tokens in a list that may grow, each linked to the one before it.
+    """The positions of all token pairs in a growing list, each linked to the previous one.
 
     A token costs one entry, and a search compares a few places.
     """
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
-        self._latest: dict[int, int] = {}  # by pair: the position after its latest place
-        self._earlier: list[int] = [-1] * _MIN_MATCH  # by position: that after the place before; -1 if none
-        # Only places with a token after them.
+        self._latest: dict[int, int] = {}  # pair -> position after its latest occurrence
+        self._earlier: list[int] = [-1] * _MIN_MATCH  # position -> position after the previous occurrence; -1 if none
+        # Only places followed by a token.
 
     def extend(self) -> None:
-        """Take in tokens that have been added to the list."""
+        """Index tokens that were added to the list."""
         token_ids, latest, earlier = self._token_ids, self._latest, self._earlier
         for end in range(len(earlier), len(token_ids)):
             pair = token_ids[end - 2] << 32 | token_ids[end - 1]
@@ -42,7 +42,7 @@ class TokenIndex:
             latest[pair] = end
 
     def find(self, text: list[int]) -> Match | None:
-        """The place that has the longest match with the end of `text`, the latest of several; None means no place."""
+        """The place with the longest match with the end of `text`, the latest of several, or None."""
         if len(text) < _MIN_MATCH:
             return None
         token_ids, best = self._token_ids, Match(-1, 0)
@@ -51,7 +51,7 @@ class TokenIndex:
         for _ in range(_MAX_PLACES):
             if end < 0 or best.length == depth:
                 break
-            if end >= depth and token_ids[end - depth : end] == tail:  # the rule where a text repeats itself
+            if end >= depth and token_ids[end - depth : end] == tail:  # the usual case in repetitive text
                 length = depth
             else:
                 length, most = _MIN_MATCH, min(depth, end)
@@ -64,7 +64,7 @@ class TokenIndex:
 
 
 def levels_from(length: int, count: int, longest: int = MAX_MATCH) -> list[int]:
-    """Of each of `count` guesses: the tokens that match before it, at most `longest`.
+    """The number of tokens that match before each of `count` guesses, at most `longest`.
 
     length: before the first.
     """

@@ -1,4 +1,4 @@
-"""The cache of a draft model: it takes the block ids of the target's, so no second manager is needed."""
+"""The cache of a draft model. It uses the target's block ids, so no second manager is needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from octavo.batch import Batch, SamplingBatch, greedy_rows
 
 @dataclass(slots=True)
 class DraftReading:
-    """The tokens of a sequence that the draft model has in its cache.
+    """The tokens of a sequence in the draft model's cache.
 
-    keys: of the full blocks of the sequence, each a hash of all tokens up to its end.
+    keys: of the sequence's full blocks, each a hash of all tokens up to its end.
     num_read: tokens whose keys and values are valid.
-    guesses: tokens that were computed behind them, as guesses, in blocks of the sequence.
+    guesses: tokens computed after them, as guesses, in blocks of the sequence.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class TokenRun:
     """The tokens of one sequence in a step of the draft model.
 
     start: position of the first.
-    spare: the block for positions behind its block table, where guesses go.
+    spare: the block for positions beyond its block table, used for guesses.
     """
 
     token_ids: list[int]
@@ -40,9 +40,9 @@ class TokenRun:
 
 
 class TwinBlocks:
-    """Notes which blocks the draft model has filled, and with the keys and values of which tokens.
+    """Tracks which blocks the draft model has filled, and for which tokens.
 
-    A wrong note could only make guesses worse.
+    A wrong entry could only make guesses worse.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -50,7 +50,7 @@ class TwinBlocks:
         self._filled: dict[int, int] = {}  # block id -> key
 
     def find(self, reading: DraftReading, token_ids: list[int], block_ids: list[int], num_preemptions: int) -> None:
-        """Bring num_read up to date: guesses may have been right, and blocks may be those of another sequence now."""
+        """Update num_read: guesses may have been right, and blocks may belong to another sequence now."""
         size, read = self._block_size, reading.num_read
         num_blocks = -(-read // size)
         if (
@@ -69,10 +69,10 @@ class TwinBlocks:
             num_known = min(len(reading.keys), len(block_ids)) if num_known is None else num_known
             reading.num_read, reading.num_preemptions = num_known * size, num_preemptions
         reading.guesses = []
-        reading.num_read = min(reading.num_read, len(token_ids) - 1)  # the last is computed for its logits
+        reading.num_read = min(reading.num_read, len(token_ids) - 1)  # the last token is computed for its logits
 
     def note(self, reading: DraftReading, token_ids: list[int], block_ids: list[int], end: int) -> None:
-        """Note that the tokens up to `end` are computed, from num_read on, as far as the sequence has blocks."""
+        """Record that tokens from num_read to `end` are computed, as far as the sequence has blocks."""
         size = self._block_size
         end = min(end, len(block_ids) * size)
         self._extend_keys(reading, token_ids)
@@ -88,11 +88,11 @@ class TwinBlocks:
         return set(block_ids[reading.num_read // self._block_size :])
 
     def room(self, block_ids: list[int], position: int) -> int:
-        """The positions from this one on that the sequence has blocks for."""
+        """The number of positions from this one on that the sequence has blocks for."""
         return max(len(block_ids) * self._block_size - position, 0)
 
     def batch(self, parts: list[TokenRun]) -> Batch:
-        """The arrays of a step that gives the most likely next token of each part."""
+        """The arrays of a step that returns the most likely next token of each part."""
         size, counts = self._block_size, [len(part.token_ids) for part in parts]
         starts = np.zeros(len(parts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])

@@ -1,4 +1,4 @@
-"""The images in the messages of a program, as parts of the content."""
+"""The images in a program's messages, given as parts of their content."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from octavo.tokenizer.image_marks import ImageMarks
 
 
 class ChatImages:
-    """The images of one conversation, and its messages with a mark in place of each.
+    """The images of one conversation, and its messages with a mark in place of each image.
 
-    Raises UsageError for an image that cannot be read, or if the model only reads text.
+    Raises UsageError for an image that cannot be read, or if the model reads only text.
     """
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], inputs: ImageInputs) -> None:
@@ -45,7 +45,7 @@ class ChatImages:
             if kind in IMAGE_KEYS:
                 pieces.append(self._mark(part, str(kind)))
             elif kind == "text" and isinstance(part.get("text"), str):
-                pieces.append(("\n" if follows_text else "") + part["text"])  # as the server puts texts in a row
+                pieces.append(("\n" if follows_text else "") + part["text"])  # joined like in the server
             else:
                 raise UsageError(f"a part of content is text or an image, not {part!r:.80}")
             follows_text = kind == "text"
@@ -96,15 +96,15 @@ def _text_of(part: object, inputs: ImageInputs) -> str | None:
 
 
 def _value(part: Mapping[str, Any], kind: str) -> Any:
-    """An image, or a name of it, in a part of this kind."""
+    """An image, or the name of one, in a part of this kind."""
     value = part.get(kind)
-    if isinstance(value, Mapping):  # of OpenAI's clients
+    if isinstance(value, Mapping):  # form used by OpenAI's clients
         value = value.get("file_data" if kind == "file" else "url")
     return value
 
 
 def _opened(value: Any) -> Any:
-    """The bytes of a data: URL, a path of a file: URL; anything else unchanged."""
+    """The bytes of a data: URL or the path of a file: URL; anything else unchanged."""
     if not isinstance(value, str) or ("://" not in value[:16] and not value.startswith("data:")):
         return value
     if value.startswith("data:"):

@@ -34,7 +34,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# A mask takes 40 ms at most by these, most compilations far less than a second; a lexer state takes about 2 KB. A row
+# With these, a mask takes at most 40 ms, most compilations far less than a second, a lexer state about 2 KB. A row
 # has four items for each optional property that may still come: 2,048 of them fit.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
@@ -44,21 +44,21 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 _TIMEOUT_S = 2.0
-_MAX_COMPILATIONS = 4  # at a time
+_MAX_COMPILATIONS = 4  # at the same time
 _CACHE_BYTES = 16 * 2**20  # about a hundred schemas
 _MAX_MASK_THREADS = 8
 
-# JSON with no more white space at a time than an indented document has; models that are given more run away in it.
+# JSON with at most the white space of an indented document in a row; given more, models never stop writing it.
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}", "lenient": False}
-# Tokens of these texts are allowed or forbidden together, where a string may hold all of them. They are llguidance's
+# Tokens of these texts are allowed or forbidden together if a string may hold all of them. They are llguidance's
 # without the line ends of Unicode, which `.` excludes in patterns.
 _TEXT = r'[^"\\\x00-\x1F\x7F\x85\u2028\u2029]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", f"{_TEXT}+"]
 _MAX_DEPTH = 96  # of a schema; llguidance refuses more than 128 itself
 _MAX_NAMES = 2048  # properties of one object
-_MAX_REPEAT = 10_000  # longer than any answer, and no automaton has as many states
+_MAX_REPEAT = 10_000  # longer than any answer; no automaton is that large
 _MAX_CHARS_SHOWN = 300
-# A repetition, or an escape, whose braces hold a code point or a property: \x{20000}, \p{Greek}.
+# A repetition, or an escape with a code point or property in braces: \x{20000}, \p{Greek}.
 _REPETITION = re.compile(r"\\(?:[xuUpP]\{[^{}]*\}|.)|\{(\d+)(?:,(\d*))?\}", re.DOTALL)
 # The values of these keywords are data, not schemas.
 _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
@@ -68,7 +68,7 @@ _LENGTHS = ("minLength", "minItems", "minProperties")
 class GrammarCompiler:
     """Compiles and caches the grammars for one model. Thread-safe.
 
-    vocab_size: columns of the logits; those beyond the tokenizer's ids are never allowed.
+    vocab_size: columns of the logits. Those beyond the tokenizer's ids are never allowed.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -85,8 +85,9 @@ class GrammarCompiler:
 
         closed_objects: see `RequestOptions`.
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
-        if it is invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many others
-        are being compiled.
+        if it is
+        invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many grammars are being
+        compiled.
         """
         source = make_source(params, closed_objects=closed_objects)
         matcher = self.cache.get(source)
@@ -102,7 +103,7 @@ class GrammarCompiler:
         def work() -> LLMatcher:
             try:
                 matcher = LLMatcher(tokenizer, source.text, log_level=0, limits=_LIMITS)
-                matcher.compute_bitmask()  # the first mask takes longest; all copies have it then
+                matcher.compute_bitmask()  # the first mask is the slowest; all copies share it
                 return matcher
             finally:
                 self._slots.release()
@@ -110,7 +111,7 @@ class GrammarCompiler:
         try:
             # The compiler recurses once for each rule that refers to another.
             matcher = run_on_deep_stack(work, _TIMEOUT_S)
-        except OverloadedError:  # no thread was started that could do it
+        except OverloadedError:  # no thread could be started for it
             self._slots.release()
             raise
         if matcher is None:
@@ -121,7 +122,7 @@ class GrammarCompiler:
         return matcher
 
     def prepare(self) -> LLTokenizer:
-        """The vocabulary for grammars. The first call makes it, which takes half a second for 150,000 tokens."""
+        """The vocabulary for grammars. The first call takes half a second for 150,000 tokens."""
         with self._tokenizer_lock:
             if self._made_tokenizer is None:
                 vocabulary = _VocabularyView(self._tokenizer, self._vocab_size)
@@ -135,9 +136,9 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """The state of one sequence's answer in its grammar. Not thread-safe, except `copy`.
+    """The progress of one sequence's answer through its grammar. Not thread-safe, except `copy`.
 
-    error: the reason why nothing can follow although the answer is not complete; None if there is none.
+    error: the reason why nothing can follow although the answer is incomplete, or None.
     """
 
     def __init__(self, matcher: LLMatcher, filler: MaskFiller) -> None:
@@ -155,7 +156,7 @@ class GrammarState:
         return self.error is None and self.matcher.is_stopped() and self.matcher.is_accepting()
 
     def accept(self, token_id: int) -> None:
-        """Advance by the next token, which the mask has allowed."""
+        """Advance by the next token, which must be one that the mask allows."""
         if self.error is None:
             self.matcher.consume_token(token_id)
             self.check()
@@ -165,9 +166,9 @@ class GrammarState:
         return MaskRows(first, self, may_end, [])
 
     def num_allowed(self, drafts: list[int]) -> int:
-        """The number of drafts, from the first on, that the grammar allows. An end of text is none of them.
+        """The number of drafts, from the first on, that the grammar allows. An end of text does not count.
 
-        Nothing follows it, so it is worth no row of its own.
+        Nothing follows it, so it does not need its own row.
         """
         ends = self.filler.eos_token_ids
         before_end = next((i for i, token_id in enumerate(drafts) if token_id in ends), len(drafts))
@@ -180,7 +181,7 @@ class GrammarState:
 
 
 class MaskRows(NamedTuple):
-    """The rows of masks for one answer: what may follow its tokens, and then each of its drafts.
+    """The rows of masks for one answer: what may follow its tokens and each of its drafts.
 
     first: the first of 1 + len(drafts) rows.
     may_end: whether the end of text may be chosen.
@@ -202,9 +203,9 @@ class MaskFiller:
         self._eos_mask = token_mask([token_id for token_id in eos_token_ids if token_id < vocab_size], vocab_size)
 
     def fill(self, answers: Sequence[MaskRows], masks: NDArray[np.uint32]) -> None:
-        """Restrict masks [R, ceil(vocab / 32)] to the tokens that the grammars allow; none if a grammar is stuck.
+        """Restrict masks [R, ceil(vocab / 32)] to the tokens that the grammars allow, or to none if a grammar is stuck.
 
-        The states stay where they are, also if there are drafts.
+        The states do not move, even with drafts.
         """
         starts = [0, *accumulate(1 + len(answer.drafts) for answer in answers)]
         allowed = np.zeros((starts[-1], masks.shape[1]), np.uint32)
@@ -229,7 +230,7 @@ class MaskFiller:
         plain = [(answer.state.matcher, start) for answer, start in found if not answer.drafts]
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, *target)
-        # Of a copy, which takes a microsecond: a matcher that meets its limits behind a wrong draft stays in error.
+        # On a copy (a microsecond), because a matcher that hits its limits after a wrong draft stays in error.
         drafting = [(each.state.matcher.deep_copy(), start, each.drafts) for each, start in found if each.drafts]
         if drafting:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafting, *target)
@@ -275,7 +276,7 @@ class _VocabularyView:
         self.tokens += [b""] * (vocab_size - num_tokens)
         self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
         self.bos_token_id = tokenizer.bos_token_id
-        # It must have one. Without a token that ends a text the grammar is left when nothing can follow.
+        # One is required. Without an end token, the grammar ends when nothing can follow.
         self.eos_token_ids = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size) or [vocab_size - 1]
         self.eos_token_id = self.eos_token_ids[0]
 
@@ -349,7 +350,7 @@ def _refusal(field: str, problem: str) -> UsageError:
 
 
 def _lark(grammar: str) -> str:
-    """A grammar in Lark or in GBNF as one in Lark that llguidance enforces."""
+    """A grammar in Lark or GBNF, converted to Lark that llguidance enforces."""
     try:
         return gbnf_to_lark(grammar) if is_gbnf(grammar) else enforceable_lark(grammar)
     except GbnfError as error:
@@ -383,7 +384,7 @@ def _parse_schema(text: str) -> dict[str, Any]:
 
 
 def _check_sizes(schema: dict[str, Any]) -> None:
-    """Refuse grammars that would compile but never be satisfied, or that take too long to compile."""
+    """Reject grammars that would compile but never be satisfied, or that take too long to compile."""
     level: list[Any] = [schema]
     for _ in range(_MAX_DEPTH):
         if not level:

@@ -11,27 +11,28 @@ from typing import TypeVar
 from octavo.errors import OverloadedError
 from octavo.platform.threads import clock_of_this_thread, close_files_of_this_thread
 
-# Memory is taken only as far as the recursion goes.
+# Memory is only used as far as the recursion goes.
 _STACK_BYTES = 256 * 2**20
-_MAX_WAIT = 5  # times the limit: on a machine this busy it is too long for whoever waits, too
+_MAX_WAIT = 5  # times the limit, after which it is too long for the caller even on a busy machine
 
 T = TypeVar("T")
 
-# `threading.stack_size` belongs to the process.
+# `threading.stack_size` is global to the process.
 _stack_size_lock = threading.Lock()
 
 
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
-    """The result of `work` on a thread of its own; None if it exceeds the time limit, although it continues.
+    """Run `work` on its own thread and return its result, or None if it exceeds the limit (it still continues).
 
-    timeout_s: processor time, so that a busy machine refuses nothing that a free one accepts. It waits for five times
-    as long at most. The thread has no files: a panic of the compiler shows nothing on the terminal.
+    timeout_s: processor time, so that a busy machine does not reject what an idle one accepts. The caller waits at most
+    five times as long.
+    The thread has no files: a panic of the compiler shows nothing on the terminal.
     Raises OverloadedError if no thread can be started; then `work` never runs.
     """
     begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up
     done = threading.Event()
     results: list[T] = []
-    clocks: list[Callable[[], float]] = []  # that of the thread, once it has begun
+    clocks: list[Callable[[], float]] = []  # the thread's clock, once it has begun
 
     def run() -> None:
         if begun.acquire(blocking=False):
@@ -45,7 +46,7 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     with _stack_size_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            # Not `Thread.start`, which waits without end for a thread that has no memory to say that it lives.
+            # Not `Thread.start`, which waits forever for a thread that lacks the memory to report that it started.
             _thread.start_new_thread(run, ())
         except (RuntimeError, MemoryError) as error:
             message = f"a grammar cannot be compiled now: {error}; try again later"

@@ -30,19 +30,19 @@ class GbnfError(ValueError):
     """A grammar with wrong syntax, and its line."""
 
 
-# Nodes are compared by identity: each place of a grammar is its own.
+# Nodes are compared by identity: each place in a grammar is distinct.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """These code points, one after the other."""
+    """A sequence of code points."""
 
     codes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CharSet:
-    """One code point of these ranges, both ends included."""
+    """One code point in these ranges, both ends included."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -63,7 +63,7 @@ class RuleName:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """All of these; none is the empty text."""
+    """All of these in order. Empty for the empty text."""
 
     items: tuple[Symbol, ...]
 
@@ -134,7 +134,10 @@ class _Parser(TextCursor):
         self._match(space)
 
     def _alternatives(self, space: re.Pattern[str]) -> Symbol:
-        """space: what may stand between symbols; line breaks only within groups."""
+        """Parse alternatives.
+
+        space: what may appear between symbols. Line breaks only within groups.
+        """
         found = [self._sequence(space)]
         while self._take("|"):
             self._skip(_SPACE_AND_LINES)

@@ -1,8 +1,8 @@
-"""Grammars in GBNF as grammars for llguidance that accept the same texts.
+"""Converts GBNF grammars to grammars for llguidance that accept the same texts.
 
-llguidance splits a text into lexemes, and takes the longest at each place. GBNF has no lexemes: `[a-z]* "x"` matches
-`abx`. Where the longest could be too long, a lexeme is therefore split, down to single characters if need be. What is
-left is large enough that a mask is computed fast.
+llguidance splits a text into lexemes and takes the longest at each place. GBNF has no lexemes: `[a-z]* "x"` matches
+`abx`. Where the longest could be too long, a lexeme is therefore split, down to single characters if need be. What
+remains is large enough for masks to be computed fast.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from octavo.engine.texts.gbnf import (
 from octavo.engine.texts.patterns import rust_char
 
 MAX_GBNF_CHARS = 1 << 16
-_MAX_PLACES = 3000  # characters of one lexeme that is compared with others
-_MAX_STEPS = 100_000  # from one of them to the next
-_MAX_DEPTH = 150  # rules and groups within each other, in one lexeme
-_MAX_PAIRS = 100_000  # of places that are compared
+_MAX_PLACES = 3000  # characters of one lexeme compared with others
+_MAX_STEPS = 100_000  # transitions between characters
+_MAX_DEPTH = 150  # nested rules and groups in one lexeme
+_MAX_PAIRS = 100_000  # pairs of places compared
 _MAX_VISITS = 200_000
 
 
 def gbnf_to_lark(text: str) -> str:
-    """The grammar in llguidance's Lark. Raises GbnfError for a wrong one, and for one that is too large."""
+    """The grammar in llguidance's Lark. Raises GbnfError for one that is wrong or too large."""
     if len(text) > MAX_GBNF_CHARS:
         raise GbnfError(f"it has {len(text):,} characters; at most {MAX_GBNF_CHARS:,} are allowed")
     try:
@@ -48,7 +48,7 @@ def gbnf_to_lark(text: str) -> str:
 
 
 class _Places(NamedTuple):
-    """The characters of a lexeme as places in a text: sets of characters, and the places that may follow each."""
+    """The characters of a lexeme as places: sets of characters, and the places that may follow each."""
 
     chars: list[int]
     following: list[set[int]]
@@ -58,17 +58,17 @@ class _Places(NamedTuple):
 
 
 class _TooLargeError(Exception):
-    """A lexeme has too many places to be compared."""
+    """A lexeme has too many places to compare."""
 
 
 class _Grammar:
-    """The rules, those of them that are regular, and the symbols that are split into their parts."""
+    """The rules, the regular ones among them, and the symbols that are split into parts."""
 
     def __init__(self, rules: dict[str, Symbol]) -> None:
         self.order = _from_leaves(rules)
         self.rules = {name: rules[name] for name in self.order}
         self.regular: set[str] = set()
-        for name in self.order:  # what a rule refers to comes first, unless they refer to each other
+        for name in self.order:  # referenced rules come first, unless they refer to each other
             if all(isinstance(leaf, RuleName) and leaf.name in self.regular for leaf in _named(self.rules[name])):
                 self.regular.add(name)
         self.split: set[Symbol] = set()
@@ -86,10 +86,11 @@ class _Grammar:
         )
 
     def parts(self, symbol: Symbol) -> list[Symbol]:
-        """The parts of a symbol that is no lexeme.
+        """The parts of a symbol that is not a lexeme.
 
-        Neighbours that are regular are one part. If that is too long, its last item is split off first, which is often
-        the white space behind a word.
+        Neighbouring regular parts are joined. If the result is too long, its last item is split off first, often the
+        white
+        space after a word.
         """
         if symbol not in self._parts:
             self._parts[symbol] = list(self._made_parts(symbol))
@@ -114,7 +115,7 @@ class _Grammar:
         while True:
             following = self._following()
             if not any(following.values()):
-                return  # there is one lexeme, or each ends the text
+                return  # there is only one lexeme, or each ends the text
             lexemes = [(symbol, self._places_of(symbol), after) for symbol, after in following.items()]
             unknown = {symbol for symbol, places, after in lexemes if places is None and after}
             longer = unknown or {
@@ -230,7 +231,7 @@ class _Grammar:
         return self._places[symbol]
 
     def _placed(self, symbol: Symbol, whole: _Places, depth: int) -> _Places:
-        """A part of a lexeme, whose characters are added to those of the whole."""
+        """Add the characters of a part of a lexeme to the whole."""
         if depth > _MAX_DEPTH or len(whole.chars) > _MAX_PLACES:
             raise _TooLargeError
         if isinstance(symbol, RuleName):
@@ -274,7 +275,7 @@ class _Grammar:
         return tuple(CharSet(((code, code),)) for code in symbol.codes)
 
     def _goes_on(self, ours: _Places, theirs: _Places, after: int) -> bool:
-        """True if a text of our lexeme and a character that may come after it also begin a text of theirs."""
+        """True if a text of our lexeme plus a character that may follow it also begins a text of theirs."""
         waiting = [(a, b) for a in ours.first for b in theirs.first if ours.chars[a] & theirs.chars[b]]
         seen = set(waiting)
         while waiting:
@@ -334,7 +335,7 @@ class _Writer:
         if isinstance(symbol, RuleName):
             name = f"RULE{self._numbers[symbol.name]}"
             if name not in self._written:
-                self._written[name] = ""  # in its place; regular rules do not refer to themselves
+                self._written[name] = ""  # reserves its place; regular rules do not refer to themselves
                 self._written[name] = self._in_lexeme(self._grammar.rules[symbol.name])
             return name
         items = (symbol.item,) if isinstance(symbol, Repetition) else getattr(symbol, "items", ())
@@ -359,14 +360,14 @@ def _escaped(code: int) -> str:
 
 
 def _range(first: int, last: int) -> str:
-    """A range inside of a class, without halves of characters; empty if nothing is left."""
+    """A range inside a class, without surrogates; empty if nothing is left."""
     first = 0xE000 if 0xD800 <= first < 0xE000 else first
     last = 0xD7FF if 0xD800 <= last < 0xE000 else last
     return "" if first > last else f"{_escaped(first)}-{_escaped(last)}"
 
 
 def _row(items: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-    """Items as one, if there are several."""
+    """Items joined into one, if there are several."""
     return (Row(items),) if len(items) > 1 else items
 
 
@@ -399,7 +400,7 @@ def _named(symbol: Symbol) -> Iterator[Symbol]:
 
 
 def _from_leaves(rules: dict[str, Symbol]) -> list[str]:
-    """The rules that `root` needs, each behind those that it refers to, as far as they do not refer to each other."""
+    """The rules that `root` needs, each after those it refers to, except for cycles."""
     order: list[str] = []
     seen = {"root"}
     stack = [("root", _named(rules["root"]))]

@@ -1,4 +1,4 @@
-"""Images, documents and videos that a program gives beside a prompt: arrays, paths, the bytes of files."""
+"""Images, documents and videos that a program gives with a prompt: arrays, paths, or the bytes of files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from octavo.tokenizer.tokenizer import Tokenizer
 
 _KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-# Each the type of a part of a message, and the key of its value.
+# The type of a message part is also the key of its value.
 IMAGE_KEYS = ("image", "image_pil", "image_url", "video", "video_url", "document", "file")
 _ARTICLES: Mapping[FileKind, str] = {"image": "an image", "document": "a document", "video": "a video"}
-_USUAL_RATE = 2.0  # frames a second of a video that is an array
+_USUAL_RATE = 2.0  # frames per second of a video given as an array
 MAX_FILE_BYTES = 64 << 20
 _FILES = (str, os.PathLike, bytes, bytearray, memoryview)
 
@@ -33,7 +33,7 @@ _FILES = (str, os.PathLike, bytes, bytearray, memoryview)
 class ImageInputs:
     """Makes items of images, and prompts of token ids with them. Thread-safe.
 
-    processor: None: the model reads text.
+    processor: None if the model reads only text.
     """
 
     def __init__(
@@ -52,25 +52,23 @@ class ImageInputs:
 
     @property
     def gives_vectors(self) -> bool:
-        """True if an image is a prompt of its own. Raises UsageError if the model only reads text."""
+        """True if an image is its own prompt. Raises UsageError if the model reads only text."""
         return self.require().gives_vectors
 
     def alone(self, plain: object, given: Mapping[str, Any]) -> Prompt:
-        """The prompt that is one image.
+        """The prompt that consists of one image. Raises UsageError for anything more.
 
-        plain, given: as `split_images` returns them.
-        Raises UsageError for more.
+        plain, given: as returned by `split_images`.
         """
         images = [self.item(image, name) for image, name in _checked(given, "image")]
         others = isinstance(plain, Mapping) and not any(plain.values()) and not _checked(given, "video")
         return prompt_of(images if others else [])
 
     def prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt:
-        """The prompt in which each mark of an image is one of those given.
+        """The prompt with each image mark replaced by one of the given images.
 
-        given: as `split_images` returns it.
-
-        Raises UsageError for images that cannot be read, or more or fewer than there are marks.
+        given: as returned by `split_images`.
+        Raises UsageError if images cannot be read or their number differs from the marks.
         """
         processor = self.require()
         images = [self.item(image, name) for image, name in _checked(given, "image")]
@@ -81,15 +79,15 @@ class ImageInputs:
         placeholder_id = self.placeholder_id(processor)
         waiting = {placeholder_id: iter(images), video_id: iter(videos)}
         items = [item for token_id in token_ids for item in islice(waiting.get(token_id, ()), 1)]
-        items += [item for rest in waiting.values() for item in rest]  # too many: `place` says so
+        items += [item for rest in waiting.values() for item in rest]  # too many: `place` raises
         return self.place([placeholder_id if token_id == video_id else token_id for token_id in token_ids], items)
 
     def place(self, token_ids: Sequence[int], items: Sequence[Placed]) -> Prompt:
-        """The prompt in which each mark of an image is one of these items. Raises UsageError for another number."""
+        """The prompt with each image mark replaced by one of these items. Raises UsageError if their numbers differ."""
         return place_items(token_ids, items, self.placeholder_id(self.require()), self._encode)
 
     def require(self) -> ImageProcessor:
-        """The processor. Raises UsageError if the model only reads text."""
+        """The processor. Raises UsageError if the model reads only text."""
         if self._processor is None:
             raise UsageError(
                 f"the prompt has images, but {self._model} reads text only: leave them out, give the text of a "
@@ -107,7 +105,7 @@ class ImageInputs:
         return is_read_as_text(pdf_as or self._pdf_as, sees=self._processor is not None)
 
     def document_text(self, file: Any) -> str | None:
-        """The text layer of a PDF document, a path or its bytes, or None if it is anything else. Raises UsageError."""
+        """The text layer of a PDF document (a path or its bytes), or None for anything else. Raises UsageError."""
         from octavo.media.reels import kind_of
 
         if not isinstance(file, _FILES) or kind_of(data := _read(file)[0]) != "document":
@@ -121,12 +119,12 @@ class ImageInputs:
 
     @property
     def mark(self) -> str:
-        """The text that stands for an image in a raw prompt. Raises UsageError if the model only reads text."""
+        """The text that marks an image in a raw prompt. Raises UsageError if the model reads only text."""
         processor = self.require()
         return processor.placeholder.join(processor.wrapping)
 
     def placeholder_id(self, processor: ImageProcessor) -> int:
-        """The token that stands for an image. Raises UsageError if the vocabulary has no such token."""
+        """The token that represents an image. Raises UsageError if the vocabulary has no such token."""
         token_id = self._token_id(processor.placeholder)
         if token_id is None:
             raise UsageError(f"the vocabulary has no token {processor.placeholder!r}, which stands for an image")
@@ -137,9 +135,9 @@ class ImageInputs:
         return ids[0] if len(ids) == 1 else None
 
     def item(self, image: Any, name: str | None = None) -> MediaItem | ItemSeries:
-        """An image as the engine takes it; the file of a document or a video as a series of such.
+        """An image as the engine takes it. The file of a document or video becomes a series of images.
 
-        name: the caller's for its content; None means a digest.
+        name: the caller's name for its content, or None for a digest.
         Raises UsageError.
         """
         from octavo.media.digest import content_digest
@@ -153,9 +151,9 @@ class ImageInputs:
         return MediaItem(key, layout, processor.resize(picture, layout))
 
     def video(self, video: Any, name: str | None = None) -> MediaItem | ItemSeries:
-        """The file of a video, or its frames in an array or a list, as the engine takes it.
+        """A video file, or its frames in an array or list, as the engine takes it.
 
-        Frames may come with their number a second: `(frames, {"fps": 30})`; otherwise they are two a second.
+        Frames may be given with their rate: `(frames, {"fps": 30})`; the default is two per second.
         name: as for `item`.
         Raises UsageError.
         """
@@ -200,7 +198,7 @@ class ImageInputs:
 
 
 def _decoder() -> PictureDecoder:
-    from octavo.media.decoding import PictureDecoder  # text does without
+    from octavo.media.decoding import PictureDecoder  # not needed for text
 
     return PictureDecoder()
 
@@ -218,7 +216,7 @@ def has_images(messages: object) -> bool:
 
 
 def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
-    """A prompt without what vLLM's keys say about images, and these with their values; none: an empty mapping."""
+    """A prompt without vLLM's image keys, and these keys with their values, or an empty mapping."""
     if not isinstance(prompt, Mapping):
         return prompt, {}
     given = {key: prompt[key] for key in _KEYS if prompt.get(key)}
@@ -226,7 +224,7 @@ def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]]:
-    """The images or videos, each with the name that the caller gives it."""
+    """The images or videos, each with the caller's name for it."""
     if options := given.get("mm_processor_kwargs"):
         raise _wrong(
             f"mm_processor_kwargs has {next(iter(options))!r:.80}, which is not supported; image_max_tokens limits the "
@@ -252,7 +250,7 @@ def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]
 def _listed(value: Any, kind: str) -> list[Any]:
     if value is None:
         return []
-    # A tuple of pictures is a video, and so is a list of Pillow's.
+    # A tuple of pictures is a video, and so is a list of Pillow images.
     is_video = (
         kind == "video" and isinstance(value, list) and bool(value) and all(hasattr(v, "getbands") for v in value)
     )
@@ -261,7 +259,7 @@ def _listed(value: Any, kind: str) -> list[Any]:
 
 
 def _named(name: str, processor: ImageProcessor) -> bytes:
-    """The key of a content that the caller names."""
+    """The key of content that the caller names."""
     from octavo.media.digest import content_digest
 
     return content_digest("name", name.encode(), processor)
@@ -291,7 +289,7 @@ def _rate(metadata: Any) -> float:
 
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:
-    """The bytes that name an image, and its pixels unless the bytes are a file with them."""
+    """The bytes that identify an image, and its pixels unless the bytes are a file that contains them."""
     from octavo.media.pictures import picture_of, picture_of_array
 
     if isinstance(image, (bytes, bytearray, memoryview)):

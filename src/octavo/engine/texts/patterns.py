@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeAlias
 
 from octavo.engine.texts.text_cursor import TextCursor
 
-MAX_GROUPS = 100  # within each other
+MAX_GROUPS = 100  # nested
 _MAX_CODE_POINT = 0x10FFFF
 
-# Inside of a class. ECMA-262's white space is Unicode's with the byte order mark; digits and words are ASCII.
+# Inside a class. ECMA-262's white space is Unicode's plus the byte order mark; digits and words are ASCII.
 _SPACE = r"\x09-\x0d\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _CLASSES = {"d": "0-9", "w": "0-9A-Z_a-z", "s": _SPACE}
 _LINE_ENDS = r"\x0a\x0d\u2028\u2029"
@@ -43,7 +43,7 @@ class PatternError(ValueError):
 
 
 class UnenforceablePatternError(PatternError):
-    """A right pattern that asks for more than regular languages have: what lies around a place, or a repeated text."""
+    """A valid pattern that needs more than a regular language: look-around or repeated text."""
 
 
 class Chars(NamedTuple):
@@ -72,7 +72,7 @@ class Unenforceable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """item as often as `count` says in Rust's syntax, such as `{2,3}`."""
+    """The item, repeated by `count` in Rust's syntax, such as `{2,3}`."""
 
     item: PatternNode
     count: str
@@ -82,7 +82,7 @@ class Repeat:
 class Alternatives:
     """Alternatives, each a row of nodes.
 
-    flags: `i` in Rust's syntax, such as `i` or `-i`; empty for those outside.
+    flags: in Rust's syntax, such as `i` or `-i`; empty for those of the surrounding group.
     """
 
     alternatives: tuple[tuple[PatternNode, ...], ...]
@@ -114,7 +114,7 @@ def check_pattern(pattern: str) -> None:
 def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
     """A choice in Rust's syntax.
 
-    at_start, at_end: the string begins or ends here, or any text comes first.
+    at_start, at_end: whether the string begins or ends here, or any text may come first or follow.
     """
     written = []
     for row in tree.alternatives:
@@ -136,7 +136,7 @@ def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
 
 
 def _anchors(node: PatternNode, *, is_start: bool) -> bool:
-    """True if a node at the beginning or the end decides by itself what comes before or after it."""
+    """True if a node at the beginning or end decides by itself what comes before or after it."""
     if isinstance(node, Edge):
         return node.is_start == is_start
     if not isinstance(node, Alternatives):
@@ -184,7 +184,7 @@ class _Parser(TextCursor):
         return tree
 
     def _doubt(self, problem: str) -> None:
-        """Raise PatternError for what is read in different ways, unless the reading is loose."""
+        """Raise PatternError for something that is read in different ways, unless the reading is loose."""
         if not self._is_loose:
             raise PatternError(problem)
 
@@ -198,7 +198,7 @@ class _Parser(TextCursor):
         return Alternatives(tuple(map(tuple, rows)), flags)
 
     def _repeated(self, item: PatternNode) -> PatternNode:
-        """The item with the quantifier behind it, if there is one. Lazy ones match the same strings."""
+        """The item with the quantifier after it, if any. Lazy ones match the same strings."""
         start = self._at
         if self._match(_NOT_EVERYWHERE):
             self._doubt("{,n} means different things in different languages; write {0,n}")
@@ -259,7 +259,7 @@ class _Parser(TextCursor):
         return Unenforceable("look-around") if found and found[4] else tree
 
     def _flags(self, on: str, off: str) -> str:
-        """The flag `i` in Rust's syntax; `s` is kept in mind. `u` is always on."""
+        """The flag `i` in Rust's syntax. `s` is remembered, and `u` is always on."""
         if unknown := (set(on) - set("isu")) | (set(off) - set("is")):
             self._doubt(f"the flag {min(unknown)} is not supported")
         if "s" in on:
@@ -289,7 +289,7 @@ class _Parser(TextCursor):
         return Chars(_one(found) if isinstance(found, int) else f"[{found}--[{_EXCLUDED}]]")
 
     def _class_escape(self) -> int | str:
-        """A character behind a backslash, or the inside of a class."""
+        """A character after a backslash, or the inside of a class."""
         if found := self._match(_PROPERTY):
             name = found[1] or found[2]
             return f"\\{found[0][0]}{{{name}}}"
@@ -321,7 +321,7 @@ class _Parser(TextCursor):
         return code
 
     def _class(self) -> str:
-        """A class behind its bracket."""
+        """A class after its opening bracket."""
         is_negated = self._take("^")
         if self._take("]"):
             self._has_empty_class = True
@@ -358,10 +358,10 @@ class _Parser(TextCursor):
 
 
 def rust_char(code: int) -> str:
-    """A code point in Rust's syntax, by itself or inside of a class."""
+    """A code point in Rust's syntax, alone or inside a class."""
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
 def _one(code: int) -> str:
-    """One character as a class or by itself."""
+    """One character as a class or alone."""
     return _NOTHING if _IS_EXCLUDED.match(chr(code)) else rust_char(code)

@@ -1,4 +1,4 @@
-"""Puts items into a prompt: the marks of each take the place of the placeholder that a template wrote."""
+"""Puts items into a prompt in place of the placeholders that a template wrote."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OFFSET = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class ItemSeries:
-    """The pages of a document or the frames of a video, which one mark stands for.
+    """The pages of a document or the frames of a video, represented by one mark.
 
-    items: layouts instead of items are only counted. texts: before each; the first one precedes `opening`, the text
-    that a template may write before the mark.
+    items: layouts instead of items are only counted.
+    texts: before each item. The first one precedes `opening`, the text that a template may write before the mark.
     """
 
     items: tuple[MediaItem | ImageLayout, ...]
@@ -28,7 +28,7 @@ class ItemSeries:
 
     @property
     def num_rows(self) -> int:
-        """The positions of all items, without those of the texts among them."""
+        """The positions of all items, without the texts between them."""
         return sum(_layout(item).num_tokens for item in self.items)
 
     @property
@@ -43,11 +43,10 @@ Placed: TypeAlias = MediaItem | ImageLayout | ItemSeries
 def place_items(
     token_ids: Sequence[int], items: Sequence[Placed], placeholder_id: int, encode: Callable[[str], Sequence[int]]
 ) -> Prompt:
-    """The prompt in which the i-th placeholder is the i-th item.
+    """The prompt with the i-th placeholder replaced by the i-th item.
 
-    encode: token ids of a mark that is a text.
-
-    A layout stands for an item that is not decoded: its positions are counted, but they are no spans.
+    encode: the token ids of a mark that is a text.
+    A layout represents an item that is not decoded: its positions are counted, but they are no spans.
     Raises UsageError if there are not as many placeholders as items.
     """
     count = sum(token_id == placeholder_id for token_id in token_ids)
@@ -74,7 +73,7 @@ def place_items(
 
 
 def prompt_of(items: Sequence[Placed]) -> Prompt:
-    """The prompt that is one image, of a model whose images have vectors of their own. Raises UsageError."""
+    """The prompt that consists of one image, for a model that makes vectors of images. Raises UsageError."""
     if len(items) != 1 or not isinstance(items[0], MediaItem):
         raise UsageError(
             "this model makes a vector of a text or of an image: give one of them, and each page or frame by itself",

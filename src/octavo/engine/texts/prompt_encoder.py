@@ -45,7 +45,7 @@ def plain_prompt(prompt: PromptInput) -> Any:
 
 
 def template_eos_id(tokenizer: Tokenizer) -> int | None:
-    """The end of text that a chat template writes: the one that the files name, else the first that ends an answer."""
+    """The end-of-text token of chat templates: the one named by the files, otherwise the first that ends an answer."""
     named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
     return min(named or tokenizer.eos_token_ids, default=None)
 
@@ -53,9 +53,9 @@ def template_eos_id(tokenizer: Tokenizer) -> int | None:
 class PromptEncoder:
     """A tokenizer with the model's chat template, which starts on first use. Thread-safe.
 
-    eos_token_id: the one that the template writes.
+    eos_token_id: the one written by the template.
     process: the template's process, if it was started ahead of time.
-    template: in place of the tokenizer's own.
+    template: replaces the tokenizer's own.
     system: the message of conversations that have none.
     """
 
@@ -78,9 +78,9 @@ class PromptEncoder:
         self._process = process
 
     def encode(self, prompt: PromptInput, *, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a prompt: control tokens in a text are parsed, and BOS comes once.
+        """Token ids of a prompt. Control tokens in a text are parsed, and BOS is added once.
 
-        max_tokens: of a text, which otherwise raises TooManyTokensError.
+        max_tokens: limit of a text; a longer one raises TooManyTokensError.
         Raises UsageError if it is neither a text nor a list, nor a mapping with one of these, nor a `Prompt`.
         """
         prompt = plain_prompt(prompt)
@@ -93,7 +93,7 @@ class PromptEncoder:
         return list(prompt)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
-        """A prompt in any of its forms as the engine takes it. Raises the errors of `encode` and of `Prompt`."""
+        """A prompt in any of its forms, as the engine takes it. Raises the errors of `encode` and `Prompt`."""
         return prompt if isinstance(prompt, Prompt) else Prompt(self.encode(prompt))
 
     def encode_chat(
@@ -104,12 +104,12 @@ class PromptEncoder:
         max_tokens: int | None = None,
         **template_arguments: Any,
     ) -> list[int]:
-        """Token ids of a conversation; a text is a user's message.
+        """Token ids of a conversation. A text counts as a user's message.
 
-        chat_template: Jinja instead of the model's own, or the name of one of the model's templates.
-        template_arguments: tools, documents, add_generation_prompt and further variables of the template; image_marks:
-        see `ChatTemplate.encode`.
-        max_tokens: of the conversation, which otherwise raises TooManyTokensError.
+        chat_template: Jinja to use instead of the model's own, or the name of one of the model's templates.
+        template_arguments: tools, documents, add_generation_prompt and further variables of the template.
+        image_marks: see `ChatTemplate.encode`.
+        max_tokens: limit of the conversation; a longer one raises TooManyTokensError.
         Raises UsageError if the conversation is malformed or the template does not accept it.
         """
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -117,7 +117,7 @@ class PromptEncoder:
             raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
         if not isinstance(chat_template, str | None):
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
-        check_messages(conversation)  # before a missing template is blamed
+        check_messages(conversation)  # before reporting a missing template
         conversation = self._with_system(conversation)
         own = self.tokenizer.chat_template
         if chat_template is not None and own is not None and own.get(chat_template) is not None:
@@ -135,7 +135,7 @@ class PromptEncoder:
     def render_chat(
         self, messages: Sequence[Message], *, image_marks: ImageMarks | None = None, **template_arguments: Any
     ) -> str:
-        """The text that the model's template makes of a conversation. Raises the errors of `encode_chat`."""
+        """The text that the model's template makes from a conversation. Raises the errors of `encode_chat`."""
         messages = self._with_system(messages)
         if image_marks is not None and image_marks.numbers(messages):
             return self._own_template().render_images(messages, image_marks, **template_arguments)

@@ -23,12 +23,10 @@ _NUMBER = struct.Struct("<q")
 def item_of_file(
     decoder: PictureDecoder, data: bytes, kind: FileKind, processor: ImageProcessor, key: bytes | None = None
 ) -> MediaItem | ItemSeries:
-    """The item or the items of a file.
+    """The item or items of a file.
 
-    key: the name of its content; None means a digest.
-
-    It takes a while.
-    Raises UsageError, the rest of a sentence about the file.
+    key: the name of its content, or None for a digest.
+    It is slow. Raises UsageError, the rest of a sentence about the file.
     """
     key = content_digest(kind, data, processor) if key is None else key
     if kind == "image":
@@ -50,7 +48,7 @@ def series_of_reel(reel: Reel, shots: Sequence[tuple[UInt8, ...]], processor: Im
 
 
 def counted(shown: ImageLayout | Reel, processor: ImageProcessor) -> ImageLayout | ItemSeries:
-    """The same without pixels, to count its positions."""
+    """The item without pixels, to count its positions."""
     if isinstance(shown, ImageLayout):
         return shown
     return ItemSeries(shown.layouts, shown.texts, processor.wrapping[0])

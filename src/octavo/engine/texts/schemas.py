@@ -1,8 +1,8 @@
-"""JSON schemas written so that llguidance enforces all that they say.
+"""Rewrites JSON schemas so that llguidance enforces everything they require.
 
-llguidance takes some schemas and then lets values through that break them. Here patterns become its own
+llguidance accepts some schemas and then lets values through that break them. Here patterns are translated
 (`patterns.translate_pattern`), dates become patterns that know leap years, escapes that spell a name a second time are
-forbidden, and what cannot be mended is refused by its JSON pointer.
+forbidden, and what cannot be fixed is rejected with its JSON pointer.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _DATE = (
     f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
 )
-# A leap second is right at the end of a few days only.
+# A leap second is only valid at the end of a few days.
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT]{_TIME}$"}
 _MAX_HOST_NAME = 253
 
-# The tokens of a Lark grammar in which `%json` is no keyword, and that keyword.
+# Tokens of a Lark grammar where `%json` is not a keyword, and that keyword.
 _LARK_TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|<[^<>\s]+>|(%json)\s*', re.DOTALL)
 
 
@@ -61,7 +61,7 @@ class UnenforceableError(ValueError):
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema for llguidance that allows no value that `schema` forbids.
 
-    With llguidance's option `lenient` what cannot be enforced is left out. Otherwise it raises UnenforceableError.
+    With llguidance's option `lenient`, what cannot be enforced is left out. Otherwise UnenforceableError is raised.
     """
     mended: dict[str, Any] = json.loads(json.dumps(schema))
     options = mended.get(OPTIONS)
@@ -92,9 +92,9 @@ def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with no properties but those that it names, in objects where it says nothing about others.
+    """The schema with only the properties that it names, in objects where it does not mention others.
 
-    Objects without `properties` stay as they are. What several schemas describe at once (`allOf`, or `anyOf` beside
+    Objects without `properties` stay unchanged. An object described by several schemas (`allOf`, or `anyOf` next to
     `properties`) has the names of all of them.
     """
     closed: dict[str, Any] = json.loads(json.dumps(schema))
@@ -120,7 +120,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[list[Any]]:
-    """The schemas that describe the same value as a schema does, beside its own keywords; alternatives together."""
+    """The schemas that describe the same value as a schema does, besides its own keywords; alternatives together."""
     lists = {keyword: value for keyword, value in node.items() if isinstance(value, list)}
     groups = [[member] for member in lists.get("allOf", ())]
     groups += [lists[keyword] for keyword in ("anyOf", "oneOf") if keyword in lists]
@@ -133,9 +133,9 @@ def _properties(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
-    """The properties that a schema names itself or by others for the same value; none if one speaks of other names.
+    """The properties named by a schema, or by schemas of the same value; empty if one mentions other names.
 
-    It is also none if only alternatives name some, which can be closed by themselves.
+    Also empty if only alternatives name some, because these can be closed by themselves.
     """
     groups = _same_value(root, node)
     if len(groups) == 1 and not _OBJECT_KEYWORDS & node.keys():
@@ -168,7 +168,7 @@ def enforceable_lark(grammar: str) -> str:
         try:
             schema, end = decoder.raw_decode(grammar, at)
         except (ValueError, RecursionError):
-            continue  # the compiler says what is wrong
+            continue  # the compiler reports the error
         if isinstance(schema, dict):
             parts += [grammar[copied:at], json.dumps(enforceable_schema(schema))]
             copied = end
@@ -177,7 +177,7 @@ def enforceable_lark(grammar: str) -> str:
 
 
 def resolve(schema: object, reference: object) -> object:
-    """The target of a reference (`#` and a JSON pointer) within a schema; None if it has none or is none."""
+    """The target of a reference (`#` and a JSON pointer) within a schema, or None if there is no such target."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         return None
     found = schema
@@ -212,14 +212,14 @@ def _schemas_within(root: dict[str, Any], node: dict[str, Any], pointer: str) ->
 
 
 def _names_could_repeat(node: dict[str, Any]) -> bool:
-    """True if a key that the schema does not name could be one of its names, in other letters of JSON."""
+    """True if a key that the schema does not name could be one of its names with other JSON escapes."""
     has_names = bool(node.get("properties") or node.get("required"))
     has_patterns = bool(node.get("patternProperties"))
     return (has_names or has_patterns) and (has_patterns or node.get("additionalProperties") is not False)
 
 
 def _mend_format(node: dict[str, Any]) -> None:
-    """Dates and times as patterns, and the length of host names; llguidance's own know neither."""
+    """Replace dates and times by patterns, and limit the length of host names; llguidance's own formats do neither."""
     name = node.get("format")
     if name == "hostname":
         longest = node.get("maxLength", _MAX_HOST_NAME)
@@ -259,7 +259,7 @@ def _mend_patterns(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> N
 
 
 def _mend_least_properties(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> None:
-    """Refuse a number of properties that a repeated key would only seem to reach."""
+    """Reject a minimum number of properties that repeated keys would only seem to reach."""
     least, required = node.get("minProperties"), node.get("required", ())
     if not isinstance(least, int) or not isinstance(required, (list, tuple)):
         return

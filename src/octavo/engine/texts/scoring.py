@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: what is computed of each pair, and the score that follows from it."""
+"""Scores of pairs of texts: what to compute for each pair, and the score that follows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _YES_NO_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """truncate_to: the most tokens of a prompt, whose second text is cut, or None if a longer one is an error.
+    """truncate_to: the most tokens of a prompt, whose second text is truncated; None if a longer one is an error.
     instruction: what a causal reranker judges by.
     """
 
@@ -38,10 +38,7 @@ class ScoreOptions:
 
 
 def score_options(truncate_to: int | None, instruction: str | None) -> ScoreOptions:
-    """truncate_to: -1: as many tokens as fit.
-
-    Raises UsageError for another number below 1.
-    """
+    """truncate_to: -1 for as many tokens as fit. Raises UsageError for another number below 1."""
     if truncate_to is not None and truncate_to < 1 and truncate_to != -1:
         message = f"truncate_prompt_tokens is {truncate_to}; it must be at least 1, or -1 for as many as fit"
         raise UsageError(message, param="truncate_prompt_tokens", code="integer_below_min_value")
@@ -50,7 +47,7 @@ def score_options(truncate_to: int | None, instruction: str | None) -> ScoreOpti
 
 
 def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One text with each of many, or texts of two lists of the same length. Raises UsageError."""
+    """One text paired with each of many, or two lists of the same length paired up. Raises UsageError."""
     first, second = ([data] if isinstance(data, str) else list(data) for data in (data_1, data_2))
     for name, texts in (("data_1", first), ("data_2", second)):
         wrong = next((text for text in texts if not isinstance(text, str)), None)
@@ -69,8 +66,7 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
 class ScorePlan:
     """The vectors that pairs need, as (prompt, parameters).
 
-    pairs: the vectors of each pair, by their number.
-
+    pairs: the numbers of each pair's vectors.
     The score of late interaction is the sum, over the tokens of the first text, of the largest product with a token of
     the second. Khattab and Zaharia, arXiv 2004.12832.
     """
@@ -82,7 +78,7 @@ class ScorePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts."""
+        """The tokens of all prompts."""
         return sum(len(prompt) for prompt, _ in self.prompts)
 
     def scores(self, vectors: Sequence[Float32]) -> list[float]:
@@ -110,10 +106,11 @@ def plan_scores(
     max_tokens: int,
     options: ScoreOptions = ScoreOptions(),
 ) -> ScorePlan:
-    """pairs: query and document.
-    max_tokens: of a prompt of this model.
+    """Plan the vectors for the scores of pairs.
 
-    Raises UsageError if the model scores no pairs, or for a pair that is too long.
+    pairs: query and document.
+    max_tokens: of a prompt of this model.
+    Raises UsageError if the model cannot score pairs, or for a pair that is too long.
     """
     if model.scoring == "none":
         reason = f"has {model.num_labels} labels, not one" if model.num_labels else "knows no answer of yes or no"
@@ -136,7 +133,7 @@ def plan_scores(
 
 
 class _Encoder:
-    """Token ids of texts and pairs of at most `limit` tokens; longer ones are cut if the options say so."""
+    """Token ids of texts and pairs of at most `limit` tokens. Longer ones are truncated if the options allow it."""
 
     def __init__(self, model: TextModel, tokenizer: Tokenizer, limit: int, options: ScoreOptions) -> None:
         self._model = model
@@ -144,7 +141,7 @@ class _Encoder:
         self._limit = limit
         self._options = options
         self.num_truncated = 0
-        self._query: tuple[str, list[int]] = ("", [])  # the last one, which many pairs share
+        self._query: tuple[str, list[int]] = ("", [])  # the last one, because many pairs share it
 
     def text(self, text: str) -> list[int]:
         ids = self._ids(text)
@@ -161,7 +158,7 @@ class _Encoder:
         return [*head, *second, *tokenizer.suffix_ids], PoolingParams(task="score", second_start=start)
 
     def question(self, query: str, document: str) -> tuple[list[int], PoolingParams]:
-        """The text of both cannot become a control token."""
+        """The prompt for a query and a document. Text of neither can become a control token."""
         tokenizer = self._tokenizer
         fields = {"query": query, "document": document, "instruction": self._options.instruction}
         rendered = _YES_NO_PROMPT.format(**{name: tokenizer.guard(text) for name, text in fields.items()})
@@ -170,7 +167,7 @@ class _Encoder:
         return [*self._fit(start, len(end)), *end], PoolingParams(task="score", pooling="last")
 
     def _ids(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The tokens of a text. One that is too long, and is not to be cut, is refused before all are known."""
+        """The tokens of a text. One that is too long and must not be truncated is rejected early."""
         most = self._limit if self._options.truncate_to is None else None
         try:
             return self._tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special, max_tokens=most)
@@ -178,7 +175,7 @@ class _Encoder:
             raise self._too_long(error.found) from None
 
     def _fit(self, ids: list[int], others: int) -> list[int]:
-        """The tokens that can be cut, beside `others` that cannot."""
+        """The tokens after truncation to leave room for `others`, which stay whole."""
         excess = len(ids) + others - self._limit
         if excess <= 0:
             return ids

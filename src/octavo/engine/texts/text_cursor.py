@@ -1,4 +1,4 @@
-"""The base of parsers that read a text from left to right, such as those of grammars and patterns."""
+"""The base of parsers that read a text from left to right, such as grammar and pattern parsers."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import re
 
 
 class TextCursor:
-    """A place in a text, in characters. Its methods look at what comes next and move on."""
+    """A position in a text, in characters. Its methods look at what follows and move on."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
 
     def _peek(self) -> str:
-        """The next character; empty at the end of the text."""
+        """The next character, or empty at the end of the text."""
         return self._text[self._at : self._at + 1]
 
     def _take(self, text: str) -> bool:
-        """True if this text comes next, which is then read."""
+        """True if this text comes next, in which case it is consumed."""
         found = self._text.startswith(text, self._at)
         self._at += len(text) if found else 0
         return found
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The match that begins here, which is then read; None if there is none."""
+        """The match that begins here, which is consumed, or None."""
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return found

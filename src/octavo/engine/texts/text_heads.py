@@ -1,4 +1,4 @@
-"""The steps from a pooled vector to the one of its text, or to its score: dense layers, length 1, yes or no."""
+"""The steps from a pooled vector to the text's vector or score: dense layers, unit length, yes or no."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DenseLayer:
 @dataclass(frozen=True, slots=True, eq=False)
 class TextHeads:
     """yes_no: the head of a causal reranker.
-    dense: layers that vectors of texts go through, in this order.
-    num_logs: how often they go through log(1 + x) before these, behind relu.
+    dense: layers applied to vectors of texts, in this order.
+    num_logs: how often log(1 + x), after relu, is applied before these.
     """
 
     yes_no: YesNoHead | None = None
@@ -53,7 +53,7 @@ class TextHeads:
     num_logs: int = 0
 
     def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
-        """The function from a pooled vector, or those of tokens, to the result of a request; None: it is the result."""
+        """The function from a pooled vector, or token vectors, to the result, or None if there is nothing to do."""
         if params.task == "score":
             return None if self.yes_no is None else self.yes_no.score
         logs: tuple[Finish, ...] = (saturated,) * self.num_logs
@@ -72,7 +72,7 @@ def text_heads(graph: Graph, checkpoint: Checkpoint, texts: TextModel, tokenizer
 
 
 def saturated(vector: Float32) -> Float32:
-    """log(1 + relu(x)), as SPLADE weighs the tokens of the vocabulary. Formal et al., arXiv 2109.10086."""
+    """log(1 + relu(x)), SPLADE's weights of the tokens of the vocabulary. Formal et al., arXiv 2109.10086."""
     logs: Float32 = np.log1p(np.maximum(vector, np.float32(0))).astype(np.float32)
     return logs
 

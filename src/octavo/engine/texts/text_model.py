@@ -1,4 +1,4 @@
-"""The abilities of a loaded model beside answers: vectors of texts, and scores of pairs."""
+"""The abilities of a loaded model other than answering: vectors of texts, and scores of pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
     from octavo.tokenizer.tokenizer import Tokenizer
 
-# A model with this token speaks ChatML, as Qwen3-Reranker does, whose prompt asks for yes or no.
+# Models with this token use ChatML, like Qwen3-Reranker, whose prompt asks for yes or no.
 CHAT_TOKEN = "<|im_start|>"
 _REMEDY = "take /v1/embeddings, /v1/rerank or /v1/score, LLM.embed or LLM.score, or a model that generates"
 
@@ -33,12 +33,13 @@ class TextModel:
 
     generates: it answers prompts.
     takes_whole_texts: it sees all tokens of a text at once.
-    pooling, normalize: of its vectors.
-    scoring: label: a head gives one label for a pair; yes_no: the next token of a prompt does; cosine: the vectors of
-    the two texts do; dot: their product; late: those of their tokens.
+    pooling, normalize: how its vectors are made.
+    scoring: label (a head scores a pair), yes_no (the next token does), cosine or dot (of the two vectors), or late (of
+    the
+    tokens' vectors).
     num_labels: of the head.
-    activation: of its label.
-    num_token_types: 0: it has none.
+    activation: of the head's label.
+    num_token_types: 0 if it has none.
     width: of its vectors.
     """
 
@@ -75,7 +76,7 @@ class TextModel:
             raise UsageError(message, param="second_start", code="invalid_value")
 
     def _check_tokens(self, task: str) -> None:
-        """Raise UsageError for one vector of a text where each token has one, and the other way round."""
+        """Raise UsageError if a request wants one vector per text but the model has one per token, or vice versa."""
         message = None
         if task == "embed" and self.pooling == "all":
             message = "this model has a vector for each token, not one for a text; take LLM.token_embed or /pooling"
@@ -96,12 +97,12 @@ class TextModel:
             raise UsageError(message, param="pooling", code="unsupported_parameter")
 
 
-ANSWERS_ONLY = TextModel()  # vectors by the mean of the hidden states, no scores
+ANSWERS_ONLY = TextModel()  # vectors are the mean of the hidden states; no scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class YesNoHead:
-    """The rows of the output head of "yes" and "no": [2, hidden], with what the head does to its logits."""
+    """The output head's rows for "yes" and "no", [2, hidden], and what the head does to its logits."""
 
     weight: Float32
     bias: Float32
@@ -109,7 +110,7 @@ class YesNoHead:
     cap: float | None
 
     def score(self, hidden_state: Float32) -> Float32:
-        """The probability of yes among the two: [1]."""
+        """The probability of yes rather than no: [1]."""
         logits = (self.weight.astype(np.float64) @ hidden_state + self.bias) * self.scale
         capped = logits if self.cap is None else softcap(logits, self.cap)
         return sigmoid(np.asarray([capped[0] - capped[1]]))
@@ -122,7 +123,7 @@ def sigmoid(x: Array) -> Float32:
 
 
 def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width: int) -> TextModel:
-    """The abilities of a graph with what its checkpoint says.
+    """The abilities of a graph and its checkpoint.
 
     width: of its vectors.
     """
@@ -149,7 +150,7 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width
 
 
 def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
-    """That of the graph if it pools by itself, else that of the checkpoint. A head takes the token that sees all."""
+    """The graph's pooling if it pools by itself, otherwise the checkpoint's. A head uses the token that sees all."""
     if not graph.takes_whole_texts:
         return "last" if pooling.is_classifier else pooling.pooling
     if any(isinstance(node.op, MeanPool) for node in graph.nodes):
@@ -169,7 +170,7 @@ def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] 
 
 
 def yes_no_head(graph: Graph, checkpoint: Checkpoint, tokenizer: Tokenizer) -> YesNoHead | None:
-    """The head of a causal reranker, read from the checkpoint, or None if the model is none."""
+    """The head of a causal reranker, read from the checkpoint, or None for another model."""
     ids = yes_no_ids(checkpoint.pooling, tokenizer)
     head = next((node.op for node in graph.nodes if isinstance(node.op, Logits)), None)
     if ids is None or head is None:
