@@ -1,1 +1,1 @@
-"""Adapters: low-rank products beside the weights of a model, read from PEFT folders and GGUF files."""
+"""Adapters: low-rank products added to the weights of a model, read from PEFT folders and GGUF files."""

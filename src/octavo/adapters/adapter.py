@@ -27,10 +27,10 @@ MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """A model that adapters may be for.
+    """A model that adapters are made for.
 
-    places: the weights of its graph that adapters may change, by name, with their shapes, those of tables transposed.
-    weights: its numbers, which magnitudes are relative to.
+    places: the weights of its graph that adapters may change, by name, with their shapes (tables transposed).
+    weights: its numbers, to which magnitudes are relative.
     tables: the names of its embeddings.
     path: the checkpoint to open for the numbers, or None if `weights` can be read at any time.
     """
@@ -64,11 +64,11 @@ class AdapterBase:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank products by the names of the graph's weights beside which they lie.
+    """Low-rank products by the names of the graph's weights they belong to.
 
-    digest: of all numbers and scales, 16 bytes; empty if the adapter changes nothing. So it names the content.
+    digest: 16 bytes over all numbers and scales, which identify the content; empty if the adapter changes nothing.
     invocation_tokens: of an activated adapter, which acts from their last occurrence in the prompt on, and not at all
-    without one, empty if it always acts.
+    without one. Empty if it always acts.
     """
 
     name: str
@@ -125,7 +125,7 @@ def checked_invocation(where: str, found: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """An adapter as a file has it: its parts by checkpoint names, and the tokens that activate it (`Adapter`)."""
+    """An adapter as stored in a file: its parts by checkpoint names, and the tokens that activate it (`Adapter`)."""
 
     parts: Mapping[str, StoredPart]
     invocation_tokens: tuple[int, ...] = ()
@@ -133,7 +133,7 @@ class StoredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part as a file has it.
+    """A part as stored in a file.
 
     tensor: the name of one of its tensors, for errors.
     """

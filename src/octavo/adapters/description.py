@@ -1,4 +1,4 @@
-"""The facts about an adapter that its headers tell, without the model that it is for."""
+"""What the headers of an adapter reveal without the model it is for."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AdapterFacts:
 
 
 def describe_adapter(path: Path) -> AdapterFacts | None:
-    """The facts about an adapter, or None if the path is none. Raises ModelLoadError for a file that cannot be read."""
+    """The facts about an adapter, or None if the path is not one. Raises ModelLoadError for an unreadable file."""
     if path.is_dir():
         return _of_folder(path) if (path / CONFIG_NAME).is_file() else None
     if path.name in (CONFIG_NAME, WEIGHTS_NAME):
@@ -114,7 +114,7 @@ def _of_gguf(path: Path) -> AdapterFacts | None:
 
 
 def _wrapped(shapes: Mapping[str, tuple[int, ...]], scales: AdapterScales) -> dict[str, tuple[str, int]]:
-    """The parameters that tensors are beside by name, with the rank of an expert (`target_parameters`)."""
+    """The parameters that tensors belong to, by name, with the rank of an expert (`target_parameters`)."""
     modules = {name: name.removeprefix(PREFIX).removesuffix(_FACTOR) for name in shapes if name.endswith(_FACTOR)}
     found = {name: parameter_of(module, scales.targets) for name, module in modules.items()}
     return {name: (each, int(scales.rank_of(each))) for name, each in found.items() if each is not None}
@@ -127,8 +127,8 @@ def _of_tensors(
     wrapped: Mapping[str, tuple[str, int]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """shapes: of the adapter's tensors.
-    endings: of the names of A's.
-    wrapped: of `_wrapped`.
+    endings: of the names of A factors.
+    wrapped: from `_wrapped`.
     """
     ranks: Counter[int] = Counter()
     modules: Counter[str] = Counter()

@@ -17,10 +17,11 @@ _ROWS = 1 << 12  # whose change is in memory at once
 
 
 def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, LowRank]:
-    """The parts with gain * (W x) + B' (A x) in place of m / |W + scale B A| * (W x + scale B (A x)).
+    """The parts as gain * (W x) + B' (A x) instead of m / |W + scale B A| * (W x + scale B (A x)).
 
-    Those with a gain have magnitudes m there, one a row of the weight, as the norms are. Raises ModelLoadError for a
-    row of zeros.
+    Parts with a gain have magnitudes m there, one per row of the weight, like the norms. Raises ModelLoadError for a
+    row of
+    zeros.
     """
     magnified = {name for name, part in parts.items() if part.gain is not None and part.a is not None}
     if not magnified:

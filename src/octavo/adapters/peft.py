@@ -1,4 +1,4 @@
-"""Adapters in PEFT's folders: `adapter_config.json` beside `adapter_model.safetensors`."""
+"""Adapters in PEFT's folders, with `adapter_config.json` and `adapter_model.safetensors`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_CONFIG_BYTES = 1 << 20
 _MAX_NUMBER = 1e30  # of float32
 
 PREFIX = "base_model.model."  # of all modules
-# Endings of tensors' names. Beside an embedding, A has a column for each token.
+# Endings of tensors' names. For an embedding, A has a column for each token.
 _FACTORS = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -75,7 +75,7 @@ class AdapterScales:
     targets: frozenset[str] = frozenset()
 
     def rank_of(self, module: str) -> float:
-        """That of a module, or of each expert of a parameter."""
+        """The rank of a module, or of each expert of a parameter."""
         return self.ranks.find(module, self.rank)
 
     def of(self, module: str) -> float:
@@ -126,7 +126,7 @@ def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
 
 
 def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, object]) -> None:
-    """Raise ModelLoadError naming a tensor that is no part of an adapter, and the reason why nothing takes it."""
+    """Raise ModelLoadError naming a tensor that does not belong to an adapter, and why nothing uses it."""
     for name in names:
         give_way()
         if settings.get("modules_to_save") and _WHOLE.fullmatch(name):
@@ -230,7 +230,7 @@ def _whole_parts(file: TensorFiles, names: Iterable[str], base: AdapterBase) -> 
 
 
 def _tied(parts: Mapping[str, StoredPart], base: AdapterBase) -> dict[str, StoredPart]:
-    """The change of an embedding also as that of a head which is the embedding (`ensure_weight_tying`)."""
+    """The change of an embedding, applied also to a head tied to it (`ensure_weight_tying`)."""
     if HEAD_PLACE in base.weights or HEAD_PLACE in parts:
         return {}
     found: dict[str, StoredPart] = {}

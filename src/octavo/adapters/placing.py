@@ -32,10 +32,11 @@ _Group = dict[TensorName, StoredPart]
 
 
 def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: FileFormat) -> dict[str, LowRank]:
-    """The parts by the names of the graph's weights, from those by the checkpoint's names.
+    """The parts by the names of the graph's weights, from the checkpoint's names.
 
-    file_format: that of the names, which need not be the base's. Raises ModelLoadError naming a tensor of the adapter
-    that does not fit the model, or that has no effect this engine can compute.
+    file_format: of the names, which need not be the base's.
+    Raises ModelLoadError naming a tensor of the adapter that does not fit the model or whose effect this engine cannot
+    compute.
     """
     groups: dict[str, _Group] = {}
     for text, part in parts.items():
@@ -137,7 +138,7 @@ def _stacked(
 
 
 def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
-    """A product for each head: those of B's rows with all of A, transposed where the weight is."""
+    """A product for each head: the head's rows of B with all of A, transposed if the weight is."""
     found = part.low_rank
     if found.gain is not None and transposed:
         raise part.refuse(

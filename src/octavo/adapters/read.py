@@ -18,10 +18,10 @@ Stamps = tuple[tuple[str, int, int, int], ...]
 
 
 def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1.0) -> Adapter:
-    """The adapter in a folder, or in a GGUF file, for a base of either format.
+    """The adapter in a folder or GGUF file, for a base of either format.
 
     scale: multiplies its effect.
-    name: of a checkpoint with adapters of tasks it takes the one of the task with this name.
+    name: in a checkpoint with task adapters, selects the task of this name.
     Raises ModelLoadError naming the tensor or key that does not fit the model or is not supported.
     """
     try:

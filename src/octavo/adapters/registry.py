@@ -1,4 +1,4 @@
-"""The adapters of an engine: known by name, held in memory, and those of them that steps can read, in slots."""
+"""The adapters of an engine: known by name, held in memory and, for steps, in slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """The place of an adapter.
+    """The location of an adapter.
 
     scale: multiplies its effect.
     stamps: of its files when it was read (`stamps_of`).
@@ -49,9 +49,9 @@ class HeldAdapter:
 
 
 class AdapterRegistry:
-    """Adapters by name. They are read on the threads of those who ask for them, so that steps go on meanwhile.
+    """Adapters by name. They are read on the callers' threads, so that steps continue.
 
-    Names, and what is held, may be used from any thread; the slots belong to the engine's thread.
+    Names and held adapters may be used from any thread; the slots belong to the engine's thread.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AdapterRegistry:
         self._last_use: list[int] = [0] * limits.slots
         self._num_uses = 0
         self.steps_run: Callable[[], bool] = lambda: False  # reading rests between pieces while they do
-        self.default = ""  # that of requests that name none; empty means the base model
+        self.default = ""  # for requests that name none; empty for the base model
 
     # --- names, from any thread ---
 
@@ -78,7 +78,7 @@ class AdapterRegistry:
             return dict(self._sources)
 
     def add(self, name: str, path: str | Path, scale: float = 1.0) -> HeldAdapter:
-        """Read an adapter and make it known, in place of another one of that name; not again if nothing has changed.
+        """Read an adapter and add it, replacing one of the same name. An unchanged one is not read again.
 
         Raises ModelLoadError naming the tensor or key, GraphError for a rank above the limit, and UsageError.
         """
@@ -135,7 +135,7 @@ class AdapterRegistry:
         return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
-        """Hold one as the last used, and let go of what there is no room for. Called with the lock."""
+        """Hold an adapter as the most recently used, and drop those without room. Call it with the lock."""
         self._held[name] = held
         self._held.move_to_end(name)
         while len(self._held) > 1:

@@ -1,1 +1,1 @@
-"""The engine as a service: in a process of its own, or in this one."""
+"""The engine as a service, in its own process or in this one."""

@@ -47,11 +47,11 @@ class EngineProcess:
         *,
         in_thread: bool,
     ) -> None:
-        """Start it.
+        """Start the process.
 
         on_message: called with all messages except the log.
         on_exit: called once with the reason.
-        in_thread: it has no process of its own.
+        in_thread: run on a thread instead of in a process.
         Raises EngineDeadError if the system provides no process or socket.
         """
         self._on_message = on_message

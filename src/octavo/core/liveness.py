@@ -15,7 +15,7 @@ class UsageMeter:
 
     def __init__(self, used_s: Callable[[], float], least_share: float, window: int) -> None:
         """used_s: seconds of use so far.
-        least_share: of the time that passed during the last `window` intervals.
+        least_share: of the time during the last `window` intervals.
         """
         self._used_s = used_s
         self._least_share = least_share

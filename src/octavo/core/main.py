@@ -11,7 +11,7 @@ from octavo.platform import processes
 def main(descriptor: int, parent_pid: int) -> None:
     """Serve one engine until the server ends it.
 
-    descriptor: of the connected socket.
+    descriptor: the connected socket.
     parent_pid: the server's.
     """
     processes.end_with(parent_pid)

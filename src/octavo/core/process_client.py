@@ -1,4 +1,4 @@
-"""The client of an engine in a process of its own."""
+"""The client of an engine in its own process."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class ProcessClient:
                 reply.set_exception(to_error(message.problem))
 
     def _deliver(self, step: Step) -> None:
-        """Pass outputs to their streams; those of aborted requests may still arrive."""
+        """Pass outputs to their streams. Outputs of aborted requests may still arrive."""
         for output in step.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:

@@ -148,8 +148,8 @@ class ReplicaClient:
     async def restart(self) -> None:
         """Replace the replicas one by one, each after its last request. A second call joins the first.
 
-        It goes on if the caller is cancelled.
-        Raises the error that kept a new one from loading; the rest stays as it is then.
+        It continues if the caller is cancelled.
+        Raises the error that prevented a new one from loading; the remaining replicas then stay.
         """
         if self._is_closed:
             raise self._refusal()
@@ -251,8 +251,8 @@ class ReplicaClient:
 class ReplicaStream:
     """Implements `octavo.engine.client.AnswerStream`.
 
-    If its replica dies before the first output, another one begins the request anew: once, because the request itself
-    may be the cause.
+    If its replica dies before the first output, another one restarts the request, but only once, because the request
+    itself may be the cause.
     """
 
     def __init__(self, submit: Callable[[set[int]], Awaitable[tuple[MergedStream, Visit]]]) -> None:
@@ -303,7 +303,7 @@ class ReplicaStream:
         await self._stream.aclose()
 
     async def _move(self, error: EngineDeadError) -> None:
-        """Begin anew at another replica. Raises the error if that would repeat outputs, or if there is none."""
+        """Restart the request on another replica. Raises the error if outputs would repeat or no replica is left."""
         if self._has_output or self._has_moved:
             raise error
         self._has_moved = True

@@ -1,6 +1,6 @@
 """Chooses the replica for a request: the one that has seen most of its prompt, unless others are much less loaded.
 
-A `prompt_cache_key` decides where that says nothing.
+A `prompt_cache_key` decides if no replica has seen the prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from octavo.generation_request import RequestOptions
 from octavo.prompt import Prompt
 
 BLOCK_TOKENS = 32  # a prefix is known in pieces of this length
-# A running sequence delays a new one as much as the computation of so many tokens of its prompt.
+# A running sequence delays a new one as much as computing this many tokens of its prompt.
 RUNNING_TOKENS = 64
 # And a hint that requests belong together is worth as much: where two more run, the next one goes elsewhere.
 HINT_TOKENS = 2 * RUNNING_TOKENS
@@ -25,7 +25,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A prompt as the router sees it: the digests of its full blocks, each of all up to the block's end, spans too.
+    """A prompt as the router sees it: a digest of everything, including spans, up to the end of each full block.
 
     hint: the digest of its `prompt_cache_key`, if it has one.
     """
@@ -105,7 +105,7 @@ class Visit:
         replica.waiting_tokens += self._waiting_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """The answer has so many more tokens; the prompt is computed."""
+        """Record that the answer has num_tokens more tokens, so its prompt is computed."""
         self._replica.waiting_tokens -= self._waiting_tokens
         self._waiting_tokens = 0
         self._replica.held_tokens += num_tokens
@@ -128,7 +128,7 @@ class Router:
         self._turn = 0
 
     def choose(self, prompt: RoutedPrompt, numbers: Collection[int]) -> int:
-        """One of these replicas: the one with the least cost, of equal ones that which was not chosen for longest."""
+        """Choose the replica with the lowest cost. Ties go to the one chosen least recently."""
         return min(numbers, key=lambda i: (self._replicas[i].cost(prompt), self._replicas[i].last_turn))
 
     def enter(self, number: int, prompt: RoutedPrompt) -> Visit:
@@ -145,6 +145,6 @@ class Router:
         return not self._replicas[number].num_sequences
 
     def forget(self, number: int) -> None:
-        """The replica was started anew: its cache is empty."""
+        """Record that a replica was restarted and its cache is empty."""
         self._replicas[number].seen.clear()
         self._replicas[number].hints.clear()

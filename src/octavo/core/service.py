@@ -128,7 +128,7 @@ class EngineService:
             gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
         self._session = session
         self.send(Ready(replace(session.info, load_seconds=phases)))
-        # The view of the vocabulary takes half a second for 150,000 tokens: before anybody streams, not beside them.
+        # Preparing the vocabulary takes half a second for 150,000 tokens, so do it before anybody streams.
         if session.model().engine.texts.generates:
             session.prepare_structured_outputs()
 
@@ -251,7 +251,7 @@ class EngineService:
             self.send(Reply(request_id, to_problem(error)))
             return
         with self._lock:
-            if request_id not in self._being_checked:  # aborted meanwhile
+            if request_id not in self._being_checked:  # aborted in the meantime
                 return
             self._being_checked.remove(request_id)
         self.send(Reply(request_id))
@@ -285,7 +285,7 @@ class EngineService:
             self._news = Step([], {}, {})
             self.send(news)
         failure = self._session.failure if self._session is not None else None
-        if failure is not None and failure.__cause__ is not None:  # one that was closed has no cause
+        if failure is not None and failure.__cause__ is not None:  # a closed one has no cause
             self._fail(failure)
 
 

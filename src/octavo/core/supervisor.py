@@ -29,7 +29,7 @@ CHECK_S = 0.25
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 300.0
 _FIRST_BACKOFF_S = 0.1
-# A check that comes so late says that this process stood still, not the engine's.
+# A check this late shows that this process was stopped, not the engine's.
 _MAX_LATE_S = 0.5
 # Without a heartbeat for so long, it matters whether its turn does not come; to ask the system takes a while.
 _MISSED_S = 2 * CHECK_S

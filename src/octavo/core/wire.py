@@ -80,14 +80,14 @@ class SentSpan(msgspec.Struct, array_like=True):
     key: bytes
     width: int
     values: memoryview | None
-    item: int  # among those of the prompt; -1 if none
+    item: int  # index among the prompt's items; -1 if none
     offset: int
 
 
 class SentItem(msgspec.Struct, array_like=True):
     """A `MediaItem`.
 
-    tiles: the bytes of each, of the size that its layout and `sides` say: height and width.
+    tiles: the bytes of each tile, with the height and width given by its layout and `sides`.
     """
 
     key: bytes
@@ -126,21 +126,21 @@ class AskMetrics(_Message):
 
 
 class Sleep(_Message):
-    """Give back the memory of the device, or take it again. A `Reply` says when that is done."""
+    """Release the memory of the device, or allocate it again. A `Reply` reports when that is done."""
 
     question_id: str
     is_over: bool
 
 
 class ActOnSlot(_Message):
-    """Save, restore or erase what a slot holds. A `Reply` says when that is done."""
+    """Save, restore or erase a slot's content. A `Reply` reports when that is done."""
 
     question_id: str
     action: SlotAction
 
 
 class Adapt(_Message):
-    """Make an adapter known under this name; path empty: forget it. A `Reply` says when that is done."""
+    """Load an adapter under this name, or forget it if the path is empty. A `Reply` reports when that is done."""
 
     question_id: str
     name: str
@@ -168,9 +168,9 @@ class Failed(_Message):
 
 
 class Heartbeat(_Message):
-    """The state of the engine, sent a few times a second by a thread that does nothing else.
+    """The state of the engine, sent a few times a second by a dedicated thread.
 
-    stalled_s: that of `Session.measure_stall`.
+    stalled_s: from `Session.measure_stall`.
     is_computing: the process has used processor time.
     last_step_age_s: as in `EngineStatus`.
     """
@@ -182,8 +182,7 @@ class Heartbeat(_Message):
 
 
 class Reply(_Message):
-    """The engine has taken or refused a request, a sleep or an adapter, whose id this is, or tells its metrics or of a
-    slot."""
+    """The outcome of a request, sleep, adapter or slot action with this id: accepted, refused, or with results."""
 
     question_id: str
     problem: Problem | None = None
@@ -192,9 +191,9 @@ class Reply(_Message):
 
 
 class Step(_Message):
-    """The new outputs of all requests after one step; those that are not `OutputDelta`s are by request.
+    """The new outputs of all requests after one step. Outputs other than `OutputDelta` are keyed by request.
 
-    vectors: those of PoolingParams, in the machine's float32.
+    vectors: of PoolingParams, in the machine's float32.
     failures: requests that ended without an answer.
     """
 
@@ -233,7 +232,7 @@ EngineMessage: TypeAlias = (
 
 
 def _plain(value: object) -> int:
-    """Numbers of a kind of their own, such as the default length of an answer, travel as numbers."""
+    """Convert number subclasses, such as the default length of an answer, to plain numbers."""
     if isinstance(value, int):
         return int(value)
     raise NotImplementedError(f"a value of {type(value).__name__} cannot be sent")

@@ -1,7 +1,7 @@
 """A connection between two ranks: whole messages in both directions, with signs of life.
 
 Between machines everything passes over a socket. Between processes of one machine messages pass through shared memory
-(`octavo.distributed.ring`), and the socket has the signs of life and tells when the other process is gone.
+(`octavo.distributed.ring`); the socket carries the signs of life and shows when the other process is gone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Connection:
     def receive(self, limit: int = MAX_MESSAGE_BYTES) -> RankMessage:
         """The next message other than a sign of life, of at most `limit` bytes.
 
-        Raises ConnectionEndedError at the end, and after bytes that are no message.
+        Raises ConnectionEndedError at the end, and after bytes that are not a message.
         """
         while True:
             try:
@@ -91,7 +91,7 @@ class Connection:
         threading.Thread(target=self._beat, args=(state,), name="octavo-alive", daemon=True).start()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Of everything that is read from now on, together, and of each write; None means no limit."""
+        """Limit the time of all further reads together, and of each write. None means no limit."""
         self._end = None if seconds is None else time.monotonic() + seconds
         self._socket.settimeout(seconds)
 
@@ -136,5 +136,5 @@ class Connection:
             if read == 0:
                 raise ConnectionEndedError("it has ended")
             at += read
-            self.heard_at = time.monotonic()  # a large message takes a while, and signs of life wait behind it
+            self.heard_at = time.monotonic()  # a large message takes a while and delays signs of life
         return bytes(data)

@@ -87,7 +87,7 @@ class GroupExecutor:
         self._leader.watch()
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> RankAdapter:
-        """See `AdaptingExecutor`. The other ranks prepare theirs meanwhile; parts go one by one, between steps."""
+        """See `AdaptingExecutor`. Other ranks prepare theirs meanwhile; parts are sent one by one, between steps."""
         largest = max((x.nbytes for part in parts.values() for x in (part.a, part.b) if x is not None), default=0)
         if largest > _MAX_PART_BYTES:
             raise UsageError(
@@ -104,7 +104,7 @@ class GroupExecutor:
         return prepared
 
     def load_adapter(self, slot: int, prepared: RankAdapter) -> None:
-        """See `AdaptingExecutor`. The others load it before the step behind this."""
+        """See `AdaptingExecutor`. The other ranks load it before the next step."""
         self._leader.send(LoadAdapter(prepared.number, slot))
         cast("AdaptingExecutor", self._local).load_adapter(slot, prepared.own)
 
@@ -156,7 +156,7 @@ class GroupExecutor:
     def _tell(self, batch: Batch) -> None:
         """Send the step to all ranks.
 
-        Those of the first stage get the inputs, those of the last one, which sample together, the sampling options.
+        Ranks of the first stage get the inputs; ranks of the last one, which sample together, the sampling options.
         """
         self._number += 1
         if self._leader.patience is not None:
@@ -185,7 +185,7 @@ class GroupExecutor:
             raise EngineDeadError(str(self._leader.failure or self._group.error)) from None
 
     def progress(self) -> int:
-        """See `octavo.backends.work_done.WatchedExecutor`. It changes, too, while another rank computes."""
+        """See `octavo.backends.work_done.WatchedExecutor`. It also changes while another rank computes."""
         own = self._local.progress() if isinstance(self._local, WatchedExecutor) else 0
         return own + self._leader.progress
 
@@ -199,8 +199,8 @@ class GroupExecutor:
 class RankAdapter:
     """An adapter that all ranks have prepared.
 
-    number: by which they know it.
-    own: of rank 0.
+    number: the ranks' number for it.
+    own: rank 0's part.
     """
 
     def __init__(self, number: int, own: object) -> None:

@@ -197,7 +197,7 @@ class Leader:
 
     def _add(self, rank: int, connection: Connection) -> RemoteRank:
         remote = RemoteRank(rank, connection, self._ended)
-        self._ranks = self._ranks | {rank: remote}  # other threads go through the ranks meanwhile
+        self._ranks = self._ranks | {rank: remote}  # other threads iterate over the ranks
         connection.stay_alive()
         if not self._is_watching:
             self._is_watching = True
@@ -269,9 +269,9 @@ def _made(kind: type[OctavoError], text: str) -> OctavoError:
 
 
 def _new_rings() -> tuple[tuple[Ring, Ring] | None, tuple[int, ...], tuple[int, ...]]:
-    """The rings to a child and from it, and the descriptors of its own, outgoing first.
+    """The rings to and from a child, and the child's descriptors, outgoing first.
 
-    None and no descriptors where the system has no such memory: the socket carries all.
+    None and no descriptors if the system has no such memory; the socket then carries everything.
     """
     try:
         there, here = Ring.create(), Ring.create()

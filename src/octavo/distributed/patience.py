@@ -29,7 +29,7 @@ class Patience:
     """
 
     def __init__(self, ops: Iterable[Op], steps_in_flight: int) -> None:
-        """ops: of a rank; those of the others are as large."""
+        """ops: of one rank; the other ranks' are as large."""
         self._ops = list(ops)
         self._sizes: deque[tuple[int, int, int, int]] = deque(maxlen=steps_in_flight)
         self._known: dict[tuple[int, int, int, int], int] = {}  # the FLOPs of the largest operation of a step
@@ -42,7 +42,7 @@ class Patience:
         self._sizes.append((len(batch.token_ids), len(batch.seq_lens), len(batch.output_indices), longest))
 
     def note(self, silence_s: float) -> None:
-        """A rank has got on after so long a silence. This and `limit_s` are called from one thread."""
+        """Record that a rank made progress after silence_s. This and `limit_s` are called from one thread."""
         self._longest_s = max(self._longest_s, silence_s)
         self._seen_flops = max(self._seen_flops, self._flops())
 
@@ -57,7 +57,7 @@ class Patience:
         return LEAST_S + _TIMES * max(expected_s, self._longest_s)
 
     def _flops(self) -> int:
-        """Of the largest operation in the steps under way."""
+        """The operations of the largest operation in the steps in flight."""
         return max((self._largest(sizes) for sizes in tuple(self._sizes)), default=0)
 
     def _largest(self, sizes: tuple[int, int, int, int]) -> int:

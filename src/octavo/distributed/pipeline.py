@@ -21,8 +21,8 @@ class PipelinedStep:
     """A step that the first stage has been told of. Implements `octavo.backends.PendingStep`."""
 
     def __init__(self, number: int, batch: Batch, gather: Callable[[int], None]) -> None:
-        """batch: of the rank here.
-        gather: takes from another rank the blocks that the step has saved, if any.
+        """batch: of this rank.
+        gather: takes the blocks that the step saved from another rank, if any.
         """
         self.number = number
         self.batch = batch
@@ -95,7 +95,7 @@ class Pipeline:
         return True
 
     def _values(self, stage: int, step: PipelinedStep) -> StageValues:
-        """The values of the stage; ranks of the next one that are elsewhere have them then, too."""
+        """The values of the stage. They are also sent to ranks of the next stage on other machines."""
         first, number = self._ranks.of_stage(stage)[0], step.number
         step.gather(first)
         values = self._leader.receive(first, StageValues)

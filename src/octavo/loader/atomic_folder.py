@@ -17,10 +17,11 @@ _LOCK = ".lock"
 
 
 class AtomicFolder:
-    """Gathers files in `NAME.partial` beside the destination, and renames it when it is complete and on the disk.
+    """Gathers files in `NAME.partial` next to the destination, and renames it when it is complete and on the disk.
 
-    What a killed process left there is found again by the next one, so that it can go on. A lock keeps a second writer
-    out. Use it as a context manager. Raises ModelWriteError naming the folder and the reason.
+    The next process finds what a killed one left there and continues. A lock keeps a second writer out. Use it as a
+    context
+    manager. Raises ModelWriteError naming the folder and the reason.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +47,7 @@ class AtomicFolder:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     def publish(self) -> None:
-        """Give the folder its name, in place of a folder that has it."""
+        """Rename the folder, replacing an existing folder of that name."""
         try:
             (self.partial / _LOCK).unlink()
             for path in self.partial.iterdir():

@@ -167,7 +167,7 @@ def draft_for(model: str) -> str | None:
 
 
 def catalogue() -> dict[str, str]:
-    """Every short name with its size, and the repository that it stands for."""
+    """Every short name with its size and repository."""
     return {f"{family}:{size}": repo for family, sizes in FAMILIES.items() for size, repo in sizes.items()}
 
 
@@ -190,7 +190,7 @@ def find(name: str) -> tuple[str, str | None] | None:
 def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str | None:
     """The short name that a misspelled one may mean.
 
-    likeness: of the two, from 0 to 1.
+    likeness: least similarity of the two, from 0 to 1.
     """
     matcher = difflib.SequenceMatcher(b=name.lower())
     best, best_name = likeness, None

@@ -49,7 +49,7 @@ _BUFFERS = (
     *("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".act_fn.beta", ".act_fn.eps"),
     *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
     *(".position_ids", "logit_scale", "logit_bias"),
-    # Those of tasks are adapters (`octavo.adapters.tasks`).
+    # Adapters of tasks are read by `octavo.adapters.tasks`.
     *(".parametrizations.weight.0.lora_A", ".parametrizations.weight.0.lora_B"),
 )
 
@@ -210,7 +210,7 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
 
 
 def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
-    """True if both tensors have the same numbers. The stored head counts, whatever config.json says of it."""
+    """True if both tensors have the same numbers. The stored head counts, whatever config.json specifies."""
     if embedding is None or head.shape != embedding.shape:
         return False
     a, b = head.make(), embedding.make()
@@ -235,9 +235,9 @@ def _architecture(
 
 
 def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple[Path, ConfigReader | None]:
-    """The configuration of a quantized checkpoint: in config.json, or in a file beside it as older tools write it.
+    """The configuration of a quantized checkpoint, in config.json or, from older tools, in a separate file.
 
-    None if there is none; the path is that of the file with it.
+    None if there is none. The path is that of the file containing it.
     """
     key = "quantization_config"
     if config_json.get(key) is not None:
@@ -262,7 +262,7 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
 
 
 def config_beside(path: Path) -> Mapping[str, object]:
-    """config.json in a folder or beside a file, empty if there is none, or the file is GGUF. Raises ModelLoadError."""
+    """config.json in a folder or next to a file; empty if there is none or for GGUF files. Raises ModelLoadError."""
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     if not config_path.is_file() or (path.is_file() and is_gguf(path)):
         return {}
@@ -281,14 +281,14 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def checkpoint_name(name: str, table: WeightTable) -> str:
-    """That of a safetensors file without its prefix, and as the architecture's table has it."""
+    """The name of a safetensors tensor without its prefix, translated by the architecture's table."""
     prefix = next((prefix for prefix in table.prefixes if name.startswith(prefix)), "")
     name = name.removeprefix(prefix)
     return renamed(name, table.names) or name
 
 
 def warn_unused_tensors(path: Path, names: list[str]) -> None:
-    """Warn of these tensors of a file, if there are any."""
+    """Warn of these unused tensors of a file, if there are any."""
     if names:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         logger.warning("%s: %d tensors are not used: %s", path, len(names), shown)

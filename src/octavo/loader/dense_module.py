@@ -70,8 +70,7 @@ class DenseModule:
 def read_dense(folder: Path, *, of_tokens: bool = False) -> DenseModule:
     """Read `config.json`.
 
-    of_tokens: it changes the vectors of tokens, not those of texts.
-
+    of_tokens: it changes token vectors, not text vectors.
     Raises ModelLoadError naming the file and the key.
     """
     path = folder / "config.json"

@@ -1,4 +1,4 @@
-"""The folder of an EAGLE-3 head, opened beside the model that it drafts for."""
+"""The folder of an EAGLE-3 head, opened for the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 
 @dataclass(frozen=True, slots=True)
 class EagleHead:
-    """A head whose weights include what it takes from its model. Close its checkpoint.
+    """A head whose weights include those taken from its model. The caller must close its checkpoint.
 
     target_ids: [draft vocab], the token of each row of its logits, or None if they are the model's.
-    output_head: of the model, for a head without one.
+    output_head: the model's, for a head without one.
     """
 
     checkpoint: Checkpoint
@@ -74,7 +74,7 @@ def _opened(path: Path, file: TensorFiles, target: Checkpoint, model: DecoderCon
 
 
 def _target_ids(file: TensorFiles, num_rows: int, vocab_size: int) -> NDArray[np.int32] | None:
-    """From `d2t`, which has the difference of the model's token and its own for each row of logits."""
+    """The tokens from `d2t`, which has the difference of the model's token id and the head's for each row of logits."""
     if "d2t" not in file.tensors:
         if num_rows > vocab_size:
             raise ModelLoadError(

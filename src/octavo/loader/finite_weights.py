@@ -1,4 +1,4 @@
-"""Weights that are no numbers: an error before a model is judged, or taught, by what they make of its answers."""
+"""Detects weights with NaN or infinity before a model is evaluated or used as a teacher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.loader.hub import resolve_model
 from octavo.quantization.packed import DenseWeight
 
 _PIECE = 1 << 18  # numbers, whose bits stay in the processor's cache
-# By the type: the integers that its bits are read as, the bits without the sign, and those of infinity.
+# By type: the integer type of its bits, the bits without the sign, and the bits of infinity.
 _BITS = {"F32": ("<u4", 0x7FFFFFFF, 0x7F800000), "F16": ("<u2", 0x7FFF, 0x7C00), "BF16": ("<u2", 0x7FFF, 0x7F80)}
 
 

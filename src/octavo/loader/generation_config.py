@@ -1,7 +1,8 @@
 """The sampling that a model's makers recommend, for the fields that a request leaves open.
 
-The first source that names a value counts: `generation_config.json` beside safetensors or the `general.sampling.*` keys
-of a GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the makers' files.
+The first source that gives a value counts: `generation_config.json` next to safetensors or the `general.sampling.*`
+keys of a GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the makers'
+files.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 
 def open_gguf(path: Path) -> TensorFiles:
-    """Open the file, or from any part of a split model (`...-00002-of-00003.gguf`) the whole of it.
+    """Open a GGUF file, or a whole split model from any of its parts (`...-00002-of-00003.gguf`).
 
-    The metadata is that of the first part.
+    The metadata is the first part's.
     Raises ModelLoadError naming file, offset and reason.
     """
     with ExitStack() as opened:
@@ -246,7 +246,7 @@ class _HeaderReader:
     def _numbers(self, key: str, kind: int, count: int, offset: int) -> NDArray[Any]:
         """The next numbers or bools.
 
-        offset: that of their type; the length of an array follows it.
+        offset: of their type. The length of an array follows it.
         """
         if kind not in _NUMBERS:
             raise self._error(offset, f"key {key} has the unknown type {kind}")

@@ -64,12 +64,12 @@ def write_gguf(
 ) -> list[Path]:
     """Write the model and return its files in order.
 
-    path: the file, or with several parts the name they are made of: `NAME.gguf` becomes `NAME-00001-of-00003.gguf`.
-    max_part_bytes: of tensor data in a part; None means one file. A larger tensor has a part of its own.
-    metadata: `split.*` is replaced. Data is aligned to `general.alignment`, else to 32 bytes.
+    path: the file, or for several parts the base of their names: `NAME.gguf` becomes `NAME-00001-of-00003.gguf`.
+    max_part_bytes: of tensor data in a part; None for one file. A larger tensor gets its own part.
+    metadata: `split.*` is replaced. Data is aligned to `general.alignment`, by default 32 bytes.
 
     Parts get their names only when all are complete, the first part last.
-    Raises ModelWriteError naming the file or the tensor; then no file has changed, except that a failure between two
+    Raises ModelWriteError naming the file or the tensor. No file has changed then, except that a failure between two
     renames leaves later parts alone.
     """
     metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}

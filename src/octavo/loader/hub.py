@@ -47,7 +47,7 @@ _SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[\w-]+\.jinja", re.ASCII)
 # Modules of sentence-transformers, such as `1_Pooling/config.json`.
 _MODULE_FILE = re.compile(r"[0-9]{1,2}_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
-# Of several GGUF files in a repository, the one that most people want: small, with little loss.
+# The GGUF files of a repository that most people want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
 _REACH_S = 2.0
 _LIST_S = 15.0
@@ -96,7 +96,7 @@ def resolve_model(
 
 
 def label_of(name: str) -> str | None:
-    """The name under which the model of a short name, hub id or address is recorded; None if it is none of these."""
+    """The name under which a short name, hub id or address is recorded, or None for anything else."""
     if name.lower() in ALIASES:
         return name.lower()
     wanted = parse(name)
@@ -236,7 +236,7 @@ def list_files(
 
     options = {"timeout": timeout_s, "revision": revision, "files_metadata": True}
     try:
-        with ThreadPool(1) as pool:  # name resolution has no time limit of its own
+        with ThreadPool(1) as pool:  # name resolution has no time limit
             info = pool.apply_async(HfApi().model_info, [repository], options).get(timeout_s)
     except HfHubHTTPError as error:
         if error.response.status_code in (401, 403, 404):

@@ -13,7 +13,7 @@ from octavo.loader.mapped_file import MappedFile
 
 # Python needs up to 200 bytes for two bytes of the file, such as `[]`, so items are counted first.
 MAX_ITEMS = 1 << 18
-MAX_SIDE_BYTES = 4 << 20  # of the small files beside a checkpoint
+MAX_SIDE_BYTES = 4 << 20  # limit of the small files next to a checkpoint
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
@@ -25,17 +25,17 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
 
 
 def read_optional(path: Path) -> dict[str, object]:
-    """The object in a small JSON file; empty if there is no such file."""
+    """The object in a small JSON file, or empty if there is no such file."""
     return read_json_object(path, MAX_SIDE_BYTES) if path.is_file() else {}
 
 
 def parse_json_object(
     text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS, *, infinity: bool = False
 ) -> dict[str, object]:
-    """The JSON object in `text`, which is at `offset` bytes in `path`; without repeated keys, NaN or infinity.
+    """The JSON object in `text` at `offset` bytes in `path`, without repeated keys, NaN or infinity.
 
     max_items: limit on the items of all lists and objects together.
-    infinity: `Infinity` is taken, too.
+    infinity: `Infinity` is allowed as well.
     """
     if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
         raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")

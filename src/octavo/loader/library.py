@@ -1,9 +1,10 @@
 """The record of models downloaded from the hub: commit, files, checksums, last use.
 
-A recorded model is used as it is, without the network, until `octavo pull` asks the hub again. Each has a JSON file
-in `models/records` of the cache folder; its files are in the hub library's own cache. The same folder has an empty file
-for each short name of `aliases`, whose time is that of the last use, and one with the path of each GGUF file that the
-user has named.
+A recorded model is used unchanged, without the network, until `octavo pull` asks the hub again. Each has a JSON file in
+`models/records` of the cache folder; its files are in the hub library's own cache. The same folder has an empty file
+for
+each short name of `aliases`, with the time of the last use, and one with the path of each GGUF file that the user has
+named.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def remove(model: Installed) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content, in hexadecimal."""
+    """The SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -197,7 +198,7 @@ def _recorded(snapshot: Path, name: str) -> RecordedFile:
 
 
 def _read(file: Path) -> Record | None:
-    """The record in a file; None if there is none that makes sense, or others may have written it."""
+    """The record in a file, or None if it is missing, invalid or writable by others."""
     import msgspec  # here, because most starts neither read nor write a record
 
     if not is_trusted(file.parent):

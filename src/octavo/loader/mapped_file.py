@@ -72,7 +72,7 @@ class MappedFile:
         return np.frombuffer(self.data, np.uint8, nbytes, offset)
 
     def sample(self, offset: int, nbytes: int) -> bytes:
-        """At most a page from the middle of these bytes. It is read, not mapped: a mapped page may bring megabytes."""
+        """At most a page from the middle of these bytes. Read, not mapped, because a mapped page may load megabytes."""
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")
         begin = offset + max((nbytes - mmap.PAGESIZE) // 2, 0)

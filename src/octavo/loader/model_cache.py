@@ -72,7 +72,7 @@ def models_dir() -> Path:
 def staging_dir(directory: Path, key: str) -> Iterator[Path]:
     """An empty folder in `directory` for creating the file `key`, by one process at a time; others wait.
 
-    It is removed at the end in any case. The leftovers of a killed process are removed too.
+    It is always removed at the end, and so are the leftovers of a killed process.
     """
     prefix = f".{key}.staging-"
     with open(directory / f".{key}.lock", "ab", opener=partial(os.open, mode=0o600)) as lock:

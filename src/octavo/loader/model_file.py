@@ -1,4 +1,4 @@
-"""The file of a model among those of a directory."""
+"""Finds the model file in a directory."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def find_model_file(path: Path) -> Path:
 
 
 def is_mmproj(name: str) -> bool:
-    """True by the name of a GGUF file: it has the part of a model that sees, and is no model itself."""
+    """True if the name is of a GGUF file with a model's vision part, which is not a model itself."""
     return "mmproj" in name.lower()
 
 
 def mmproj_files(model: Path) -> list[Path]:
-    """The files with a part that sees beside a GGUF file, or above its folder if that is named by a type, as `Q4_K_M`.
+    """The vision files next to a GGUF file, or one folder up if its folder is named by a type such as `Q4_K_M`.
 
-    Of files that differ only in the type of their weights it is the best.
+    Among files that differ only in the type of their weights, only the best.
     """
     beside = next(filter(None, (_mmproj_in(folder, model) for folder in mmproj_folders(model))), [])
     stems = {_MMPROJ_TYPE.sub("", path.name) for path in beside}

@@ -38,11 +38,10 @@ _GO = re.compile(r"\{\{-?\s*(?:\.|range\b|if\s+\.|if\s+(?:and|or|eq)\b|\$|end\b)
 
 
 def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
-    """The model of a Modelfile, and the fields of `EngineConfig` that it sets.
+    """Read the model of a Modelfile and the fields of `EngineConfig` that it sets.
 
-    name: of the model that it makes.
-
-    Raises UsageError with the line of an instruction that is unknown, or has no counterpart here.
+    name: of the model being created.
+    Raises UsageError with the line of an instruction that is unknown or unsupported.
     """
     model, options, sampling = "", dict[str, Any](), dict[str, Any]()
     for number, instruction, value in _instructions(path):
@@ -93,7 +92,7 @@ def _set_parameter(where: str, text: str, options: dict[str, Any], sampling: dic
 
 
 def _path_or_name(modelfile: Path, value: str) -> str:
-    """A path as it is from the folder of the Modelfile; a name of a model stays."""
+    """A path relative to the folder of the Modelfile. Names of models are returned unchanged."""
     path = env.user_path(value)
     beside = modelfile.resolve().parent / path
     return str(beside) if path.is_absolute() or value.startswith((".", "~")) or beside.exists() else value
@@ -132,7 +131,7 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _quoted(path: Path, lines: Sequence[str], number: int) -> tuple[str, int]:
-    """The text until the triple quotes that end it, and the number of their line.
+    """The text up to the closing triple quotes, and the number of their line.
 
     number: of the first line.
     """

@@ -50,9 +50,9 @@ def every() -> list[NamedModel]:
 
 
 def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The model that a name stands for, and the options with those of the name, which given ones overrule.
+    """The model for a name, and the options with those of the name; given ones take precedence.
 
-    Raises UsageError for sampling that cannot be.
+    Raises UsageError for invalid sampling.
     """
     named = find(model) if isinstance(model, str) else None
     if named is None:
@@ -60,7 +60,7 @@ def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any
     sampling = named.options.get("override_generation_config")
     given = options.get("override_generation_config")
     merged = {**named.options, **options}
-    if "lora_modules" in options and "default_lora" not in options:  # that of the name is not among these adapters
+    if "lora_modules" in options and "default_lora" not in options:  # the name's default is not among these adapters
         merged.pop("default_lora", None)
     if sampling and given:
         given = EngineConfig(override_generation_config=given).sampling_overrides

@@ -10,9 +10,9 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
-    """Raise ModelLoadError with the remedy if one of these files, among which there is no model, is a pickle.
+    """Raise ModelLoadError with the remedy if one of these files, none of them a model, is a pickle.
 
-    place: of the files, a directory or a repository.
+    place: where the files are, a directory or a repository.
     remedy: where to take other files from.
     """
     pickles = [name for name in names if name.endswith(_SUFFIXES)]

@@ -38,13 +38,14 @@ _OF_TOKENS = ("MultiVectorMask", _PYLATE_DENSE)  # modules of models that have a
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """pooling: of embeddings; normalize: to length 1.
+    """pooling: of embeddings.
+    normalize: to length 1.
     is_embedder: the checkpoint was made for embeddings.
-    is_classifier: the model ends in a head of sequence classification.
-    activation: of its one label, as a score.
+    is_classifier: the model ends in a head for sequence classification.
+    activation: turns its single label into a score.
     yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint.
-    dense: the layers that pooled vectors go through before normalization.
-    num_logs: how often a sparse vector goes through log(1 + x), behind relu.
+    dense: the layers applied to pooled vectors before normalization.
+    num_logs: how often log(1 + x), after relu, is applied to a sparse vector.
     """
 
     pooling: Pooling = "mean"
@@ -57,15 +58,15 @@ class PoolingConfig:
     num_logs: int = 0
 
     def width(self, hidden_size: int) -> int:
-        """That of vectors of texts.
+        """The width of text vectors.
 
-        hidden_size: of the rows that the graph makes of them.
+        hidden_size: of the graph's rows.
         """
         return self.dense[-1].out_features if self.dense else hidden_size
 
 
 def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfig:
-    """prefix: that of the architecture's keys.
+    """prefix: the architecture's prefix of keys.
 
     Raises ModelLoadError naming the key.
     """
@@ -178,8 +179,8 @@ def _pooling(path: Path) -> Pooling:
 
 
 def _dense(folder: Path, width: int, *, of_tokens: bool = False) -> DenseModule:
-    """width: of the vectors that it gets.
-    of_tokens: they are of tokens, not of texts.
+    """width: of its input vectors.
+    of_tokens: they are token vectors, not text vectors.
     """
     module = read_dense(folder, of_tokens=of_tokens)
     if module.in_features != width:
@@ -194,7 +195,7 @@ def _yes_no(path: Path) -> tuple[int, int]:
 
 
 def _score_activation(directory: Path, config_json: Mapping[str, object]) -> Literal["sigmoid", "identity"]:
-    """The function of a label: in config.json, or in the file of sentence-transformers; the sigmoid if neither says."""
+    """The function of a label, from config.json or the file of sentence-transformers; by default the sigmoid."""
     beside = directory / "config_sentence_transformers.json"
     section = config_json.get("sentence_transformers")
     name = section.get("activation_fn") if isinstance(section, dict) else None

@@ -1,4 +1,4 @@
-"""Models of the hub without their weights: files of the full size of which only the headers were fetched."""
+"""Models of the hub without their weights: files of the full size with only their headers downloaded."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ _SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # those that a configuration 
 
 @contextmanager
 def remote_headers(name: str, revision: str | None = None) -> Iterator[Path | None]:
-    """The model file of a hub model that is not here, for `open_checkpoint`; removed at the end of the context.
+    """The header-only file of a hub model that is not downloaded, for `open_checkpoint`; weights read as zeros.
 
-    Weights read as zeros, or None if the model is here, or is named by a path, or the hub cannot or may not be asked.
+    It is removed at the end of the context. None if the model is downloaded, is named by a path, or the hub cannot or
+    must
+    not be asked.
     Raises ModelLoadError that says what to do.
     """
     wanted = _not_here(name, revision)
@@ -63,9 +65,9 @@ class _Hub:
     commit: str
 
     def fetch(self, name: str, path: Path, start: int, end: int) -> int:
-        """Put bytes [start, end) of a file, or as many as it has, at their place in `path`; return its size.
+        """Write bytes [start, end) of a file, or as many as exist, to their place in `path`; return the file's size.
 
-        `path` gets that size; what was never fetched takes no room on the disk.
+        `path` gets that size. What was never downloaded takes no room on the disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
@@ -111,7 +113,7 @@ def _not_here(name: str, revision: str | None) -> Reference | None:
 
 
 def _fetch_gguf(hub: _Hub, name: str, path: Path) -> None:
-    """Its header, whose length only reading it tells."""
+    """Download the header. Its length is only known after reading it."""
     total, end = hub.fetch(name, path, 0, _FIRST_BYTES), _FIRST_BYTES
     while True:
         try:
@@ -127,7 +129,7 @@ def _fetch_gguf(hub: _Hub, name: str, path: Path) -> None:
 
 
 def _fetch_safetensors(hub: _Hub, name: str, path: Path) -> None:
-    """Its header, whose first eight bytes tell its length, as the safetensors format says."""
+    """Download the header. Its first eight bytes give its length, as the safetensors format specifies."""
     total = hub.fetch(name, path, 0, _FIRST_BYTES // 4)
     with path.open("rb") as file:
         end = 8 + int.from_bytes(file.read(8), "little")

@@ -64,7 +64,7 @@ def open_safetensors(path: Path) -> TensorFiles:
 def _read_index(path: Path) -> tuple[dict[str, Path], object]:
     """The shard of every tensor, and the total bytes according to the index.
 
-    Shards are beside the index or in the store of a hub cache.
+    Shards are next to the index or in the store of a hub cache.
     """
     index = read_json_object(path, MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")

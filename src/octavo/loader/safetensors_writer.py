@@ -69,9 +69,8 @@ def write_safetensors(path: Path, tensors: Sequence[SafeTensor]) -> None:
 def write_model(folder: Path, tensors: Sequence[SafeTensor], max_shard_bytes: int | None = None) -> list[Path]:
     """Write `model.safetensors` into a folder, or the shards `model-00001-of-00003.safetensors` with their index.
 
-    max_shard_bytes: of tensor data in a shard; None means one file. A larger tensor has a shard of its own. Returns the
-    files with tensors.
-    Raises ModelWriteError naming file or tensor.
+    max_shard_bytes: of tensor data in a shard; None for one file. A larger tensor gets its own shard.
+    Return the files with tensors. Raises ModelWriteError naming file or tensor.
     """
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) > MAX_SHARDS:

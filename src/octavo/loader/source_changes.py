@@ -31,7 +31,7 @@ def one_of(source: Source, index: int) -> Source:
 
 
 def concatenated(parts: Sequence[Source], axis: int) -> Source:
-    """Weights joined along `axis`, that of their output features; the other dimensions agree. Undoes `split`."""
+    """Weights joined along `axis`, the output features. The other dimensions must agree. Undoes `split`."""
     first = parts[0]
     shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
     return Source(
@@ -171,7 +171,7 @@ def permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
     """
 
     def make() -> Weight:
-        _check_rows(source, len(order), axis)  # not before: the graph says it better, or does not use the tensor
+        _check_rows(source, len(order), axis)  # not earlier: the graph reports it better, or does not use the tensor
         return _rows(source, axis, order)
 
     return replace(source, make=make, steps=f"{source.steps} rows {zlib.crc32(order.tobytes())}")
@@ -271,7 +271,7 @@ def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
 
 
 def kernel_of_shares(source: Source, part: int, count: int) -> Source:
-    """The taps of one of `count` parts, [2 * cols]: of each column that of the token before, then the token's own."""
+    """The taps of one of `count` parts, [2 * cols]: for each column the previous token's tap, then the token's own."""
     if math.prod(source.shape) % count:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}; it must have {count} rows")
     cols = math.prod(source.shape) // count

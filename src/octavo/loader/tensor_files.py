@@ -58,7 +58,7 @@ class TensorFiles:
         return list(self._files)
 
     def weight(self, name: str) -> Weight:
-        """The tensor of that name, over the mapped bytes where they are aligned, else a copy.
+        """The tensor of that name, over the mapped bytes if they are aligned, otherwise a copy.
 
         Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
         """
@@ -96,12 +96,12 @@ class TensorFiles:
         self._files[info.file].release(info.offset, info.nbytes)
 
     def identity(self) -> str | None:
-        """A text that changes whenever the content may have changed; None while the files are too new to tell."""
+        """A text that changes whenever the content may have changed, or None while the files are too new to tell."""
         identities = [file.identity() for file in self._files.values()]
         return None if None in identities else ", ".join(map(str, identities))
 
     def digest(self) -> str:
-        """Tell models apart on any machine: of all names, types and shapes, and a page of each tensor, in hex."""
+        """A hex digest that identifies a model on any machine: names, types, shapes, and a page of each tensor."""
         found = blake2b(digest_size=16)
         for name, info in sorted(self.tensors.items()):
             found.update(repr((name, info.type_name, info.shape)).encode())
@@ -123,8 +123,7 @@ def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int
     """The gaps between the tensors of a file, as (first byte, end).
 
     start: offset of the first byte of data.
-
-    Raises ModelLoadError naming a tensor that overlaps another or lies beyond the end of the file.
+    Raises ModelLoadError naming a tensor that overlaps another or extends beyond the end of the file.
     """
     end, before, gaps = start, "", []
     for info in sorted(tensors.values(), key=lambda info: (info.offset, info.nbytes)):
@@ -146,7 +145,7 @@ def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int
 class Source:
     """The description of a weight that is made on demand.
 
-    type_name, shape: those of the weight.
+    type_name, shape: of the weight.
     nbytes: size of the stored tensors.
     tensors: their names in the file.
     steps: description of the transforms, the same text for the same result.
@@ -192,11 +191,11 @@ class Weights(Mapping[str, Weight]):
         return self._sources[name]
 
     def replaced(self, sources: Mapping[str, Source]) -> Weights:
-        """The same weights with these in place of those of their names."""
+        """The same weights, with `sources` replacing those of the same names."""
         return Weights({**self._sources, **sources}, self._file, self._elsewhere)
 
     def joined(self, other: Weights, names: Iterable[str]) -> Weights:
-        """The same weights and those of these names of another model, where it has them."""
+        """The same weights, with those of these names from another model if it has them."""
         taken = {name: other.info(name) for name in names if name in other}
         files = {name: other._file_of(name) for name in taken}
         return Weights({**self._sources, **taken}, self._file, {**self._elsewhere, **files})

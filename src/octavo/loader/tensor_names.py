@@ -1,7 +1,7 @@
-"""Names of tensors: parsed into a stem, and translated from GGUF files to those of checkpoints.
+"""Names of tensors: parsed into a stem, and translated from GGUF names to checkpoint names.
 
-Source: the tensor naming convention of the GGUF specification. A checkpoint name is that of the
-transformers library without its leading `model.`.
+Source: the tensor naming convention of the GGUF specification. A checkpoint name is the transformers library's name
+without its leading `model.`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GGUF_STEMS: Mapping[str, str] = MappingProxyType(
         "blk.*.ffn_gate_exps": "layers.*.mlp.experts.gate_proj",
         "blk.*.ffn_up_exps": "layers.*.mlp.experts.up_proj",
         "blk.*.ffn_down_exps": "layers.*.mlp.experts.down_proj",
-        # The head behind the last layer that predicts a further token.
+        # The head after the last layer that predicts a further token.
         "blk.*.nextn.eh_proj": "layers.*.eh_proj",
         "blk.*.nextn.enorm": "layers.*.enorm",
         "blk.*.nextn.hnorm": "layers.*.hnorm",
@@ -70,7 +70,7 @@ class TensorName:
     def parse(cls, name: str) -> TensorName:
         found = _KIND.search(name)
         kind = found[0] if found else ""
-        stem = name.removesuffix(kind).replace("*", "?")  # a name that looks like a pattern is none
+        stem = name.removesuffix(kind).replace("*", "?")  # a name that looks like a pattern is not one
         numbers = tuple(int(number) for number in _NUMBER.findall(stem))
         return cls(_NUMBER.sub("*", stem), numbers, kind)
 
@@ -89,9 +89,9 @@ class TensorName:
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """The name of a weight or bias by a table of stems or whole names; None if the table lacks it.
+    """The name of a weight or bias by a table of stems or whole names, or None if the table lacks it.
 
-    A table may have the last numbers of a name, or all, as they are in place of stars.
+    A table may contain the last numbers of a name, or all of them, instead of stars.
     """
     parsed = TensorName.parse(name)
     for count in range(len(parsed.numbers), -1, -1):

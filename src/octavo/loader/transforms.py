@@ -89,7 +89,7 @@ def restored(
 
 
 def _of_layers(group: _Group, transform: OfLayers, config: Any) -> tuple[_Group, _Group]:
-    """The tensors of the layers of a transform, and the others."""
+    """The tensors of the layers of a transform, and the remaining ones."""
     layers = transform.layers(config)
     chosen = {name: source for name, source in group.items() if name.numbers and name.numbers[0] in layers}
     return chosen, {name: source for name, source in group.items() if name not in chosen}
@@ -180,7 +180,7 @@ def _with_shares(found: _Group, transform: TokenShares) -> _Group:
 
 
 def _unstacked(found: _Group, stack: Stack) -> _Group:
-    """Every expert as a weight of its own."""
+    """Every expert as a separate weight."""
     experts: _Group = {}
     for name, source in found.items():
         if name.stem != stack.whole:
@@ -298,7 +298,7 @@ def _with_frames(first: _Group, second: _Group) -> _Group:
 
 
 def _axis(name: TensorName, source: Source) -> int:
-    """The dimension of output features: the last of biases, of which each expert may have a row."""
+    """The dimension of output features: the last for biases, which may have one row per expert."""
     dimensions = len(source.shape)
     return max(dimensions - (1 if name.kind == ".bias" else 2), 0)
 
@@ -328,7 +328,7 @@ def _stacked(group: _Group, stack: Stack, config: Any) -> Iterator[tuple[TensorN
 
 
 def _add_distance_vectors(groups: dict[str, _Group], transform: DistanceVectors, config: Any) -> None:
-    """Put the vectors in the place of the table and its norm. Projections that nothing else needs go, too."""
+    """Replace the table and its norm by the vectors. Projections that nothing else needs are removed."""
     table = next(iter(groups.pop(transform.stem).values()))
     norm = {name.kind: source for name, source in groups.pop(transform.norm, {}).items()}
     buckets = transform.buckets(config)

@@ -1,4 +1,4 @@
-"""The part of a model that sees: the encoder of images, its weights and its processor, beside the text model."""
+"""The vision part of a model: the image encoder, its weights and its processor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10
 
 @dataclass(frozen=True, slots=True)
 class VisionPart:
-    """tensors: the names of its tensors in the file of the text model, which are no weights of that."""
+    """tensors: the names of its tensors in the file of the text model, which are not weights of the text model."""
 
     tower: Tower
     config: TowerConfig
@@ -46,10 +46,10 @@ class VisionPart:
     processor: ImageProcessor
     tensors: frozenset[str]
     path: Path  # of its file
-    file: TensorFiles | None = None  # of its own
+    file: TensorFiles | None = None  # a separate file
 
     def close(self) -> None:
-        """Close its own file. Weights that are still alive keep it mapped."""
+        """Close its own file. Weights still in use keep it mapped."""
         if self.file is not None:
             self.file.close()
 
@@ -65,11 +65,11 @@ class VisionPart:
 
 
 def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
-    """The part of a checkpoint that sees, or None if it has none, or one that Octavo does not know.
+    """The vision part of a checkpoint, or None if it has none or an unknown one.
 
-    mmproj: its file, of a GGUF model; None means the only one beside it. If that does not fit, as it may be another
-    model's, there is a warning, and the model reads text.
-    max_tokens: of an image of any size, where the family can make it smaller.
+    mmproj: its file, for a GGUF model; None for the only one next to it. If that one does not fit, as it may belong to
+    another model, there is a warning and the model reads only text.
+    max_tokens: of an image of any size, if the family can scale images down.
     Raises ModelLoadError naming file and key.
     """
     if checkpoint.format == "safetensors":
@@ -161,7 +161,7 @@ def _check(part: VisionPart) -> None:
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
     """The name in the graph, or None if nothing uses the tensor.
 
-    A number that is no layer is part of a stem: `mm.0`.
+    A number that is not a layer is part of a stem: `mm.0`.
     """
     stem, _, kind = tensor.rpartition(".")
     return f"{names[stem]}.{kind}" if stem in names else renamed(tensor, names)
@@ -209,13 +209,13 @@ def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
 
 
 def _preprocessor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor, and those of videos under `video`, where there are some."""
+    """The settings of the image processor, with those for videos, if any, under `video`."""
     videos = _settings(folder, VIDEO_FILE, "video_processor")
     return _settings(folder, _PREPROCESSOR, "image_processor") | ({"video": videos} if videos else {})
 
 
 def _settings(folder: Path, name: str, section: str) -> dict[str, Any]:
-    """The settings of a processor: of a file of its own or, newer, of a section of another."""
+    """The settings of a processor, from its own file or, in newer models, from a section of another."""
     found: dict[str, Any] = {}
     if (folder / name).is_file():
         found = dict(read_json_object(folder / name, MAX_CONFIG_BYTES))

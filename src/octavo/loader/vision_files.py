@@ -10,9 +10,9 @@ from octavo.loader.model_file import mmproj_files
 
 
 def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
-    """True if a part that sees is there or named: Octavo may not know it. Raises ModelLoadError.
+    """True if there is a vision part or one is named, even if Octavo does not know it. Raises ModelLoadError.
 
-    mmproj: its file, right or wrong; None means the model's own, or those beside it.
+    mmproj: its file, right or wrong; None for the model's own, or those next to it.
     """
     if mmproj is not None:
         return True

@@ -1,7 +1,7 @@
 """Quantization of plain matrices while a model is loaded: the formats of `--quantization`.
 
-Each format gets whole rows in float32 and gives a canonical weight; `quantized` hands it a few rows at a time, so that
-the memory stays within that of one matrix.
+Each format gets whole rows in float32 and returns a canonical weight. `quantized` passes a few rows at a time, so that
+the memory stays within the size of one matrix.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def quantized(weight: Weight, method: str) -> Weight:
 def _codebook(name: str, table: tuple[float, ...]) -> Callable[[Floats], Weight]:
     """The format of bitsandbytes: absmax / table of blocks of 64 numbers over the flattened matrix.
 
-    A number gets the nearest entry, the lower one if it lies halfway. A block may run on into the next row, so each row
-    is cut into pieces that lie within one block. Source: `quantize_4bit` of bitsandbytes.
+    A number gets the nearest entry, the lower one in a tie. A block may continue in the next row, so each row is cut
+    into
+    pieces within one block. Source: `quantize_4bit` of bitsandbytes.
     """
     numbers = np.array(table, np.float32)
     order = np.argsort(numbers, kind="stable").astype(np.uint8)
@@ -103,9 +104,9 @@ def _int8(values: Floats) -> Weight:
 
 
 def _int4(values: Floats) -> Weight:
-    """scale * (code - zero) of 15 steps from the lowest to the highest number of 64, zero always among them.
+    """scale * (code - zero) of 15 steps from the lowest to the highest of 64 numbers, always including zero.
 
-    The codes are rounded with the scale as it is kept, in float16. Source: min-max rounding to nearest, asymmetric, as
+    The codes are rounded with the stored float16 scale. Source: min-max rounding to nearest, asymmetric, like
     `calculate_qparams` of compressed-tensors.
     """
     rows, width = values.shape

@@ -196,7 +196,7 @@ def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:
 
 @cache
 def _even_signs() -> Bytes:
-    """The eight signs that seven stored bits stand for: the eighth makes the number of minus signs even."""
+    """The eight signs encoded by seven stored bits: the eighth makes the number of minus signs even."""
     stored = np.arange(128, dtype=np.uint8)
     parity = fields(stored[:, None], 1).sum(axis=1, dtype=np.uint8) & np.uint8(1)
     signs: Bytes = stored | (parity << np.uint8(7))

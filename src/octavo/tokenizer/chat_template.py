@@ -1,6 +1,6 @@
 """Chat templates: render a conversation to the text format that the model was trained on.
 
-The template runs in a process of its own (`template_worker.py`), with limits on time, memory and output.
+The template runs in its own process (`template_worker.py`), with limits on time, memory and output.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ class ContentForms:
         self._images: dict[tuple[str, str], bool] = {}
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages with the content in the template's form; what it takes as it is stays the same."""
+        """The messages with their content in the template's form. Content it accepts directly is unchanged."""
         return [self._fit(message) for message in messages]
 
     def shows_image(self, role: str, placeholder: str) -> bool:
-        """True if the template writes the placeholder for an image beside a text in a message of this role."""
+        """True if the template writes the placeholder for an image and text in a message of this role."""
         found = self._images.get((role, placeholder))
         if found is None:
             before, after = _around(role)
@@ -48,7 +48,7 @@ class ContentForms:
             takes_parts = not self._shows(role, in_parts=False) and self._shows(role, in_parts=True)
             return {**message, "content": _parts(content)} if takes_parts else message
         if not isinstance(content, (list, tuple)) or any(part["type"] != "text" for part in content):
-            return message  # parts that are no text are there only for a template that takes them
+            return message  # parts other than text only exist for templates that take them
         if not self._shows(role, in_parts=True):
             return {**message, "content": "\n".join(part["text"] for part in content)}
         return message

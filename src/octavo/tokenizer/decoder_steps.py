@@ -27,7 +27,7 @@ class Replacements:
     in_text: tuple[Replacement, ...] = ()
 
     def of_token(self, data: bytes) -> bytes:
-        """The bytes of a token; a token that is only a part of a character stays as it is."""
+        """The bytes of a token. A token that is only part of a character stays unchanged."""
         if not self.in_tokens:
             return data
         try:
@@ -63,9 +63,9 @@ class ReplacedStream:
 
 
 def read_replacements(steps: Iterable[Mapping[str, Any]]) -> tuple[Replacements, list[str]]:
-    """The replacements beside SentencePiece's own of the space, and the patterns of those that cannot be made.
+    """The replacements other than SentencePiece's for the space, and the patterns of unsupported ones.
 
-    steps: of a decoder, in their order.
+    steps: of a decoder, in order.
     Raises ModelLoadError for replacements that make a text far too long.
     """
     in_tokens: list[Replacement] = []

@@ -1,4 +1,4 @@
-"""A vocabulary from a GGUF file as `tokenizer.json` and the files beside it, as transformers reads them."""
+"""Writes a vocabulary from a GGUF file as `tokenizer.json` and its companion files, as read by transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.tokenizer.vocabulary import TokenCoding
 
 
 def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
-    """The content of `tokenizer.json`, `tokenizer_config.json` and those of the chat templates, by path.
+    """The content of `tokenizer.json`, `tokenizer_config.json` and the chat templates, by path.
 
     max_length: tokens of the longest sequence.
     Raises ModelLoadError for a vocabulary other than BPE.
@@ -44,7 +44,7 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
 
 
 def main_eos(tokenizer: Tokenizer) -> int:
-    """The id that ends an answer, of several the one that a text ends with, else that of the latest turn's end."""
+    """The id that ends an answer: of several, the one that ends a text, otherwise the one that ends the last turn."""
     return tokenizer.suffix_ids[-1] if tokenizer.suffix_ids else max(tokenizer.eos_token_ids)
 
 

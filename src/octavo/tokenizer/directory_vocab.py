@@ -1,4 +1,4 @@
-"""A vocabulary from `tokenizer.json`, `tiktoken.model` or that of RWKV, and the small files beside it.
+"""Reads a vocabulary from `tokenizer.json`, `tiktoken.model` or RWKV's file, and its small companion files.
 
 Source: the serialization of the `tokenizers` library, and the files that transformers' `save_pretrained` writes.
 """
@@ -145,7 +145,7 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
     loaded.no_padding()
     with library_errors_as(ModelLoadError, f"{path} cannot encode text"):
         run_quietly(partial(loaded.encode, _PROBE))
-        run_quietly(partial(loaded.encode, "a", "a"))  # the post-processor has a form of its own for pairs
+        run_quietly(partial(loaded.encode, "a", "a"))  # the post-processor has a separate form for pairs
     return loaded, growth
 
 
@@ -194,7 +194,7 @@ def _replacements(path: Path, steps: Sequence[Mapping[str, Any]]) -> Replacement
 
 
 def _coding(path: Path, steps: Sequence[Mapping[str, Any]]) -> tuple[TokenCoding, bool]:
-    """The byte encoding of tokens; and True if the vocabulary adds the first space of a text.
+    """The byte encoding of tokens, and True if the vocabulary adds the first space of a text.
 
     steps: of the decoder.
     """

@@ -1,7 +1,7 @@
-"""A vocabulary as GGUF metadata: what is in `tokenizer.json` and the files beside it, under `tokenizer.ggml.*`.
+"""Writes a vocabulary as GGUF metadata under `tokenizer.ggml.*`, from `tokenizer.json` and its companion files.
 
 Byte-level and SentencePiece BPE can be written. The result is read back and must split a set of texts into the same
-tokens as the original; then it is right whatever else the files say.
+tokens as the original, which proves it right whatever else the files contain.
 Source: the GGUF specification, section "Tokenizer".
 """
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE_FLAGS = ("lstrip", "rstrip", "single_word")
-_STOP_KEYS = ("eot", "eom")  # ids that end an answer, beside that of `eos`
+_STOP_KEYS = ("eot", "eom")  # further ids that end an answer, besides `eos`
 
 # Every kind of boundary that a pre-tokenizer may see differently, in composed form.
 PROBE_TEXTS = (
@@ -141,7 +141,7 @@ def _scores(texts: Sequence[str], types: NDArray[np.int32], merges: Sequence[str
 
 
 def _pre_tokenizer(path: Path, form: Mapping[str, Any]) -> str:
-    """The name of the way to split whose patterns, in their order, are those of the file."""
+    """The name of the pre-tokenizer whose patterns equal the file's, in order."""
     normalizer = form.get("normalizer")
     if normalizer is not None and normalizer.get("type") != "NFC":  # which the readers of GGUF files leave out
         raise ModelLoadError(f"{path}: GGUF files have no key for the normalizer {normalizer.get('type')!r:.40}")
@@ -155,7 +155,7 @@ def _pre_tokenizer(path: Path, form: Mapping[str, Any]) -> str:
 
 
 def _patterns(path: Path, step: Mapping[str, Any] | None) -> Iterator[str]:
-    """The patterns of a pre-tokenizer, each of which splits what the one before has left."""
+    """The patterns of a pre-tokenizer. Each splits what the previous one left."""
     match (step or {}).get("type"), step or {}:
         case "Sequence", {"pretokenizers": inner}:
             for part in inner:

@@ -90,7 +90,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
 
 
 def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    """BERT's: a token that begins a word has U+2581 before it, unlike in the original, which marks the others."""
+    """BERT's vocabulary. Tokens that begin a word start with U+2581; the original marks the other tokens instead."""
     control = frozenset(tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED).values())
     named = {name: _special_id(metadata, tokens, *keys) for name, keys in _BERT_TOKENS.items()}
     literal = control | frozenset(named.values())
@@ -132,7 +132,7 @@ def _special_tokens(metadata: Mapping[str, object], tokens: _Tokens) -> dict[str
 
 
 def _special_id(metadata: Mapping[str, object], tokens: _Tokens, text: str, *keys: str) -> int:
-    """The id under one of the keys, or that of the token with this text."""
+    """The id under one of the keys, or of the token with this text."""
     for key in keys:
         value = metadata.get(f"{_KEY}{key}_token_id")
         if value is not None and _is_reachable(value, f"{_KEY}{key}_token_id", len(tokens.texts)):
@@ -147,7 +147,7 @@ def _original_piece(text: str) -> str:
 
 
 def _unigram(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    """SentencePiece's unigram model, that of XLM-RoBERTa and T5. Kudo, arXiv 1804.10959."""
+    """SentencePiece's unigram model, used by XLM-RoBERTa and T5. Kudo, arXiv 1804.10959."""
     scores = _scores(metadata, len(tokens.texts))
     unknown = tokens.ids.get("unknown", next(iter(tokens.of_type(TokenType.UNKNOWN).values()), None))
     if unknown is None:
@@ -183,7 +183,10 @@ def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
 
 
 def _merging_model(metadata: Mapping[str, object], tokens: _Tokens, **options: Any) -> models.BPE:
-    """A byte-pair encoding with the merges of the file. options: of `models.BPE`."""
+    """A byte-pair encoding with the file's merges.
+
+    options: of `models.BPE`.
+    """
     merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
     pairs = _split_merges(merges)
     try:
@@ -329,7 +332,7 @@ def _finish(
 
 
 def _space_takers(metadata: Mapping[str, object], special: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """The options of tokens that take the white space beside them. Files cannot say it, so models are known by name.
+    """The options of tokens that take adjacent white space. Files cannot express it, so models are known by name.
 
     Source: llama.cpp, the end of `llama_vocab::impl::load`.
     """

@@ -1,4 +1,4 @@
-"""Marks that stand for the images of a conversation in its texts, from the request to the rendered prompt."""
+"""Marks that represent the images of a conversation in its texts, from the request to the rendered prompt."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class PreTokenizer:
     """A way to split text. Each pattern splits the pieces that the previous one left."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
-    add_bos: bool = False  # if the file does not say
+    ignore_merges: bool = False  # a word in the vocabulary is one token, whatever the merges are
+    add_bos: bool = False  # if the file does not specify it
 
 
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"))

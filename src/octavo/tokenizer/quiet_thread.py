@@ -1,8 +1,8 @@
-"""Calls of Rust libraries on a thread without files, so that the text of a panic reaches no terminal.
+"""Calls Rust libraries on a thread without files, so that the text of a panic reaches no terminal.
 
 A panic is an ordinary error here: a pattern that gives up on a text, or a grammar that is too complex. Python raises it
 as an exception, but before that Rust writes its message and a backtrace to file 2, whatever Python does with
-`sys.stderr`. The thread of such a call gets a file table of its own, which is empty. All other threads keep theirs.
+`sys.stderr`. The thread of such a call gets its own, empty file table. All other threads keep theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run_quietly(work: Callable[[], T]) -> T:
         try:
             close_files_of_this_thread()
             results.append(work())
-        except BaseException as error:  # a panic is no Exception
+        except BaseException as error:  # a panic is not an Exception
             errors.append(error)
         finally:
             done.set()

@@ -1,7 +1,6 @@
-"""The vocabulary of RWKV: byte strings, of which the longest that fits is the next token.
+"""The vocabulary of RWKV: byte strings. The longest one that matches is the next token.
 
-Sources: `rwkv_vocab_v20230424.txt`, which the published checkpoints have beside their weights, and the tokenizer model
-`rwkv` of llama.cpp.
+Sources: `rwkv_vocab_v20230424.txt`, published with the checkpoints, and the tokenizer model `rwkv` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LongestMatch:
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
 
     def join(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text, from those of its bytes. Other tokens stay."""
+        """The ids of a text, from the ids of its bytes. Other tokens stay."""
         found: list[int] = []
         text = bytearray()
         for token in ids:
@@ -71,7 +70,7 @@ def is_rwkv(directory: Path) -> bool:
 
 
 def read_rwkv(directory: Path, template: TemplateSet | None) -> Tokenizer:
-    """The tokenizer of the file beside a checkpoint. Raises ModelLoadError naming the line."""
+    """The tokenizer from the file in a checkpoint's folder. Raises ModelLoadError naming the line."""
     path = directory / FILE_NAME
     return rwkv_tokenizer(str(path), [b"", *_read_file(path)], END, template)
 
@@ -93,7 +92,7 @@ def _read_file(path: Path) -> list[bytes]:
 
 
 def _token(line: bytes, number: int) -> bytes | None:
-    """The bytes of a line's token; None means the line is not that of this number."""
+    """The bytes of a line's token, or None if the line does not have this number."""
     try:
         found = _LINE.fullmatch(line.decode())
         token = ast.literal_eval(found[2]) if found else None

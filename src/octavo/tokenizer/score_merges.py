@@ -1,7 +1,7 @@
-"""SentencePiece's merges by score, for vocabularies in which several pieces have the same score.
+"""SentencePiece's merges by score, for vocabularies where several pieces have the same score.
 
 Of all neighbours whose joined piece has the highest score, the leftmost are joined first. A byte-pair encoding with a
-ranked list of merges cannot say that: its ranks put one of two equal pieces first everywhere.
+ranked list of merges cannot express that: its ranks put one of two equal pieces first everywhere.
 Source: `bpe_model.cc` of SentencePiece.
 """
 

@@ -18,10 +18,10 @@ MAX_TEMPLATES = 32
 
 
 def read_directory_templates(directory: Path) -> TemplateSet | None:
-    """The templates beside a checkpoint, or None if it has none. Raises ModelLoadError.
+    """The templates of a checkpoint's folder, or None if it has none. Raises ModelLoadError.
 
-    The default one is in `chat_template.jinja`, else in `tokenizer_config.json`, where a list has named ones too, else
-    in the processor's `chat_template.json`. Others are in `additional_chat_templates/NAME.jinja`.
+    The default one is in `chat_template.jinja`, otherwise in `tokenizer_config.json`, where a list may also have named
+    ones, otherwise in the processor's `chat_template.json`. Others are in `additional_chat_templates/NAME.jinja`.
     """
     path = directory / "tokenizer_config.json"
     templates = _configured(path, read_optional(path).get("chat_template"))
@@ -43,7 +43,7 @@ def named_template_paths(directory: Path) -> list[Path]:
 
 
 def read_gguf_templates(metadata: Mapping[str, object]) -> TemplateSet | None:
-    """The templates of a GGUF file: `tokenizer.chat_template`, and `.NAME` behind it for others."""
+    """The templates of a GGUF file: `tokenizer.chat_template`, with the suffix `.NAME` for others."""
     templates: dict[str, str] = {}
     for key, value in metadata.items():
         if key == GGUF_KEY or key.startswith(f"{GGUF_KEY}."):
@@ -65,7 +65,7 @@ def gguf_templates(templates: TemplateSet | None) -> dict[str, str | list[str]]:
 
 
 def template_files(templates: TemplateSet | None) -> dict[str, str]:
-    """The files of these templates beside a checkpoint, by their paths."""
+    """The files of these templates in a checkpoint's folder, by path."""
     if templates is None:
         return {}
     named = {f"{NAMED_FOLDER}/{name}.jinja": source for name, source in templates.named.items()}

@@ -23,7 +23,7 @@ class TemplateSet:
 
     @classmethod
     def of(cls, templates: Mapping[str, str]) -> TemplateSet | None:
-        """These templates by name; `tool_use` stands in for a default one. None if neither is there."""
+        """These templates by name. `tool_use` replaces a missing default one. None if neither exists."""
         default = templates.get("default", templates.get(TOOL_USE))
         if not default:
             return None
@@ -34,5 +34,5 @@ class TemplateSet:
         return self.named.get(TOOL_USE, self.default) if has_tools else self.default
 
     def get(self, name: str) -> str | None:
-        """The source of this name; None if there is none."""
+        """The source of this name, or None."""
         return self.default if name == "default" else self.named.get(name)

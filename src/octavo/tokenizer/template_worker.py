@@ -107,7 +107,7 @@ def main() -> None:
 def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -> dict[str, str]:
     """The answer for the text of `work` or for its error. Computing for more than `seconds` kills the process.
 
-    kind, failure: of errors that have none of their own.
+    kind, failure: for errors that have none themselves.
     """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 

@@ -1,9 +1,9 @@
-"""Cuts of a long text into pieces that are encoded one by one, to the same tokens as the whole.
+"""Cuts a long text into pieces that are encoded one by one, to the same tokens as the whole.
 
 The library needs a hundred bytes for each byte of a text, and nothing can stop it on the way. So a long text is encoded
-in pieces. No rule says where any tokenizer can be cut: patterns, normalizers and merges differ. Each cut is therefore
-tried on the text around it, whose tokens must be those of its two halves. Merges can depend on where a run of one
-character begins, which several widths around the cut bring to light. Where no cut is found, a piece becomes longer.
+in pieces. No rule tells where any tokenizer can be cut: patterns, normalizers and merges differ. Each cut is therefore
+tried on the text around it, whose tokens must equal its two halves' tokens. Merges can depend on where a run of one
+character begins, which several widths around the cut reveal. Without a valid cut, a piece becomes longer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A vocabulary from `tiktoken.model`: the ranks of byte strings, as Moonshot's Kimi and Moonlight are published.
+"""A vocabulary from `tiktoken.model`: the ranks of byte strings, as published for Moonshot's Kimi and Moonlight.
 
-The file says neither how text is split nor which tokens control; the model's own Python code does, which is never run.
-The pattern below is that of the tokenizer class which these models name. The tokens behind the ranks are in
-tokenizer_config.json; those that it leaves out are reserved.
+The file specifies neither how text is split nor which tokens are control tokens; the model's own Python code does, but
+it is never run. The pattern below belongs to the tokenizer class that these models name. The tokens after the ranks are
+in tokenizer_config.json; those that it leaves out are reserved.
 Source: the file format of the tiktoken library.
 """
 
@@ -93,7 +93,7 @@ def _merges(ranks: Mapping[bytes, int], texts: Mapping[bytes, str]) -> Iterator[
 
 
 def _added_tokens(path: Path, config: Mapping[str, Any], begin: int) -> list[AddedToken]:
-    """The tokens behind the ranks, by id.
+    """The tokens after the ranks, by id.
 
     begin: the first id.
     """

@@ -41,7 +41,7 @@ class TokenSizes:
     most: NDArray[np.int64] | None = None
 
     def least_tokens(self, text: str) -> int:
-        """The fewest tokens of this text, beside those that are added to every text."""
+        """The fewest tokens of this text, without those that are added to every text."""
         # A guard is removed, and a typed one looks the same.
         data = text.replace(GUARD, "").encode("utf-8", "replace").translate(None, self.missing)
         shrinking = 1 if text.isascii() else self.shrinking
@@ -63,7 +63,7 @@ def token_sizes(
     tokens, coding, literal_ids: as in `Tokenizer`.
     """
     shrinking = _shrinking(backend)
-    # White space beside an added token may belong to it.
+    # White space next to an added token may belong to it.
     if shrinking is None or any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
     if coding is not TokenCoding.BYTE_LEVEL:

@@ -50,7 +50,7 @@ class Padding:
 
 
 class Joiner(Protocol):
-    """Joins the tokens that a library's model makes to those of the vocabulary."""
+    """Merges the tokens of a library's model into tokens of the vocabulary."""
 
     def join(self, ids: Sequence[int]) -> list[int]: ...
 
@@ -72,7 +72,7 @@ class Tokenizer:
     eos_token_ids: frozenset[int]  # all ids that end an answer: end of text, of turn and of message
     chat_template: TemplateSet | None
     growth: TextGrowth = NO_GROWTH  # of texts in the model's normalizer
-    may_panic: bool = False  # the model brings patterns of its own, which may give up on short texts
+    may_panic: bool = False  # the model has its own patterns, which may give up on short texts
     separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
     marks_second: bool = False  # the tokens of a pair's second text are of another type
     replacements: Replacements = NO_REPLACEMENTS
@@ -114,7 +114,7 @@ class Tokenizer:
         known: dict[int, int] = {}
         is_short = len(text) <= PIECE_CHARS
         for piece in self.encode_pieces(text, parse_special=parse_special, max_tokens=max_tokens):
-            # An object takes four times as much as its place in a list: those of a long text are shared.
+            # An object takes four times as much memory as its list entry, so a long text shares them.
             ids += piece if is_short else map(known.setdefault, piece, piece)
             if max_tokens is not None and len(ids) > max_tokens and not is_short:
                 raise TooManyTokensError(len(ids), max_tokens)
@@ -128,7 +128,7 @@ class Tokenizer:
     ) -> Iterator[list[int]]:
         """The token ids of `text` piece by piece, without special tokens around it.
 
-        Raises the errors of `encode`; of texts beyond max_tokens only where their length says it.
+        Raises the errors of `encode`. Texts beyond max_tokens only raise if their length proves it.
         """
         backend = self.special if parse_special else self.plain
         text = _without_surrogates(text)
@@ -204,7 +204,7 @@ class Tokenizer:
 
     @cached_property
     def sizes(self) -> TokenSizes | None:
-        """The sizes of the tokens, or None if they say nothing about a text."""
+        """The sizes of the tokens, or None if they do not bound the size of a text."""
         return token_sizes(self.special, self.tokens, self.coding, self.literal_ids)
 
     @cached_property
@@ -222,7 +222,7 @@ class Tokenizer:
         return self.padded(ids)
 
     def padded(self, ids: list[int]) -> list[int]:
-        """The tokens of a whole text with its padding, if the model wants any."""
+        """The tokens of a whole text, padded if the model wants it."""
         padding = self.padding
         if padding is None or len(ids) >= padding.length:
             return ids

@@ -49,7 +49,7 @@ def byte_level_text(data: bytes) -> str:
 class TokenCoding(Enum):
     """The encoding of bytes in the text of an ordinary token."""
 
-    BYTE_LEVEL = "byte-level"  # GPT-2: each character stands for a byte
+    BYTE_LEVEL = "byte-level"  # GPT-2: each character represents a byte
     SENTENCEPIECE = "sentencepiece"  # U+2581 is a space, <0x0A> a byte
     WORDPIECE = "wordpiece"  # `##` goes on with a word, any other token begins one
 

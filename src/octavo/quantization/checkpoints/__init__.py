@@ -55,11 +55,12 @@ def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
 
 
 def check_unscaled(file: StoredTensors, made: Mapping[str, object], config: ConfigReader | None) -> None:
-    """Raise ModelLoadError for codes of which no format made a weight: they would be taken for plain numbers.
+    """Raise ModelLoadError for codes that no format turned into a weight: they would be taken for plain numbers.
 
     made: the names of quantized weights.
-    config: None if the checkpoint does not say how it is quantized. Eight-bit floats without any scales, in a
-    checkpoint that is not called quantized, are plain numbers.
+    config: None if the checkpoint does not specify its quantization. Eight-bit floats without any scales, in a
+    checkpoint
+    that is not called quantized, are plain numbers.
     """
     for layer in layers(file):
         part = next((part for part in _CODES if part in layer.parts), None)

@@ -75,7 +75,7 @@ class Layer:
         return shape[0], shape[1]
 
     def check(self, part: str, shape: tuple[int, ...], *types: str) -> None:
-        """Raise ModelLoadError unless the tensor has this shape and one of these types."""
+        """Raise ModelLoadError unless the tensor has this shape and one of its part's types."""
         if (found := self.shape(part, *types)) != shape:
             raise self.error(part, f"has the shape {list(found)}; {list(shape)} is needed")
 
@@ -177,9 +177,9 @@ def block_shape(config: ConfigReader, key: str) -> tuple[int, int] | None:
 
 
 def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inputs: bool) -> Lowered:
-    """Eight-bit floats with the scales in `part`: one in all, one a row, or one a block of rows and columns.
+    """Eight-bit floats with the scales in `part`: a single one, one per row, or one per block of rows and columns.
 
-    rounds_inputs: the checkpoint has the rows by which they are multiplied in eight bits, too.
+    rounds_inputs: the checkpoint expects the rows it multiplies to be rounded to eight bits as well.
     """
     rows, columns = layer.matrix("weight", "F8_E4M3", "F8_E5M2")
     kind: Literal["E4M3", "E5M2"] = "E5M2" if layer.type_name("weight") == "F8_E5M2" else "E4M3"

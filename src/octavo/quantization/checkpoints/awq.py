@@ -1,4 +1,4 @@
-"""AWQ in the layout of AutoAWQ's matrix product (`gemm`): eight rows of codes in a word, in an order of their own.
+"""AWQ in the layout of AutoAWQ's matrix product (`gemm`): eight rows of codes per word, in a special order.
 
 scale * (code - zero). Source: `WQLinear_GEMM` of AutoAWQ, https://github.com/casper-hansen/AutoAWQ.
 """
@@ -55,7 +55,7 @@ def _rows(words: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
-    """The stored tensors of a layer with 4 bits and zeros. Raises ValueError for rows that are no multiple of 8."""
+    """The stored tensors of a layer with 4 bits and zeros. Raises ValueError unless rows are a multiple of 8."""
     assert weight.bits == 4
     assert weight.zeros is not None
     assert weight.column_order is None

@@ -1,6 +1,6 @@
-"""LLM.int8, NF4 and FP4 of bitsandbytes. The tensors say everything; nothing is read from the configuration.
+"""LLM.int8, NF4 and FP4 of bitsandbytes. The tensors are complete; nothing is read from the configuration.
 
-LLM.int8: code * scale / 127, with a scale for each row. Its outliers are a matter of activations, not of weights.
+LLM.int8: code * scale / 127, with a scale for each row. Its outliers concern activations, not weights.
 NF4 and FP4: scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are
 codes too: nested scale * nested table[code] + offset.
 Source: `QuantState` of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes.
@@ -78,7 +78,7 @@ def _four_bits(layer: Layer, state: ConfigReader) -> Lowered:
     if width % 2 or layer.bytes("weight").nbytes * 2 != out * width:
         raise state.error("shape", sizes, f"needs an even width and {out * width / 2} bytes of `weight`")
     block = state.integer("blocksize", high=1 << 16)
-    # A block may run on into the next row, so each row is cut into pieces that lie within one block.
+    # A block may continue in the next row, so each row is cut into pieces within one block.
     piece = gcd(block, width)
     layer.check("weight.quant_map", (16,), "F32")
     table = tuple(layer.array("weight.quant_map").tolist())
@@ -127,7 +127,7 @@ def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, Sto
             "weight_format": stored_tensor(np.zeros((), np.uint8)),
         }
     out, width = weight.shape
-    # A scale of the flattened matrix is that of every piece of its block.
+    # A scale of the flattened matrix applies to every piece of its block.
     scales = weight.scales.reshape(-1)[:: AT_LOAD_BLOCK // weight.block]
     nested, offset = _nested(scales.astype(np.float32))
     state = {"quant_type": weight.name.lower(), "blocksize": AT_LOAD_BLOCK, "dtype": dtype, "shape": [out, width]}

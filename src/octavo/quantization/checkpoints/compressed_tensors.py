@@ -1,7 +1,7 @@
 """Checkpoints of llm-compressor: packed or plain integers, FP8, NVFP4 and MXFP4, by groups of layers.
 
 scale * (code - zero). Codes and zeros are signed; packed ones are stored plus half their range. `input_activations` of
-a group says whether its inputs are rounded, too. Scales of them that a file may have are not used: the backend makes
+a group specifies whether its inputs are rounded as well. Stored input scales are not used, because the backend makes
 finer ones.
 Source: compressed-tensors, https://github.com/vllm-project/compressed-tensors.
 """
@@ -63,7 +63,7 @@ class Format:
             yield _four_bit_floats(layer) if stored == "U8" else _integers(layer, group, weights)
 
     def _group(self, name: str) -> ConfigReader:
-        """The group of a layer: names and patterns of names come before classes, of which all here are `Linear`."""
+        """The group of a layer. Names and name patterns take precedence over classes, which are all `Linear` here."""
         of_class: ConfigReader | None = None
         for group in self._groups:
             targets = group.values.get(f"{group.prefix}targets")

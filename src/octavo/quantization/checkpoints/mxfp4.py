@@ -1,8 +1,8 @@
 """MXFP4 of gpt-oss: experts in blocks of 32 columns with a power of two each.
 
-`NAME_blocks` [experts, out, in / 32, 16] has two columns a byte, the first in the low four bits, and `NAME_scales`
+`NAME_blocks` [experts, out, in / 32, 16] has two columns per byte, the first in the low four bits, and `NAME_scales`
 [experts, out, in / 32] the exponents. They become `NAME.weight`, [experts, out, in], in the stored order of the rows:
-`gate_up_proj` has those of gate and up in turn, which the architecture splits.
+`gate_up_proj` alternates rows of gate and up, which the architecture splits.
 """
 
 from __future__ import annotations

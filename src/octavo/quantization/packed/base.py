@@ -16,7 +16,7 @@ W = TypeVar("W", bound="Weight")
 
 
 def check_finite(values: NDArray[np.floating]) -> None:
-    """Raise ValueError for a NaN or an infinity; whoever knows the tensor says its name."""
+    """Raise ValueError for a NaN or an infinity. The caller adds the tensor's name."""
     if not np.isfinite(values).all():
         raise ValueError("it has a NaN or an infinity; take an intact model")
 
@@ -43,8 +43,9 @@ class WeightInfo(Protocol):
 class Weight(WeightInfo, Protocol):
     """A weight as stored: a dataclass of attributes and component arrays, with its numpy meaning.
 
-    The methods here suit arrays that follow the rows and columns of the matrix in equal steps. An array with a
-    dimension less has no rows. Another type of weight has methods of its own.
+    The methods here suit arrays that follow the rows and columns of the matrix in equal steps. An array with one
+    dimension
+    less has no rows. Other types of weights override these methods.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Four-bit codes that stand for the entries of a table, with a scale for each block of columns: NF4, FP4, NVFP4."""
+"""Four-bit codes that index a table, with a scale for each block of columns: NF4, FP4, NVFP4."""
 
 from __future__ import annotations
 

@@ -18,11 +18,10 @@ from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 
 @dataclass(frozen=True, slots=True)
 class Float8Weight(Weight):
-    """data * scale in float32. The last block of rows or columns may be shorter than the others.
+    """data * scale in float32. The last block of rows or columns may be shorter.
 
-    block_rows, block_columns: rows and columns with one scale; None means all of them.
-    inputs: the checkpoint has the rows by which this is multiplied rounded to E4M3, too
-    (`octavo.quantization.packed.inputs`).
+    block_rows, block_columns: rows and columns with one scale; None for all of them.
+    inputs: the checkpoint expects the rows it multiplies to be rounded to E4M3 (`octavo.quantization.packed.inputs`).
     """
 
     kind: Literal["E4M3", "E5M2"]

@@ -20,11 +20,11 @@ class GroupedWeight(Weight):
     """scale * (code - zero), or with minima scale * code + minimum, in float32.
 
     bits: of a code, 2 to 8.
-    group: columns with one scale, a power of two; None means the whole row.
-    zero: the code of the number zero, where it is the same for all groups. Codes of a row follow each other without
-    gaps, from the lowest bits up. Column j of the codes is column column_order[j] of the weight.
-    inputs: the checkpoint has the rows by which this is multiplied rounded to int8, too
-    (`octavo.quantization.packed.inputs`).
+    group: columns with one scale, a power of two; None for the whole row.
+    zero: the code of the number zero, if it is the same for all groups. Codes of a row follow each other without gaps,
+    from
+    the lowest bits up. Column j of the codes is column column_order[j] of the weight.
+    inputs: the checkpoint expects the rows it multiplies to be rounded to int8 (`octavo.quantization.packed.inputs`).
     """
 
     bits: int
@@ -32,8 +32,8 @@ class GroupedWeight(Weight):
     codes: NDArray[np.uint8]  # [*, out, in * bits / 8]
     scales: Scales  # [*, out, groups]
     zero: int = 0
-    zeros: NDArray[np.uint8] | None = None  # [*, out, groups], in place of `zero`
-    minima: Scales | None = None  # [*, out, groups], in place of zeros
+    zeros: NDArray[np.uint8] | None = None  # [*, out, groups], instead of `zero`
+    minima: Scales | None = None  # [*, out, groups], instead of zeros
     column_order: NDArray[np.int32] | None = None  # [*, in]
     inputs: Literal["int8"] | None = None
 

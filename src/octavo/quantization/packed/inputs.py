@@ -1,7 +1,7 @@
-"""Rounded inputs: the rows by which some checkpoints have their weights multiplied.
+"""Rounded inputs: the rows that some checkpoints expect their weights to multiply.
 
-A W8A8 or FP8 checkpoint was made for products of codes with codes. Its weights say so (`inputs`). Scales are made of
-each row as it comes, so they are as fine as those of the checkpoint, or finer: the largest magnitude of a group of
+A W8A8 or FP8 checkpoint was made for products of codes with codes, which its weights record (`inputs`). Scales are made
+for each row as it arrives, so they are as fine as the checkpoint's, or finer: the largest magnitude of a group of
 columns / 127 (int8) or / 448 (e4m3), and 1 if all are zero. A code is the nearest to x / scale, halves to even.
 """
 

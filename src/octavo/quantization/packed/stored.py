@@ -109,7 +109,7 @@ def group_of(type_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GGMLWeight(Weight):
-    """A tensor of a GGUF file in its own blocks, row after row, as ggml lays them out."""
+    """A tensor of a GGUF file in its original blocks, row after row, in ggml's layout."""
 
     type_name: str = field()  # without `field()` the base's property would become the default
     data: NDArray[np.uint8]  # [*rows, bytes of a row]; may be a read-only view of a mapped file
