@@ -13,8 +13,9 @@ that filling them is not taken for a leak.
 
 Exit code 1 if a limit of `soak_record` is broken: an answer with a wrong status or form, or another one than
 before; memory of either process that grows by more than 0.1 MiB a minute over the last two thirds (0.5 in runs of
-less than an hour; and by 1 MiB in all); a 99th percentile of short chats that is half as long again in the last
-third as in the first; an engine that does not come back.
+less than an hour; and by 1 MiB in all), before and after the reload apart, or by more than 12 MiB at the reload; a
+99th percentile of short chats that is half as long again in the last third as in the first; an engine that does not
+come back.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -69,6 +71,7 @@ class Soak:
         self._client = httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
         self._open = asyncio.Event()
         self._num_busy = 0
+        self._num_reloads = 0
         self._is_crashed = False
         self._is_disturbed = False  # by a crash or a reload and the warm-up after it
         self._known = Known(options.adapter, options.images)
@@ -178,6 +181,7 @@ class Soak:
     async def _reload(self) -> None:
         """Unloads the model after its requests and loads it again, adapters included."""
         began = time.monotonic()
+        self._num_reloads += 1
         for action in ("unload", "load"):
             answer = await self._client.post(f"/v1/models/{self._options.model}/{action}")
             if answer.status_code != 200:
@@ -199,7 +203,7 @@ class Soak:
         await self._check_blocks()
         await asyncio.sleep(0.5)
         for process, name in ((psutil.Process(self._server.process_id), "server"), (self._engine(), "engine")):
-            self.record.looks.append(_look(process, name, self._now))
+            self.record.looks.append(replace(_look(process, name, self._now), num_reloads=self._num_reloads))
         self.record.num_checks += 1
         self._report()
         self._open.set()

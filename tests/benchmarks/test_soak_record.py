@@ -43,6 +43,26 @@ def test_memory_that_grows_is_named(server: float, engine: float, which: str) ->
     assert broken[0].startswith(f"{which}: memory grows by 0.70 MiB a minute")
 
 
+def reloaded(step: float, rise: float = 0.0) -> Record:
+    soak = record()
+    soak.looks = [
+        dataclasses.replace(each, num_reloads=1, resident_mib=each.resident_mib + step + rise * (each.seconds / 60 - 8))
+        if each.process == "server" and each.seconds > 8 * 60
+        else each
+        for each in soak.looks
+    ]
+    return soak
+
+
+def test_a_reload_may_raise_memory_by_less_than_a_tokenizer() -> None:
+    assert reloaded(9).verdict() == []
+    assert reloaded(14).verdict() == ["server: 14 MiB more after a reload; at most 12 are allowed"]
+
+
+def test_growth_after_a_reload_is_found() -> None:
+    assert any(line.startswith("server: memory grows by") for line in reloaded(2, rise=1.0).verdict())
+
+
 def test_a_leap_is_found_without_a_slope() -> None:
     soak = record()
     soak.looks.append(look(15.1, 130))
