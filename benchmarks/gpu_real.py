@@ -1,7 +1,8 @@
-"""Compare steps of real models on the GPU between our kernels and plain torch on the same device.
+"""Compare steps of whole models on the GPU between our kernels and plain torch on the same device.
 
 The models are the GGUF files of the folder OCTAVO_MODELS, by default `~/.cache/octavo-models`; without any, the case
-says so. Each has a prompt in two chunks and then single tokens, with a cache of each type.
+says so. Each has a prompt in two chunks and then single tokens, with a cache of each type. Tiny models with random
+weights cover every architecture.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from octavo.backends import ExecutorLimits
 from octavo.backends.torch.compile import TorchBackend
 from octavo.config import KVDtype
 from octavo.engine.loading.model_graph import model_graph
+from octavo.errors import OctavoError
 from octavo.loader.checkpoint import open_checkpoint
 from tests.support.batches import Request, step
 
@@ -63,4 +65,29 @@ def _difference(machine: Machine, path: Path, kind: KVDtype) -> float:
     return float(np.linalg.norm(ours - plain) / np.linalg.norm(plain))
 
 
-CASES = [Case("real models", "correctness", real, 60)]
+def tiny(machine: Machine) -> list[Figure]:
+    """Tiny models of every architecture with random weights; the error names all models with wrong steps."""
+    if not machine.is_gpu:  # the interpreter takes minutes; tests run some of them
+        return [Figure("architectures", 0.0, "models")]
+    from tests.support.tiny_models import CONFIGS
+
+    found = [(name, _wrong(machine, name)) for name in CONFIGS]
+    failed = [f"{name}: {reason}" for name, reason in found if reason is not None]
+    if failed:
+        raise WrongResultError(f"{len(failed)} of {len(CONFIGS)}: {'; '.join(failed)}")
+    return [Figure("architectures", float(len(CONFIGS)), "models")]
+
+
+def _wrong(machine: Machine, name: str) -> str | None:
+    """The beginning of the error of a tiny model, or None if its steps are right."""
+    from tests.backends.torch.kernels.test_steps_with_kernels import assert_same
+    from tests.support.tiny_models import tiny_graph
+
+    try:
+        assert_same(TorchBackend(machine.device, torch.float32), *tiny_graph(name), 5e-3)
+    except (AssertionError, OctavoError, RuntimeError) as error:
+        return " ".join(str(error).split())[:80]
+    return None
+
+
+CASES = [Case("real models", "correctness", real, 60), Case("tiny models", "correctness", tiny, 90)]

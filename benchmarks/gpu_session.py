@@ -5,6 +5,17 @@
 First the GPU's cases (`gpu.py`), then this processor with 1, 2, 4, 8 and 16 threads on each model (`compare.py`),
 with the same peer options. Each part writes its own file in the folder as soon as it has figures; a finished part is
 not run again. `--list` prints the parts and their seconds.
+
+A GPU machine without a network takes its wheels along, at most 64 MiB together with the working tree. They are built on
+a machine with a network, in a folder that git ignores:
+
+    pip wheel --no-deps -w build/wheels .                                    # octavo
+    pip download --no-deps -d build/wheels humming-kernels fla-core          # the libraries of `gpu-fast`
+    pip wheel --no-deps -w build/wheels llama-cpp-python                     # the peer of the processor
+    du -sm build/wheels
+
+On the GPU machine, `pip install --no-index --no-deps build/wheels/*.whl` runs first. A GGUF file that exceeds the rest
+of the 64 MiB has to be on that machine already.
 """
 
 from __future__ import annotations

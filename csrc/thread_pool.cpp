@@ -27,10 +27,22 @@ bool spin_until(Clock::time_point end, Done done) {
     return false;
 }
 
+constexpr int FAN_IN = 4;  // workers, or nodes, that arrive at one node
+
+int nodes_above(int members) { return (members + FAN_IN - 1) / FAN_IN; }
+
+int nodes_of_tree(int members) {
+    const int nodes = nodes_above(members);
+    return nodes == 1 ? 1 : nodes + nodes_of_tree(nodes);
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(const PoolOptions& options)
-    : options_(options), pid_(platform::process_id()), workers_(new PaddedWorker[std::max(options.count, 1)]) {
+    : options_(options),
+      pid_(platform::process_id()),
+      arrivals_(new Arrivals[nodes_of_tree(std::max(options.count, 1))]),
+      workers_(new PaddedWorker[std::max(options.count, 1)]) {
     options_.count = std::max(options.count, 1);
     for (int i = 0; i < options_.count; ++i) {
         Worker& worker = workers_[i].worker;
@@ -191,15 +203,28 @@ void ThreadPool::boundary(Worker& worker, size_t position) {
     worker.count = members_;
 }
 
+// The last to arrive at a node goes on to the node above it. Nobody comes back to a node before the barrier is over.
+bool ThreadPool::is_last_to_arrive(int index, int members) {
+    Arrivals* level = arrivals_.get();
+    for (int place = index;;) {
+        const int node = place / FAN_IN;
+        const uint32_t expected = static_cast<uint32_t>(std::min(members - node * FAN_IN, FAN_IN));
+        if (level[node].count.fetch_add(1, std::memory_order_acq_rel) + 1 < expected) return false;
+        level[node].count.store(0, std::memory_order_relaxed);
+        if (members <= FAN_IN) return true;
+        members = nodes_above(members);
+        level += members;
+        place = node;
+    }
+}
+
 void ThreadPool::barrier(int index, Place place, size_t position) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
-    const uint32_t members = static_cast<uint32_t>(members_);  // may change once all have arrived
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < members) {
+    if (!is_last_to_arrive(index, members_)) {
         // From the end on, another thread may be this worker, in the next job.
         if (place != Place::end) wait_for_change(generation_, generation, workers_[index].spin, false);
         return;
     }
-    arrived_.store(0, std::memory_order_relaxed);
     taken_ = 0;
     const uint32_t number = job_number_.value.load(std::memory_order_relaxed);
     if (place == Place::between && waiter_.load(std::memory_order_seq_cst) == of_job(number, asking)) {

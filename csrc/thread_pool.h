@@ -76,6 +76,11 @@ class ThreadPool {
         std::atomic<uint32_t> value{0};
         std::atomic<uint32_t> sleepers{0};
     };
+    // A node of the tree in which workers arrive at a barrier. Each level has a quarter of the nodes of the one below
+    // it, so at most four workers write to one cache line. Up to four workers share a single node.
+    struct alignas(64) Arrivals {
+        std::atomic<uint32_t> count{0};
+    };
     // How long one thread spins at one kind of wait: now, and at most.
     struct Spin {
         explicit Spin(int most_us = 0) : now(std::chrono::microseconds(most_us)), most(now) {}
@@ -106,11 +111,13 @@ class ThreadPool {
     bool join(uint32_t number);
     void stop();
     void barrier(int index, Place place, size_t position = 0);
+    bool is_last_to_arrive(int index, int members);
     static void wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles);
     static void advance(Signal& signal);
 
     PoolOptions options_;
     int pid_;
+    std::unique_ptr<Arrivals[]> arrivals_;  // all zero between two barriers; the lowest level first
     // Of the job. The last worker that arrives at a barrier changes them.
     Job job_ = nullptr;
     void* context_ = nullptr;
@@ -126,7 +133,6 @@ class ThreadPool {
     Signal finished_;                    // jobs done
     Signal generation_;                  // barriers passed
     alignas(64) std::atomic<uint32_t> waiter_{absent};
-    alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) int64_t taken_ = 0;  // of Worker::take
     std::unique_ptr<PaddedWorker[]> workers_;
     std::vector<std::thread> threads_;
