@@ -1,7 +1,6 @@
-"""A graph for adapters: beside each product with a weight, embedding and mixture, what each row's adapter changes.
+"""A graph for adapters: each product, embedding and mixture gets an operation with the change of each row's adapter.
 
-A backend puts them in behind its fusions, and only where adapters are configured: without them the graph has nothing
-of this.
+A backend inserts these after its fusions, and only if adapters are configured; otherwise the graph has none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 
 
 def adaptable_weights(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """The weights of an unoptimized graph that adapters may change, with their shapes, those of tables transposed."""
+    """The weights of an unoptimized graph that adapters may change, with their shapes (tables transposed)."""
     found: dict[str, tuple[int, ...]] = {}
     limits = AdapterLimits(1, 1)
     for node in graph.nodes:
@@ -59,7 +58,7 @@ def with_low_rank(passes: tuple[Pass, ...], limits: AdapterLimits | None, *behin
 
 
 def join_products(body: Body) -> Body:
-    """Make one `AdaptedLinear` of each product and the `AddLowRank` behind it."""
+    """Make one `AdaptedLinear` of each product and the `AddLowRank` after it."""
     products = {node.output: node.op for node in body.nodes}
     joined = {node.op.y for node in body.nodes if isinstance(node.op, AddLowRank)}
     nodes = [

@@ -107,7 +107,7 @@ class Graph:
 
     @property
     def makes_logits(self) -> bool:
-        """True if the only output has rows that are wanted of the step, unlike that of an inner segment."""
+        """True if the only output has the step's wanted rows, unlike an inner segment's output."""
         return len(self.outputs) == 1 and self.outputs[0].rows in (OUTPUTS, LOGITS)
 
     @property
@@ -172,7 +172,7 @@ class Graph:
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """Groups of layers that have block tables of their own."""
+        """Groups of layers that have separate block tables."""
         return self._cache_layout or cache_layout(self.kv_caches)
 
     @property
@@ -197,9 +197,9 @@ class Graph:
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
 
     def borrow(self, caches: Iterable[KVCache], layout: CacheLayout) -> None:
-        """Let operations read these caches of another graph, whose layout is this one's, too.
+        """Let operations read these caches of another graph, sharing its layout.
 
-        Their windows may be shorter than there: layers count, and what a token has in them.
+        Their windows may be shorter than there. Layers and the sizes per token must match.
         """
         self.borrowed, self._cache_layout = tuple(dict.fromkeys(caches)), layout
 

@@ -16,8 +16,8 @@ STATES_PER_SEQUENCE = 2  # slots for states, for each of the sequences that may 
 def first_visible(position: int, window: int | None, *, chunked: bool = False) -> int:
     """The first position that a token at `position` sees.
 
-    window: the token sees itself and window - 1 tokens before it; None means all of them.
-    chunked: positions are cut into chunks of `window` tokens, and the token sees those of its own chunk up to itself.
+    window: the token sees itself and window - 1 tokens before it; None for all of them.
+    chunked: positions are cut into chunks of `window` tokens, and the token sees its own chunk up to itself.
     """
     if window is None:
         return 0
@@ -65,10 +65,10 @@ class StateCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers whose tokens lie in the same blocks: a sequence has one block table for each group.
+    """Layers whose tokens share blocks: a sequence has one block table per group.
 
-    domain: of the rows that take the place of tokens. Blocks of all groups come from one pool and are of one size, that
-    of `CacheLayout.slots` layers.
+    domain: of the rows cached instead of tokens. Blocks of all groups come from one pool and have one size, that of
+    `CacheLayout.slots` layers.
     """
 
     window: int | None  # of all its layers
@@ -173,11 +173,11 @@ class CacheSizes:
         return "none" if not counts else f"{counts[0][0]} ({rest})" if rest else counts[0][0]
 
     def block_bytes(self, block_size: int) -> int:
-        """A block of so many tokens, at least 1."""
+        """The bytes of a block of block_size tokens, at least 1."""
         return max(self.block_token_bytes, 1) * block_size
 
     def moved_bytes(self, block_size: int) -> int:
-        """A row of `octavo.batch.BlockBytes`: the bytes of a block of so many tokens, one part behind the other."""
+        """The bytes of a row of `octavo.batch.BlockBytes`: a block of block_size tokens, part after part."""
         return self.num_parts * self.block_token_bytes * block_size
 
     @property
@@ -187,7 +187,7 @@ class CacheSizes:
 
     @property
     def bytes_per_seq(self) -> int:
-        """The states of one sequence that may run: its own, and another for embeddings or for a cached prefix."""
+        """The states of one running sequence: its own, and another for embeddings or a cached prefix."""
         return STATES_PER_SEQUENCE * self.state_bytes
 
     def sequence_bytes(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:

@@ -70,11 +70,10 @@ class ExpertCost:
 
 
 def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCost | None:
-    """The experts of a model; None if it has none.
+    """The experts of a model, or None without experts.
 
     weight_bytes: of each parameter, in memory.
-
-    Where layers differ in the number of experts, the largest counts.
+    If layers differ in the number of experts, the largest counts.
     """
     layers = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
     if not layers:

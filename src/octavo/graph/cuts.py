@@ -1,6 +1,6 @@
-"""The ways in which operations are cut for ranks: each operation declares its own as `Op.cut`.
+"""How operations are cut for ranks. Each operation declares its own cut as `Op.cut`.
 
-A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A cut says in which
+A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A cut tells in which
 columns the operation would take its inputs (`octavo.graph.shard_wishes`), and writes down a rank's part of it
 (`octavo.graph.shard`). An operation that declares nothing is computed by every rank on whole values.
 """
@@ -30,7 +30,7 @@ Wish = ColumnStep | ColumnSplit
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """The layout of a value that is the sum of those of all ranks."""
+    """The layout of a value that is the sum of all ranks' values."""
 
     def whole(self, rank: RankGraph, cols: int, local: Value) -> Value:  # noqa: ARG002
         """The whole value from a rank's addend."""
@@ -56,7 +56,7 @@ class Cut(Generic[CutOp]):
         return []
 
     def same_columns(self, op: CutOp) -> tuple[Value, ...]:  # noqa: ARG002
-        """The inputs of which each column belongs to the same column of the output."""
+        """The inputs whose columns correspond to the same columns of the output."""
         return ()
 
     def made_by_heads(self, op: CutOp, output: Value, step: int, wishes: Wishes) -> ColumnSplit | None:  # noqa: ARG002

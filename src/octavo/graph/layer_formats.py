@@ -54,7 +54,7 @@ def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: 
             continue
         cache = op.cache
         if kv_dtype == "fp8":
-            # Its numbers have four bits, of which a large bias would leave nothing to the tokens.
+            # Its numbers have four bits, and a large bias would use them all up.
             if bias is not None:
                 formats[cache.layer] = LayerFormat("float16")
         elif bias is not None:

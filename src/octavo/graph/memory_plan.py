@@ -28,7 +28,7 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class _Buffer:
-    """The memory of one value, or of a chain of values each made in place of the one before."""
+    """The memory of one value, or of a chain of values each made in place of the previous one."""
 
     size: int
     first: int  # index of the node that writes it first

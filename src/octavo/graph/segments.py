@@ -1,4 +1,4 @@
-"""Cuts a graph between layers into graphs that run one after another, each with an executor of its own."""
+"""Cuts a graph between layers into graphs that run one after another, each with its own executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that spans of prompts give in place of embeddings: their domain, and their use in the graph of a decoder."""
+"""The rows that spans of prompts give instead of embeddings: their domain, and their use in a decoder's graph."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sight:
 
     @property
     def components(self) -> int:
-        """Those of a token's position."""
+        """The number of components of a token's position."""
         return max(1 if self.axes is None else max(self.axes) + 1, 2 if self.both_ways else 1)
 
 
@@ -91,7 +91,7 @@ def _with_vectors(graph: Graph) -> Graph:
 
 
 class _Rewrite:
-    """Walks the nodes in their order; values behind a change have new ones in their place."""
+    """Walks the nodes in order and replaces the values that follow a change."""
 
     def __init__(self, graph: Graph, sight: Sight) -> None:
         self._graph, self._sight = graph, sight

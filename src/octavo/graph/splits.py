@@ -64,11 +64,11 @@ class ColumnSplit:
 
     @property
     def free_step(self) -> int | None:
-        """The step at whose multiples ranks may begin, or None if they begin where the split says."""
+        """The step at whose multiples ranks may begin, or None if the split fixes where they begin."""
         return None
 
     def split(self, cols: int, size: int) -> ColumnSplit | None:  # noqa: ARG002
-        """The columns of so many that each of `size` ranks has, or None if they would not have all."""
+        """The part of `cols` columns of each of `size` ranks, or None if they do not cover all columns."""
         return self if self.covers(cols) else None
 
     def in_units(self, unit: int) -> ColumnSplit:  # noqa: ARG002
@@ -179,7 +179,7 @@ def even_columns(count: int, size: int, step: int = 1) -> ColumnSplit | None:
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit:
-    """The heads of each rank. Ranks beyond the number of kv heads share one, and each keeps its own copy of it."""
+    """The heads of each rank. Ranks beyond the number of kv heads share one, and each keeps its own copy."""
 
     heads: tuple[Range, ...]
     kv_heads: tuple[Range, ...]

@@ -1,4 +1,4 @@
-"""Hidden states of inner layers, given beside those of the last one: the inputs of an EAGLE-3 head."""
+"""Hidden states of inner layers, returned together with the last layer's: the inputs of an EAGLE-3 head."""
 
 from __future__ import annotations
 

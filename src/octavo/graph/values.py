@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class RowDomain:
     """The symbolic rows of values, which become a number in each step (`octavo.batch.domain_rows`).
 
-    A model may declare further domains beside the three below, each once: two of them are equal only if they are one.
     name: unique within a graph.
+    A model may declare further domains besides the three below, each once: two are equal only if they are one object.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A product with weights and the adapters beside them in one operation, as native kernels compute it."""
+"""A product with weights and their adapters in one operation, as native kernels compute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture of experts with the adapters beside its router and its experts."""
+"""A mixture of experts with the adapters of its router and experts."""
 
 from __future__ import annotations
 

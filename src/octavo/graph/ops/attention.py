@@ -43,10 +43,11 @@ class RopeParams:
 class AttentionParams:
     """The attention of one layer.
 
-    window, chunked: the tokens that a token sees, as `first_visible` has them.
+    window, chunked: the tokens that a token sees, as in `first_visible`.
     head_dim: columns of a query or key head.
-    value_dim: columns of a value head; None means as many.
-    query_scales: a further factor of the queries, that at (position + scale_offset) // scale_length; the last holds on.
+    value_dim: columns of a value head; None for head_dim.
+    query_scales: a further factor of the queries, indexed by (position + scale_offset) // scale_length; the last
+    continues.
     """
 
     layer: int
@@ -305,7 +306,7 @@ def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
 
 
 def _chunked_pairs(tokens: float, length: int) -> float:
-    """Pairs of query and key among so many tokens in chunks of `length`."""
+    """Pairs of query and key among `tokens` tokens in chunks of `length`."""
     chunks, rest = divmod(tokens, length)
     return (chunks * length * (length + 1) + rest * (rest + 1)) / 2
 

@@ -218,7 +218,7 @@ class Op(ABC):
 
     @property
     def is_gate(self) -> bool:
-        """True if the output is that of a gate, which a backend may leave as the codes that a product reads."""
+        """True for the output of a gate, which a backend may leave as the codes that a product reads."""
         return False
 
     def multiplied_with(self, value: Value) -> tuple[Parameter, ...]:  # noqa: ARG002

@@ -21,7 +21,7 @@ _PANEL = 16  # rows of a matrix, or columns of a value, that the kernels take to
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear(Op):
-    """y_h = x_h @ weight[h].T: a matrix of its own for each head's columns. -> [rows, heads * out]"""
+    """y_h = x_h @ weight[h].T: a separate matrix for each head's columns. -> [rows, heads * out]"""
 
     row_wise: ClassVar[bool] = True
     cut: ClassVar[Cut[Any]] = HeadProducts()

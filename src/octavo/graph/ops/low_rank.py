@@ -157,10 +157,10 @@ class BesideWeights:
     __slots__ = ()
 
     weights: tuple[Parameter, ...]
-    heads: int  # 1, or those of the only weight, [heads, out, in]
+    heads: int  # 1, or the heads of the only weight, [heads, out, in]
     num_slots: int
     max_rank: int
-    is_head: bool  # the product is that of the output head
+    is_head: bool  # the product is the output head's
 
     def columns(self, weight: Parameter) -> int:
         """Those of the product with a weight."""

@@ -36,7 +36,7 @@ class Columns(Op):
 
 @dataclass(frozen=True, slots=True)
 class SideBySide(Op):
-    """The columns of a, then those of b."""
+    """The columns of a, followed by the columns of b."""
 
     row_wise: ClassVar[bool] = True
 
