@@ -28,7 +28,7 @@ from octavo.models._reading import ConfigReader  # noqa: E402
 from octavo.quantization.at_load import METHODS, quantized_like  # noqa: E402
 from octavo.quantization.ggml import BLOCK_SIZES  # noqa: E402
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo, group_of  # noqa: E402
-from tests.models import test_wrapped  # noqa: E402
+from tests.models import test_other_layouts, test_wrapped  # noqa: E402
 from tests.models.test_real_models import REAL_MODELS  # noqa: E402
 from tests.quantization.test_checkpoints import tiny_model  # noqa: E402
 from tests.support import quantized_checkpoints, tiny_encoder_decoders, tiny_encoders, tiny_models  # noqa: E402
@@ -37,6 +37,7 @@ from tests.test_text_vectors import REAL_ENCODER  # noqa: E402
 
 _SHAPE = (64, 4096)  # of the matrix whose bits are counted
 _TABLE = re.compile(r"(<!-- table (\w+), by tools/make_tables\.py -->\n)(.*?)(<!-- end of table -->\n)", re.DOTALL)
+_RWKV = "rwkv7"  # compared with its definition in numpy (tests/models/test_rwkv7.py)
 Cells = Iterable[str]
 
 
@@ -52,8 +53,14 @@ def tested_architectures() -> Iterable[Cells]:
     for name, make in test_wrapped.CONFIGS.items():
         if make().model_type in modules:
             tested[name] = modules[make().model_type]
+    tested |= {name: modules[name] for name in (*test_other_layouts.LAYOUTS, _RWKV)}
     families = (tiny_models.GGUF_CONFIGS, tiny_encoders.GGUF_CONFIGS, tiny_encoder_decoders.GGUF_CONFIGS)
-    with_gguf = {*test_wrapped.GGUF_NAMES, *(name for names in families for name in names)}
+    with_gguf = {
+        _RWKV,
+        *test_other_layouts.GGUF_PARTS,
+        *test_wrapped.GGUF_NAMES,
+        *(name for names in families for name in names),
+    }
     for module in sorted({*modules.values()}):
         found = [name for name, architecture in tested.items() if architecture == module]
         names = ", ".join(f"`{name}`" for name in sorted(modules) if modules[name] == module)

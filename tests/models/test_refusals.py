@@ -276,6 +276,26 @@ def test_what_is_near_to_published_architectures(name: str, near: str | None) ->
     assert expected in str(caught.value)
 
 
+NEAREST = {
+    **{"aria_text": "ernie4_5", "codegen": "gptj", "cwm": "mistral", "diffllama": "llama", "doge": "olmoe"},
+    **{"ernie4_5_vl_moe_text": "ernie4_5", "flex_olmo": "olmoe", "gpt_neox_japanese": "gptneox", "ibert": "bert"},
+    **{"jetmoe": "qwen2moe", "longformer": "xlm_roberta", "megatron-bert": "modernbert", "persimmon": "nemotron"},
+    **{"rembert": "bert", "rwkv": "rwkv7", "splinter": "mpnet", "youtu": "minicpm3"},
+}
+# A similar name, a text part or most keys are not enough.
+FAR = ["bart", "cohere_asr", "evolla", "fuyu", "funnel", "git", "granite_speech", "idefics", "led", "mllama", "moshi"]
+FAR += ["nystromformer", "phi4_multimodal", "reformer", "switch_transformers", "xlnet"]
+
+
+@pytest.mark.parametrize("name", [*NEAREST, *FAR])
+def test_published_architectures_that_are_not_supported_name_a_relative_or_nothing(name: str) -> None:
+    reader = ConfigReader(AutoConfig.for_model(name).to_dict())
+    with pytest.raises(ModelLoadError) as caught:
+        find_architecture(name, reader, lambda module, own: module.Config.from_hf(own))
+    expected = f"supported ones: {NEAREST[name]}, which has" if name in NEAREST else "and no supported one is near it"
+    assert expected in str(caught.value)
+
+
 def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
     message = nearest_to("llama", conv_width=4, gate_kind="tanh", resid_dropout=0.1, unused=None, off=False)
     assert "'novel' is not supported; nearest of the supported ones: " in message

@@ -64,6 +64,10 @@ FAMILIES: dict[str, dict[str, str]] = {
         "1b": "ggml-org/gemma-3-1b-it-GGUF",
         "12b": "ggml-org/gemma-3-12b-it-GGUF",
     },
+    "gemma4": {
+        "e4b": "unsloth/gemma-4-E4B-it-GGUF",
+        "e2b": "unsloth/gemma-4-E2B-it-GGUF",
+    },
     "gemma2": {
         "9b": "bartowski/gemma-2-9b-it-GGUF",
         "2b": "bartowski/gemma-2-2b-it-GGUF",
@@ -74,6 +78,10 @@ FAMILIES: dict[str, dict[str, str]] = {
     "phi3.5": {"3.8b": "bartowski/Phi-3.5-mini-instruct-GGUF"},
     "phi3": {"3.8b": "microsoft/Phi-3-mini-4k-instruct-gguf"},
     "mistral": {"7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF"},
+    "ministral3": {
+        "8b": "mistralai/Ministral-3-8B-Instruct-2512-GGUF",
+        "3b": "mistralai/Ministral-3-3B-Instruct-2512-GGUF",
+    },
     "mistral-nemo": {"12b": "bartowski/Mistral-Nemo-Instruct-2407-GGUF"},
     "mistral-small": {"24b": "bartowski/Mistral-Small-24B-Instruct-2501-GGUF"},
     "mixtral": {"8x7b": "TheBloke/Mixtral-8x7B-Instruct-v0.1-GGUF"},
@@ -139,6 +147,10 @@ FAMILIES: dict[str, dict[str, str]] = {
     "jamba-reasoning": {"3b": "ai21labs/AI21-Jamba-Reasoning-3B-GGUF"},
     "starcoder2": {"3b": "second-state/StarCoder2-3B-GGUF"},
     "devstral": {"24b": "mistralai/Devstral-Small-2505_gguf"},
+    "apertus": {"8b": "unsloth/Apertus-8B-Instruct-2509-GGUF"},
+    "glm4.5-air": {"106b": "unsloth/GLM-4.5-Air-GGUF"},
+    "llama4-scout": {"109b": "unsloth/Llama-4-Scout-17B-16E-Instruct-GGUF"},
+    "minimax-m2": {"230b": "unsloth/MiniMax-M2-GGUF"},
     "magistral": {"24b": "unsloth/Magistral-Small-2506-GGUF"},
 }
 

@@ -37,8 +37,9 @@ _NEUTRAL_PARTS = (
     "jitter",
     "_std",
 )
-_SHOWN = 12  # keys; an architecture that lacks more is not near
-_ALIKE = 0.75  # of names
+_SHOWN = 4  # keys; an architecture that lacks more is not near
+_ALIKE = 0.8  # of names
+_WIDTH = "intermediate_size"
 _BEGINNING = 1  # letters that alike names share
 
 
@@ -62,6 +63,8 @@ def nearest(
             continue
         switches = _switches(reader)
         unread = [key for key in switches if key not in own.keys_read]
+        if any(isinstance(reader.values[key], Mapping) for key in unread) or f"{reader.prefix}{_WIDTH}" in unread:
+            continue  # it lacks a part of the model, such as an encoder, or the width of the MLP
         if len(unread) == len(switches):
             continue  # all its keys have defaults, so any configuration would do
         likeness = difflib.SequenceMatcher(None, name, known).ratio()
