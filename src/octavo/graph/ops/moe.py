@@ -232,7 +232,8 @@ class MoE(Op):
             return activation(gate) * (up + self.up_offset)
         up = np.clip(up, -self.limit, self.limit)
         if self.limits_activated:
-            return np.minimum(activation(gate), self.limit) * (up + self.up_offset)
+            limited: Array = np.minimum(activation(gate), self.limit)
+            return limited * (up + self.up_offset)
         return activation(np.minimum(gate, self.limit)) * (up + self.up_offset)
 
     def multiply(
