@@ -38,7 +38,10 @@ class LineAnswer:
 
 
 def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAnswer:
-    """The answer to a line from that of a server. headers: their names in lower case."""
+    """The answer to a line from that of a server.
+
+    headers: their names in lower case.
+    """
     value: object = None
     try:
         value = json.loads(body)

@@ -219,7 +219,10 @@ class BatchStore:
         return [StoredFile(*row) for row in rows]
 
     def content_of(self, file_id: str) -> Path:
-        """The place of a file's content. file_id: one of ours, never a client's."""
+        """The place of a file's content.
+
+        file_id: one of ours, never a client's.
+        """
         return self.path / f"{file_id}.jsonl"
 
     def delete_file(self, owner: str, file_id: str) -> bool:

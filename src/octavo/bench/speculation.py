@@ -142,7 +142,10 @@ def _wanted(kinds: Sequence[str]) -> list[str]:
 
 
 def _answers(session: Session, params: SamplingParams, kinds: list[str], users: int, salt: str) -> dict[str, _Answer]:
-    """By kind. salt: keeps the prompts of other turns out of the prefix cache, so that first tokens are comparable."""
+    """By kind.
+
+    salt: keeps the prompts of other turns out of the prefix cache, so that first tokens are comparable.
+    """
     answers = {}
     for first in range(0, len(kinds), users):
         part = kinds[first : first + users]

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def resized(pixels: UInt8, width: int, height: int, resample: int) -> UInt8:
-    """uint8 [height, width, 3] of other pixels. resample: the number of Pillow's filter."""
+    """uint8 [height, width, 3] of other pixels.
+
+    resample: the number of Pillow's filter.
+    """
     from PIL import Image  # an extra of the installation
 
     if pixels.shape[:2] == (height, width):

@@ -80,7 +80,12 @@ def spread(count: int, chosen: int) -> tuple[int, ...]:
 
 
 def reel_of(kind: FileKind, header: Any, processor: ImageProcessor) -> Reel:
-    """The reel of a file. header: sizes of its pages, or the fields of VideoHeader. Raises UsageError."""
+    """The reel of a file.
+
+    header: sizes of its pages, or the fields of VideoHeader.
+
+    Raises UsageError.
+    """
     if kind == "document":
         return reel_of_pages(processor, header)
     return processor.reel(VideoHeader(**header))

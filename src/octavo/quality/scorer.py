@@ -179,7 +179,10 @@ class Scorer:
 
 
 def scorer_config(model: str, window: int, options: dict[str, object]) -> EngineConfig:
-    """The configuration of a scorer of windows of this length. options: of the user, which go first."""
+    """The configuration of a scorer of windows of this length.
+
+    options: of the user, which go first.
+    """
     defaults = {"max_model_len": window, "max_num_batched_tokens": _STEP_TOKENS, "max_num_seqs": _SEQUENCES}
     config = EngineConfig.resolve(model, {**defaults, **options})
     if config.max_model_len is not None and config.max_model_len < window:

@@ -63,7 +63,10 @@ class BatchWorker:
         self.figures = BatchFigures()
 
     def start(self, app: ASGIApp) -> None:
-        """Resume the batches of the store. Call it from the event loop. app: answers the lines."""
+        """Resume the batches of the store. Call it from the event loop.
+
+        app: answers the lines.
+        """
         self._app = app
         if self._store is not None:
             active = list(self._store.active())

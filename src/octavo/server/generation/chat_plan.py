@@ -158,7 +158,10 @@ def _closed(tool: Tool) -> Tool:
 
 
 def _for_template(message: Mapping[str, Any], images: ImagePlan, knows_developers: bool) -> dict[str, Any]:
-    """The message with a content and a role that templates know. images: gets those of the message."""
+    """The message with a content and a role that templates know.
+
+    images: gets those of the message.
+    """
     plain = dict(message)
     if plain.get("content") is not None:
         plain["content"] = images.text(plain["content"])

@@ -59,7 +59,10 @@ def plain(text: str) -> MessageContent:
 
 
 def of_file(data: str | None, filename: str | None, where: str, field: str) -> Media:
-    """A file in base64 or a data: URL. where: its part of the request; field: the field that holds it."""
+    """A file in base64 or a data: URL.
+
+    where: its part of the request; field: the field that holds it.
+    """
     if data is None or not (data.startswith(READ_URLS) or names_media(filename)):
         return Media("file", where)
     is_image = data.startswith("data:image/")

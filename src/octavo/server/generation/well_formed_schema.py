@@ -114,7 +114,10 @@ def check_size(schema: object) -> None:
 
 
 def check_type(value: object, kind: Any, place: str) -> None:
-    """Raise SchemaError if a keyword's value has another type. kind: one of msgspec's."""
+    """Raise SchemaError if a keyword's value has another type.
+
+    kind: one of msgspec's.
+    """
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -74,7 +74,10 @@ class RouteTable:
                     self._roots[dialect.root] = dialect
 
     def find(self, path: str, raw_path: bytes) -> str | None:
-        """The route's path, such as `/v1/models/{name}`. path: decoded; raw_path: as the client sent it."""
+        """The route's path, such as `/v1/models/{name}`.
+
+        path: decoded; raw_path: as the client sent it.
+        """
         if path in self._fixed:
             return path if raw_path == path.encode() else None
         for route in self._patterns:

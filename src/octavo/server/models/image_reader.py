@@ -208,7 +208,10 @@ class ImageReader:
 
 @lru_cache(maxsize=16)
 def image_processor(settings: ImageSettings, is_low: bool = False) -> ImageProcessor:
-    """The processor with these settings. is_low: it gives an image as few tokens as the family allows."""
+    """The processor with these settings.
+
+    is_low: it gives an image as few tokens as the family allows.
+    """
     processor = read_processor(settings.model_type, settings.config, settings.preprocessor)
     return processor.limited(1) if is_low else processor
 

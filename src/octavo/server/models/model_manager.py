@@ -345,7 +345,12 @@ class ModelManager:
         return residency
 
     async def _loaded(self, entry: ModelEntry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
-        """Wait until the model is loaded. wait_s: None is no limit. Raises the error that prevented loading."""
+        """Wait until the model is loaded.
+
+        wait_s: None is no limit.
+
+        Raises the error that prevented loading.
+        """
         task = residency.task
         if residency.model is None:
             await asyncio.wait({task}, timeout=wait_s)

@@ -47,7 +47,10 @@ class Sleeper:
         await self._models.load(None)
 
     def watch(self, num_requests: int) -> None:
-        """Begin to sleep if it is time. To be called a few times a second. num_requests: in the server now."""
+        """Begin to sleep if it is time. To be called a few times a second.
+
+        num_requests: in the server now.
+        """
         is_used = num_requests > 0 or self._models.is_used  # also by a restart, or a load that takes long
         is_busy = is_used or self._models.last_turn != self._turn or self.is_sleeping
         if is_busy or not self._models.has_begun:

@@ -163,7 +163,10 @@ class ObservedStream:
             self._figures.finished["abort"] += 1
 
     def end(self, error: str | None = None) -> None:
-        """End the counting. error: the reason why the answer is incomplete. May be called twice."""
+        """End the counting.
+
+        error: the reason why the answer is incomplete. May be called twice.
+        """
         if not self._has_ended and self._span is not None:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
         if not self._has_ended and self.adapter is not None:

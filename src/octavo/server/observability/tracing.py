@@ -131,7 +131,11 @@ class RequestSpan:
     start_ns: int
 
     def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
-        """End the span. metrics: the latest known. error: reason of an incomplete answer."""
+        """End the span.
+
+        metrics: the latest known.
+        error: reason of an incomplete answer.
+        """
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         now_ns, span = time.time_ns(), self.span

@@ -48,7 +48,10 @@ def openai_breakpoints(
     retention: str | None,
     texts: Iterable[tuple[str, PromptCacheBreakpoint | None]] = (),
 ) -> tuple[Breakpoint, ...]:
-    """Those of OpenAI's fields: the last four. texts: see `marked_breakpoints`."""
+    """Those of OpenAI's fields: the last four.
+
+    texts: see `marked_breakpoints`.
+    """
     seconds = _RETENTION_S.get(retention or "", 0.0)
     if options is not None and options.mode != "explicit":
         seconds = max(seconds, _OPTIONS_S)

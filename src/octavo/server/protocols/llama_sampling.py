@@ -54,7 +54,10 @@ class OtherSamplers(NullIsAbsent):
     xtc_threshold: Number | None = None
 
     def refuse_samplers(self, where: str = "") -> None:
-        """Raise UsageError for a sampler that is on. where: before the names of fields in errors."""
+        """Raise UsageError for a sampler that is on.
+
+        where: before the names of fields in errors.
+        """
         for name, values in _OFF.items():
             if (value := getattr(self, name)) is not None and value not in values:
                 reason = f"is {value}; Octavo has no such sampler: leave it out, or send {values[0]}, which is off"

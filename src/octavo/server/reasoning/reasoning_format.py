@@ -52,7 +52,10 @@ class ReasoningFormat:
         return self.close in chat_template if self.matches is None else self.matches(chat_template)
 
     def create_parser(self, prompt: str) -> ReasoningParser:
-        """A parser of one answer. prompt: see `ReasoningParser`."""
+        """A parser of one answer.
+
+        prompt: see `ReasoningParser`.
+        """
         return (self.parser or ReasoningParser)(self, prompt)
 
 
@@ -79,7 +82,10 @@ class ReasoningParser:
         return self._read_on()
 
     def finish(self, cut_before: str | None = None) -> list[ReasoningOrAnswer]:
-        """End the answer and return the text that was held back. cut_before: see `ToolParser.finish`."""
+        """End the answer and return the text that was held back.
+
+        cut_before: see `ToolParser.finish`.
+        """
         self._text.end(is_cut=cut_before is not None)
         return self._read_on()
 

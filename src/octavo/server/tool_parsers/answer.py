@@ -77,7 +77,10 @@ class TextReader:
         self._position = 0
 
     def end(self, *, is_cut: bool) -> None:
-        """Says that no more text comes. is_cut: by a limit or a stop string, not by the model."""
+        """Says that no more text comes.
+
+        is_cut: by a limit or a stop string, not by the model.
+        """
         self.is_over, self.is_cut = True, is_cut
 
     def take(self, length: int) -> str:

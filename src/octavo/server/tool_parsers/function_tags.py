@@ -114,7 +114,10 @@ def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> R
 
 
 def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool]) -> ToolFormat:
-    """The format of calls between these tags. matches: as in `ToolFormat`."""
+    """The format of calls between these tags.
+
+    matches: as in `ToolFormat`.
+    """
     values = tags.values
     parameters = partial(tagged_parameters, values)
 

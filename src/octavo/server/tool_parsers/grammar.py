@@ -29,12 +29,18 @@ OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", 
 
 
 def forced_calls(call: str, separator: str = "\n") -> WriteGrammar:
-    """Write the grammar of an answer of calls with this text in between. call: see `calls_grammar`."""
+    """Write the grammar of an answer of calls with this text in between.
+
+    call: see `calls_grammar`.
+    """
     return lambda tools, parallel, token_ids: calls_grammar(tools, sequence(separator, parallel), call, token_ids)
 
 
 def free_calls(call: str, mark: str) -> WriteGrammar:
-    """Write the grammar of a text in which every mark begins a call. call: see `calls_grammar`; it has the mark."""
+    """Write the grammar of a text in which every mark begins a call.
+
+    call: see `calls_grammar`; it has the mark.
+    """
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         calls = calls_grammar(tools, around_calls(parallel), call.removeprefix(mark), token_ids)
@@ -91,13 +97,19 @@ def spelled(text: str, token_ids: TokenIds) -> str:
 
 
 def around_arguments(call: str, name: str) -> tuple[str, str]:
-    """The text of a call before and behind its arguments. call: see `calls_grammar`."""
+    """The text of a call before and behind its arguments.
+
+    call: see `calls_grammar`.
+    """
     before, after = call.split("ARGUMENTS")
     return before.replace("NAME", json.dumps(name)[1:-1]), after
 
 
 def write_call(call: str, name: str, arguments: str) -> str:
-    """A call with this name and these arguments. call: see `calls_grammar`."""
+    """A call with this name and these arguments.
+
+    call: see `calls_grammar`.
+    """
     before, after = around_arguments(call, name)
     return f"{before}{arguments}{after}"
 

@@ -19,7 +19,10 @@ class SectionMarks(NamedTuple):
 
 
 def sectioned_grammar(marks: SectionMarks, call: str, separator: str) -> WriteGrammar:
-    """Write the grammar of an answer that is calls. call: see `calls_grammar`; it has the marks of one."""
+    """Write the grammar of an answer that is calls.
+
+    call: see `calls_grammar`; it has the marks of one.
+    """
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         begin, end = (spelled(mark, token_ids) for mark in (marks.calls, marks.end_of_calls))
@@ -32,7 +35,10 @@ def sectioned_grammar(marks: SectionMarks, call: str, separator: str) -> WriteGr
 
 
 def sectioned_optional_grammar(marks: SectionMarks, call: str, separator: str) -> WriteGrammar:
-    """Write the grammar of a text that may end in calls. call: see `calls_grammar`; it has the marks of one."""
+    """Write the grammar of a text that may end in calls.
+
+    call: see `calls_grammar`; it has the marks of one.
+    """
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         more = f"({spelled(separator + marks.call, token_ids)} call)*" if parallel else ""

@@ -192,7 +192,10 @@ def named_texts(bias: Bias | None) -> list[str]:
 
 
 def with_tokens(bias: Bias | None, tokens: Mapping[str, Sequence[int]]) -> list[Any]:
-    """The bias with the tokens of texts in their place. tokens: those of each of `named_texts`."""
+    """The bias with the tokens of texts in their place.
+
+    tokens: those of each of `named_texts`.
+    """
     pairs: list[Any] = []
     for key, value in _pairs(bias):
         pairs += [[token_id, value] for token_id in tokens[key]] if key in tokens else [[key, value]]

@@ -38,7 +38,10 @@ _MAX_NAME_CHARS = 300
 
 
 def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
-    """Read a list of calls. is_marked: it is behind `<|python_start|>`, where any name makes a call."""
+    """Read a list of calls.
+
+    is_marked: it is behind `<|python_start|>`, where any name makes a call.
+    """
     if not (yield from answer.take_if("[")):
         return
     while (yield from _read_call(answer, is_marked=is_marked)):
