@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from octavo.config import is_read_as_text
+from octavo.engine.client import ModelInfo
 from octavo.sampling_params import SamplingParams
 from octavo.server.models.model_manager import LoadStatus, ModelManager, ModelState
 from octavo.server.server_state import state_of
@@ -46,6 +49,7 @@ class ModelCard(BaseModel):
     aliases: its other names. default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
     loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
     error of the last failed attempt to load the model. input_modalities: `text`, and `image` if the model sees.
+    `pdf_as` shows how PDF documents are read by default: as pages or as text.
     parent: the model of an adapter, whose root is what it was loaded from.
     """
 
@@ -71,6 +75,7 @@ class ModelCard(BaseModel):
     has_chat_template: bool | None
     tool_format: str | None
     input_modalities: list[str] | None
+    pdf_as: Literal["pages", "text"] | None
 
 
 class ModelList(BaseModel):
@@ -156,4 +161,9 @@ def _card(models: ModelManager, name: str) -> ModelCard:
         has_chat_template=model.tokenizer.chat_template is not None if model is not None else None,
         tool_format=model.tool_format.name if model is not None and model.tool_format is not None else None,
         input_modalities=None if info is None else ["text", *["image"] * (info.images is not None)],
+        pdf_as=None if info is None else _pdf_as(info),
     )
+
+
+def _pdf_as(info: ModelInfo) -> Literal["pages", "text"]:
+    return "text" if is_read_as_text(info.pdf_as, sees=info.images is not None) else "pages"

@@ -1,6 +1,6 @@
 // One answer of the model: the request for it, and the stream that becomes the text of a message.
 import { streamChat } from "./api.js";
-import { fenced } from "./attachments.js";
+import { fenced, partOf } from "./attachments.js";
 
 const LEAST_RATE_S = 0.1; // a rate over less time says nothing
 const LEAST_PROMPT = 512; // tokens to compute; the progress of a shorter prompt would only flash
@@ -25,11 +25,11 @@ export function requestBody(conversation, model, sampling) {
   };
 }
 
-/** What the model gets of a message: its images, its text, then its files. */
-function contentOf({ content, images = [], files = [] }) {
+/** What the model gets of a message: what it sees, its text, then its files. */
+function contentOf({ content, images = [], media = [], files = [] }) {
   const text = [content, ...files.map(fenced)].filter(Boolean).join("\n\n");
-  if (!images.length) return text;
-  const shown = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  const shown = [...images, ...media].map(partOf);
+  if (!shown.length) return text;
   return text ? [...shown, { type: "text", text }] : shown;
 }
 

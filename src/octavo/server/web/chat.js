@@ -43,7 +43,7 @@ const models = new Models({
   onCards: (card) => {
     settings.showKeyProblem("");
     settings.showDefaults(card);
-    composer.sees = card?.input_modalities?.includes("image") ?? false;
+    composer.fit({ sees: card?.input_modalities?.includes("image") ?? false, pdfAs: card?.pdf_as ?? "pages" });
   },
   onError: (error) => {
     const text = describe(error);
@@ -162,12 +162,13 @@ function isRefused() {
 }
 
 /** versions: of the message, see versions.js. */
-function ask(text, { images = [], files = [] }, versions) {
-  if (!conversation.title) conversation.title = store.titleOf(text || [...images, ...files][0].name);
+function ask(text, { images = [], media = [], files = [] }, versions) {
+  if (!conversation.title) conversation.title = store.titleOf(text || [...images, ...media, ...files][0].name);
   const message = {
     role: "user",
     content: text,
     ...(images.length && { images }),
+    ...(media.length && { media }),
     ...(files.length && { files }),
     ...(versions && { versions }),
   };
@@ -338,13 +339,13 @@ function turn(index, step) {
 /** Opens a new conversation with all that came before this message, which becomes its draft. The old one stays as it is. */
 function branch(index) {
   const { title, system, model, messages } = conversation;
-  const { content, images, files } = messages[index];
+  const { content, images, media, files } = messages[index];
   const copy = structuredClone(messages.slice(0, index));
   conversation = { ...store.newConversation(), title: store.branchTitle(title), system, model, messages: copy };
   store.saveDraft(conversation.id, content);
   save();
   show();
-  composer.take({ images, files });
+  composer.take({ images, media, files });
   focusPrompt();
 }
 

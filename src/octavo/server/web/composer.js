@@ -11,6 +11,7 @@ export class Composer {
   #attachments = []; // as `readAttachment` returns them, or { kind: "reading", name }
   #kept = new Map(); // by conversation: attachments that were not sent
   #sees = false;
+  #pdfAs = "pages";
 
   constructor() {
     this.#area.addEventListener("input", () => this.#changed());
@@ -29,25 +30,32 @@ export class Composer {
     });
   }
 
-  /** Whether the chosen model sees: only then can images be attached. */
-  set sees(sees) {
+  /** sees: whether the chosen model does: only then can images and videos be attached. pdfAs: see `readAttachment`. */
+  fit({ sees, pdfAs }) {
     this.#sees = sees;
-    const label = sees ? "Attach images, PDFs or text files" : "Attach PDFs or text files";
+    this.#pdfAs = pdfAs;
+    const label = sees ? "Attach images, PDFs, videos or text files" : "Attach PDFs or text files";
     byId("attach").title = label;
     byId("attach").setAttribute("aria-label", label);
   }
 
-  /** { images: [{ name, url }], files: [{ name, text, pages? }] } of the message. */
+  /** { images: [{ name, url }], media: [{ name, url, pages?, text? }], files: [{ name, text, pages? }] } of the message. */
   get attachments() {
-    const ofKind = (wanted) =>
-      this.#attachments.filter(({ kind }) => kind === wanted).map(({ kind: _, ...attachment }) => attachment);
-    return { images: ofKind("image"), files: ofKind("file") };
+    const found = { images: [], media: [], files: [] };
+    for (const { kind, name, url, text, pages, as } of this.#attachments) {
+      if (kind === "image") found.images.push({ name, url });
+      else if (kind === "video") found.media.push({ name, url });
+      else if (kind === "pdf" && as === "pages") found.media.push({ name, url, pages, text });
+      else found.files.push({ name, text, ...(pages && { pages }) });
+    }
+    return found;
   }
 
   /** Attaches what another message has. */
-  take({ images = [], files = [] }) {
-    const ofKind = (kind) => (attachment) => ({ kind, ...attachment });
-    this.#attachments = [...images.map(ofKind("image")), ...files.map(ofKind("file"))];
+  take({ images = [], media = [], files = [] }) {
+    const seen = (one) => (one.pages ? { kind: "pdf", as: "pages", ...one } : { kind: "video", ...one });
+    const ofKind = (kind) => (one) => ({ kind, ...one });
+    this.#attachments = [...images.map(ofKind("image")), ...media.map(seen), ...files.map(ofKind("file"))];
     this.#showChips();
   }
 
@@ -126,7 +134,8 @@ export class Composer {
     const picture = kind === "image" ? element("img", { src: url, alt: "" }) : icon("file");
     const texts = [element("span", { className: "chip-name", title: name }, name)];
     if (kind === "reading") texts.push(element("span", { className: "chip-size" }, "Reading…"));
-    if (kind === "file") texts.push(element("span", { className: "chip-size" }, sizeOf(attachment)));
+    if (["file", "video", "pdf"].includes(kind)) texts.push(element("span", { className: "chip-size" }, sizeOf(attachment)));
+    if (kind === "pdf" && attachment.text !== null) texts.push(pdfSwitch(attachment));
     const remove = element("button", { type: "button", className: "icon-button" }, icon("close"));
     remove.setAttribute("aria-label", `Remove ${name}`);
     remove.addEventListener("click", () => {
@@ -147,7 +156,7 @@ export class Composer {
       this.#showChips();
       let read = [];
       try {
-        read = [await readAttachment(file, { sees: this.#sees, others })];
+        read = [await readAttachment(file, { sees: this.#sees, pdfAs: this.#pdfAs, others })];
       } catch (error) {
         problems.push(error.message);
       }
@@ -161,4 +170,16 @@ export class Composer {
     this.tell(problems.join(" ") || null);
     this.#area.focus();
   }
+}
+
+/** The choice between the pages and the text of a document. */
+function pdfSwitch(attachment) {
+  const options = ["pages", "text"].map((as) => element("option", { value: as }, `as ${as}`));
+  const choice = element("select", { className: "chip-switch" }, ...options);
+  choice.setAttribute("aria-label", `Send ${attachment.name}`);
+  choice.value = attachment.as;
+  choice.addEventListener("change", () => {
+    attachment.as = choice.value;
+  });
+  return choice;
 }

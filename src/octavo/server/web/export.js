@@ -4,10 +4,11 @@ import { download } from "./dom.js";
 
 export function exportJson(conversation) {
   const { title, model, system, messages, updated } = conversation;
-  const cleaned = messages.map(({ role, content, images, files, reasoning, stats, model: answeredBy }) => ({
+  const cleaned = messages.map(({ role, content, images, media, files, reasoning, stats, model: answeredBy }) => ({
     role,
     content,
     ...(images && { images }),
+    ...(media && { media }),
     ...(files && { files }),
     ...(reasoning && { reasoning_content: reasoning }),
     ...(answeredBy && { model: answeredBy }),
@@ -22,7 +23,8 @@ export function exportMarkdown(conversation) {
   if (conversation.system) parts.push(`> **System:** ${conversation.system.replace(/\n/g, "\n> ")}`);
   for (const message of conversation.messages) {
     parts.push(message.role === "user" ? "## You" : `## ${message.model || conversation.model || "Assistant"}`);
-    parts.push(...(message.images ?? []).map(({ name }) => `*${name}*`), message.content, ...(message.files ?? []).map(fenced));
+    const seen = [...(message.images ?? []), ...(message.media ?? [])].map(({ name }) => `*${name}*`);
+    parts.push(...seen, message.content, ...(message.files ?? []).map(fenced));
   }
   download(`${filename(conversation)}.md`, "text/markdown", `${parts.join("\n\n")}\n`);
 }

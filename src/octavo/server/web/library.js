@@ -3,6 +3,7 @@ import { byId, download } from "./dom.js";
 import * as store from "./store.js";
 
 const IMAGE_URL = /^data:image\/(jpeg|png|webp|gif|bmp);base64,[A-Za-z0-9+/=]*$/;
+const MEDIA_URL = /^data:(application\/pdf|video\/(mp4|quicktime|webm));base64,[A-Za-z0-9+/=]*$/;
 
 export class Library {
   #onImport;
@@ -88,13 +89,14 @@ function conversationOf({ id, title, model, system, messages, updated }) {
   };
 }
 
-function messageOf({ role, content, images, files, reasoning, reasoning_content, versions, ...rest }) {
+function messageOf({ role, content, images, media, files, reasoning, reasoning_content, versions, ...rest }) {
   if (!["user", "assistant"].includes(role) || typeof content !== "string") throw new TypeError("no message");
   const { model, ending, error, limit, truncated, stats } = rest;
   return {
     role,
     content,
     ...(images && { images: images.map(imageOf) }),
+    ...(media && { media: media.map(mediumOf) }),
     ...(files && { files: files.map(fileOf) }),
     ...(role === "assistant" && {
       reasoning: text(reasoning ?? reasoning_content),
@@ -118,6 +120,11 @@ function versionsOf({ at, tails }) {
 function imageOf({ name, url }) {
   if (!IMAGE_URL.test(url)) throw new TypeError("no image");
   return { name: text(name), url };
+}
+
+function mediumOf({ name, url, pages, text: read }) {
+  if (!MEDIA_URL.test(url)) throw new TypeError("no document or video");
+  return { name: text(name), url, ...(pages && { pages: number(pages), text: read == null ? null : text(read) }) };
 }
 
 function fileOf({ name, text: content, pages }) {

@@ -1,6 +1,6 @@
 // The text of PDF files, by pdf.js, which is loaded with the first one.
 
-/** { text, pages }. Throws an Error, in words for people, for a file without text, with a password or with damage. */
+/** { text, pages }; the text of a scan is "". Throws an Error, in words for people, for a file with a password or damage. */
 export async function readPdf(file) {
   const pdfjs = await import("./vendor/pdf.mjs");
   pdfjs.GlobalWorkerOptions.workerSrc = "/web/vendor/pdf.worker.mjs";
@@ -20,13 +20,11 @@ export async function readPdf(file) {
       pages.push(items.map(({ str, hasEOL }) => `${str ?? ""}${hasEOL ? "\n" : ""}`).join("").trim());
       page.cleanup();
     }
-    const text = pages.filter(Boolean).join("\n\n");
-    if (text) return { text, pages: pages.length };
+    return { text: pages.filter(Boolean).join("\n\n"), pages: pages.length };
   } catch (error) {
     if (error.name === "PasswordException") throw new Error(`${file.name} is protected by a password.`, { cause: error });
     throw new Error(`${file.name} is not a PDF file that can be read.`, { cause: error });
   } finally {
     await task.destroy();
   }
-  throw new Error(`${file.name} contains no text. It may be a scan.`);
 }

@@ -148,7 +148,7 @@ export class Sidebar {
 
 /** Whether a title, a message or a file's name contains the text, which is in lower case. */
 function matches({ title, messages }, wanted) {
-  const texts = [title, ...messages.flatMap(({ content, files = [] }) => [content, ...files.map(({ name }) => name)])];
+  const texts = [title, ...messages.flatMap(({ content, media = [], files = [] }) => [content, ...[...media, ...files].map(({ name }) => name)])];
   return texts.some((text) => text.toLowerCase().includes(wanted));
 }
 

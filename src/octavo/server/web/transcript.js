@@ -67,6 +67,7 @@ export class Transcript {
   #fillUser(view, message) {
     const images = (message.images ?? []).map(({ name, url }) => element("img", { src: url, alt: name }));
     const shown = images.length ? [element("div", { className: "images" }, ...images)] : [];
+    shown.push(...(message.media ?? []).map(mediumNode));
     view.body.replaceChildren(...shown, ...typedNodes(message.content), ...(message.files ?? []).map(fileNode));
     view.item.classList.remove("is-editing");
     view.item.querySelector(".actions")?.remove();
@@ -227,6 +228,12 @@ function versionNodes({ versions }) {
 }
 
 /** A file of a message: a chip that opens. */
+function mediumNode(medium) {
+  const name = element("span", { className: "chip-name" }, medium.name);
+  const chip = element("div", { className: "chip" }, icon("file"), name, element("span", { className: "chip-size" }, sizeOf(medium)));
+  return element("div", { className: "file" }, chip);
+}
+
 function fileNode(file) {
   const name = element("span", { className: "chip-name" }, file.name);
   const summary = element("summary", { className: "chip" }, icon("file"), name, element("span", { className: "chip-size" }, sizeOf(file)));
