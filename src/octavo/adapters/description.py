@@ -1,4 +1,4 @@
-"""What the headers of an adapter reveal without the model it is for."""
+"""The headers of an adapter, read without the model it is for."""
 
 from __future__ import annotations
 
