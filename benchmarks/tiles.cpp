@@ -1,6 +1,6 @@
 // What a product of AMX tiles costs, and what giving tiles up after their last use saves, on a core whose other
-// hardware thread is idle and on one where it is busy. Each loop runs for some microseconds; which of the two it was is
-// told by additions just before and after it, which a busy thread beside us slows down by half.
+// hardware thread is idle and on one where it is busy. Each loop runs for some microseconds. Additions timed just before
+// and after it show which of the two it was: a busy second thread halves their speed.
 //
 //     g++ -O2 -march=sapphirerapids benchmarks/tiles.cpp -o tiles && taskset -c 1 ./tiles
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-"""How operations are cut for ranks. Each operation declares its own cut as `Op.cut`.
+"""Cuts of operations for ranks. Each operation declares its own cut as `Op.cut`.
 
 A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A cut tells in which
 columns the operation would take its inputs (`octavo.graph.shard_wishes`), and writes down a rank's part of it
