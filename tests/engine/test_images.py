@@ -7,8 +7,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
 from octavo.engine.loading.encoder import why_no_images
 from octavo.engine.loading.memory_needs import memory_needs
+from octavo.engine.speculation.ngram import NgramSource
 from octavo.engine.texts.placing import place_items
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
@@ -36,6 +39,7 @@ from octavo.outputs import RequestOutput
 from octavo.prompt import MediaItem, Prompt
 from tests.support import converted_gguf, tiny_vision
 from tests.support.answers import answers_of
+from tests.support.drafting import AnyPolicy, with_drafts
 from tests.support.fake_executor import create_request
 from tests.support.tiny_vision.internvl import save_own_internvl
 from tests.support.tiny_vision.mmproj import encoded, save_gguf, save_mmproj
@@ -199,6 +203,31 @@ def test_choices_share_the_images_of_their_prompt(folders: dict[str, Path]) -> N
         (output,) = llm.generate([prompt_of(llm, PARTS)], several)
         assert [choice.token_ids for choice in output.outputs] == [expected("qwen3_vl")[0][:4]] * 3
         assert llm.metrics.num_items_encoded_total == 2
+
+
+def test_ngrams_continue_texts_beside_images_and_never_images(folders: dict[str, Path]) -> None:
+    """The text before an image is repeated after it. The ids of the image between them are no guesses."""
+    params = replace(PARAMS, max_tokens=60)
+    with loaded(folders["qwen3_vl"], speculation="off") as llm:
+        prompt = prompt_of(llm, [TEXTS[0], PICTURES[0], TEXTS[1], PICTURES[1], TEXTS[0]])
+        (expected,) = llm.generate([prompt], params)
+
+    def guess(num_tokens: int, limit: int) -> list[int] | None:
+        beginning = SimpleNamespace(
+            token_ids=list(prompt.token_ids[:num_tokens]), request=SimpleNamespace(prompt=prompt)
+        )
+        draft = NgramSource().open(beginning).guess((), limit)  # type: ignore[arg-type]
+        return None if draft is None else draft.token_ids
+
+    assert guess(len(prompt) - 2, 1) == TEXTS[0][-2:-1]
+    assert guess(len(prompt) - 2, 4) == TEXTS[0][-2:]
+    assert guess(len(prompt), 4) is None
+    with loaded(folders["qwen3_vl"]) as llm:
+        with_drafts(llm._session.model().engine, NgramSource(), AnyPolicy(1, least=1))
+        (output,) = llm.generate([prompt_of(llm, [TEXTS[0], PICTURES[0], TEXTS[1], PICTURES[1], TEXTS[0]])], params)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert output.outputs[0].logprobs == expected.outputs[0].logprobs
+        assert llm.metrics.num_draft_tokens_total["ngram"] > 0
 
 
 def test_a_small_cache_of_rows_keeps_what_is_needed(folders: dict[str, Path]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from octavo.engine.speculation.ngram import NgramSource
 from octavo.engine.speculation.policy import DraftPolicy
 from octavo.engine.speculation.token_index import Match, TokenIndex
 from octavo.outputs import RequestOutput
+from octavo.prompt import Prompt
 from tests.support.drafting import AnyPolicy
 from tests.support.text_models import save_decoder
 
@@ -97,11 +99,15 @@ def test_the_longest_match_is_found_and_the_latest_of_equals() -> None:
     assert index.find([3, 6]) == Match(12, 2)
 
 
-def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
-    class Text:
-        token_ids: ClassVar = [5, 1, 2, 3, 1, 2, 3]
+def _text(token_ids: list[int]) -> Any:
+    """A sequence with these tokens and no images."""
+    return SimpleNamespace(token_ids=token_ids, request=SimpleNamespace(prompt=Prompt(token_ids)))
 
-    guesser = NgramSource().open(Text())  # type: ignore[arg-type]
+
+def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
+    text = _text([5, 1, 2, 3, 1, 2, 3])
+
+    guesser = NgramSource().open(text)
     draft = guesser.guess((), 7)
     assert draft is not None
     assert (draft.token_ids, draft.levels) == ([1, 2, 3, 1, 2, 3, 1], [3, 4, 5, 6, 7, 8, 9])
@@ -112,10 +118,9 @@ def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
 
 
 def test_options_of_ngrams_limit_what_counts_as_a_match() -> None:
-    class Text:
-        token_ids: ClassVar = [1, 2, 3, 4, 1, 2, 3]
+    text = _text([1, 2, 3, 4, 1, 2, 3])
 
-    draft = NgramSource(max_match=2).open(Text()).guess((), 3)  # type: ignore[arg-type]
+    draft = NgramSource(max_match=2).open(text).guess((), 3)
     assert draft is not None
     assert draft.levels == [2, 2, 2]
-    assert NgramSource(min_match=4).open(Text()).guess((), 3) is None  # type: ignore[arg-type]
+    assert NgramSource(min_match=4).open(text).guess((), 3) is None

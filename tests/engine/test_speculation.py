@@ -25,6 +25,7 @@ from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.step_times import StepTimes
 from octavo.generation_request import RequestOptions
 from octavo.outputs import OutputDelta
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.support.answers import Answers
 from tests.support.drafting import AnyPolicy, ScriptedSource, with_drafts
@@ -251,6 +252,7 @@ def words_of(text: str) -> list[int]:
 def gain_of(speculation: Speculation, times: StepTimes, tokens: list[int], costs: list[float]) -> float:
     """The time of a step for each token of an answer over that with guesses. The first 40 tokens are the prompt."""
     request = SimpleNamespace(options=RequestOptions(), max_total_tokens=len(tokens), num_drafts={}, is_measured=False)
+    request.prompt = Prompt(tokens[:40])
     running = SimpleNamespace(request=request, token_ids=tokens[:41], num_output_tokens=1, guesses=None)
     running.status, running.num_computed_tokens, running.draft_token_ids = RequestStatus.RUNNING, 40, []
     running.group = SimpleNamespace(members=[running], consumers=[SimpleNamespace(takes_drafts=True)])

@@ -32,11 +32,12 @@ class NgramSource:
 
 
 class NgramGuesser:
-    """The positions of token pairs in prompt and answer."""
+    """The positions of token pairs in prompt and answer. The ids at the positions of an image are no guesses."""
 
     def __init__(self, source: NgramSource, sequence: Sequence) -> None:
         self._source = source
         self._token_ids = sequence.token_ids
+        self._spans = sequence.request.prompt.spans
         self._index = TokenIndex(sequence.token_ids)
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
@@ -46,7 +47,12 @@ class NgramGuesser:
         match = self._index.find(end_of_text[-longest:])
         if match is None or match.length < self._source.min_match:
             return None
-        following = self._token_ids[match.end : match.end + limit]
+        before_span = min((span.start for span in self._spans if span.end > match.end), default=len(self._token_ids))
+        following = self._token_ids[match.end : min(match.end + limit, before_span)]
+        if before_span < len(self._token_ids):
+            limit = len(following)
+        if not limit:
+            return None
         if len(following) < limit:  # the text repeats itself: its end is followed by its end again
             following = [*following, *tail]
             following = (following * (limit // len(following) + 1))[:limit]
