@@ -392,7 +392,7 @@ def test_wrong_prompt_caches_are_refused(tiny: Path, tmp_path: Path, monkeypatch
     (tmp_path / "foreign").write_bytes(b"something else")
     for options, words in (
         (("--prompt-cache-all",), "need --prompt-cache FILE"),
-        (("--prompt-cache", tmp_path / "none", "--prompt-cache-ro"), "there is no such file"),
+        (("--prompt-cache", tmp_path / "none", "--prompt-cache-ro"), "no such file; leave out --prompt-cache-ro"),
         (("--prompt-cache", tmp_path / "a", "--prompt-cache-ro", "--prompt-cache-all"), "leave one out"),
         (("--prompt-cache", tmp_path / "foreign"), "is no file of a prompt"),
     ):

@@ -230,7 +230,7 @@ def test_plan_of_replicas(smollm2_path: Path) -> None:
     assert two["total_bytes"] == one["total_bytes"]
     assert two["available_bytes"] == pytest.approx(one["available_bytes"] / 2, rel=0.2)
     text = octavo_here("plan", smollm2_path, "--ctx", "512", "--data-parallel-size", "3").stdout
-    assert re.search(r"replicas +3, in all", text)
+    assert re.search(r"replicas +3, .* in total", text)
 
 
 def test_plan_of_an_int8_cache(smollm2_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
     assert facts["num_parameters"] == sum(shapes.values())
     assert facts["num_active_parameters"] == sum(shapes.values()) - experts // 2
     assert facts["experts"]["bytes_read"] == facts["experts"]["num_bytes"] // 2 >= experts
-    active = f"{facts['num_active_parameters']:,} (2 of 4 experts)"
+    active = f"{facts['num_active_parameters']:,} used per token (2 of 4 experts)"
     shown, planned = octavo_here("show", path).stdout, octavo_here("plan", path).stdout
     assert active in shown
     assert active in planned
