@@ -69,7 +69,7 @@ def test_the_model_of_the_file_is_a_default(tiny: Path, tmp_path: Path) -> None:
     for named in ((tiny, "ab"), ("-m", tiny, "ab"), (tiny, "-p", "ab")):
         assert json.loads(octavo_here("run", *named, *run).stdout)["prompt"] == "ab"
     refused = octavo_here("serve", "-m", tiny, "--data-parallel-size", "2", "--in-process", "--config", file)
-    assert "beside --in-process, which runs one engine" in refused.stderr
+    assert "with --in-process, which runs one engine" in refused.stderr
 
 
 def test_words_behind_two_dashes_are_no_options(tiny: Path) -> None:

@@ -37,7 +37,7 @@ _COMMANDS = {
     "rm": ("models.rm", "Delete downloaded models."),
     "cache": ("cache.cache", "List or delete the prompts kept by `octavo serve --prompt-cache-dir DIR`."),
     "show": ("show.show", "Describe a model: architecture, formats, sizes, context, template, licence."),
-    "batch": ("batch.batch", "Answer all requests in a file. Run the same command again to resume."),
+    "batch": ("batch.batch", "Answer all requests in a file."),
     "run-batch": ("batch.run_batch", "Answer all requests in a file: `octavo batch` with vLLM's options."),
     "plan": ("plan.plan", "Show how much memory a model needs and how much context fits on this machine."),
     "quantize": (
