@@ -175,10 +175,10 @@ def test_the_command_writes_figures_and_tokens(tiny: Path, text: Path, tmp_path:
         (TEXT, ("--tokens", "9"), "9 tokens are fewer than one window of 16"),
         (TEXT, ("--stride", "4"), "--stride applies only to --convention strided"),
         (TEXT, ("--convention", "strided", "--stride", "17"), "stride is 17; it must be from 1 to"),
-        (TEXT, ("--limit", "3"), "--limit belongs to tasks"),
+        (TEXT, ("--limit", "3"), "--limit applies only to tasks"),
         (TEXT, ("--reference-backend", "reference"), "--reference-backend needs --reference"),
         (TEXT, ("--per-token", "/nowhere/tokens.jsonl"), "/nowhere: no such directory"),
-        (TEXT, ("--task", "t.jsonl"), "--text belongs to a text: leave out --task"),
+        (TEXT, ("--task", "t.jsonl"), "--text applies only to a text: leave out --task"),
     ],
 )
 def test_wrong_inputs_end_in_one_line(

@@ -124,8 +124,8 @@ def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) 
         (["a=smollm2", "a=smollm2"], "two models"),
         (["=smollm2"], "NAME=MODEL"),
         (["--data-parallel-size", "0"], "--data-parallel-size is 0; it must be from 1 to 64"),
-        (["--data-parallel-size", "2", "a=smollm2", "b=smollm2"], "--data-parallel-size is 2 beside 2 models"),
-        (["--data-parallel-size", "2", "--in-process"], "--data-parallel-size is 2 beside --in-process"),
+        (["--data-parallel-size", "2", "a=smollm2", "b=smollm2"], "--data-parallel-size is 2 with 2 models"),
+        (["--data-parallel-size", "2", "--in-process"], "--data-parallel-size is 2 with --in-process"),
         (["--data-parallel-size", "2", "--backend", "reference"], "replicas run on the backend cpu, not on reference"),
         (
             ["--data-parallel-size", "2", "--nnodes", "2", "--pipeline-parallel-size", "2", "--master", "a:1"],
