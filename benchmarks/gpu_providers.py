@@ -1,4 +1,4 @@
-"""Compare libraries with our kernels, in turns on the same inputs, for the table of which is faster where.
+"""Compare libraries with our kernels on the same inputs, for the table of the fastest one for each problem.
 
 A figure's name is `PROBLEM: CONTENDER`. A library that is not here has its reason in the place of a time.
 """

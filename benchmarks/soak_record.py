@@ -111,7 +111,7 @@ class Record:
 
 
 def slope(looks: Sequence[Look]) -> float | None:
-    """The slope by least squares in MiB a minute, common to all lives, each of which has a level of its own."""
+    """The least-squares slope in MiB a minute, common to all lives, with a level for each life."""
     above = below = 0.0
     for life in _lives(looks):
         middle = statistics.mean(look.seconds for look in life)

@@ -35,11 +35,11 @@ class AdapterSource:
 
 @dataclass(slots=True, eq=False)
 class HeldAdapter:
-    """An adapter in memory. A request keeps it as long as it runs, whatever becomes of its name.
+    """An adapter in memory. A running request keeps it, even if its name is removed or replaced.
 
-    prepared: what the executor made of it.
-    slot: where steps read it; -1: nowhere.
-    num_users: groups that run with it.
+    prepared: the factors in the executor's layout.
+    slot: the slot that steps read, or -1 for none.
+    num_users: the number of groups that run with it.
     """
 
     adapter: Adapter

@@ -86,7 +86,7 @@ class Paging:
 
     memory_bytes: that the matrices may take.
     resident_bytes: of those that stay in memory.
-    resident_layers: layers of which nothing else is read.
+    resident_layers: layers that are never read again from the disk.
     bytes_per_token: read from the disk for one token.
     bytes_per_s: of the disk, measured.
     """
@@ -173,7 +173,7 @@ class Executor(Protocol):
     paging: Paging | None  # None means all weights stay in memory
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        """Allocate the paged cache, and slots for the states of so many sequences, once, before the first step."""
+        """Allocate the paged cache, and `num_states` slots for the states of sequences, once, before the first step."""
 
     def submit(self, batch: Batch) -> PendingStep:
         """Start one step and return. The step makes its copies of blocks and states, computes, and samples.

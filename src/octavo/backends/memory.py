@@ -132,10 +132,10 @@ def _sums(matrices: Mapping[Parameter, PackedType]) -> list[PackedType]:
 
 @dataclass(frozen=True, slots=True)
 class StreamedSizes(Sizes):
-    """Sizes on a device of a graph of which some layers are streamed. weights: also those of streamed layers.
+    """Sizes on a device of a graph with streamed layers. weights: includes the streamed layers.
 
     layers: their indices.
-    hosted: their weights, which lie in main memory or on disk.
+    hosted: their weights in main memory or on disk.
     ring_bytes: of the places on the device to which they are copied in turn.
     """
 

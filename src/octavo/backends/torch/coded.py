@@ -79,7 +79,7 @@ def coded_bytes(rows: int, cols: int, alignment: int) -> int:
 
 
 def places_in(memory: Tensor) -> Find:
-    """Find memory in that of a value which is computed as codes, and lies there in place of its numbers."""
+    """Allocate codes within the memory of the value that they replace."""
     free = memory.view(-1).view(torch.uint8)
 
     def find(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:

@@ -58,7 +58,7 @@ class LayerFile:
         self._file = KeptFile(digest.digest(), options.limit_bytes)
 
     def check_limit(self, num_bytes: int) -> None:
-        """Raise InsufficientMemoryError if the file of layers of about so many bytes would be too large."""
+        """Raise InsufficientMemoryError if a layer file of about `num_bytes` would be too large."""
         if not self._file.fits(size := padded(self._header_bytes) + num_bytes):
             raise InsufficientMemoryError(
                 f"the streamed layers have no room in main memory, and on disk they take {size / 2**30:.1f} GiB, more "

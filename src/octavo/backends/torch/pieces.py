@@ -111,8 +111,8 @@ class PromptPieces:
         device: torch.device,
     ) -> None:
         """nodes: those before the output head.
-        begin: a step of arrays that lie on the device, which may be captured.
-        host_of: the arrays of a step of so many tokens.
+        begin: starts a step, which may be captured, from arrays on the device.
+        host_of: returns a step's host arrays for a number of tokens.
         sizes: numbers of tokens, the largest first.
         """
         self._stretches, self._begin, self._capture = stretches_of(nodes), begin, capture

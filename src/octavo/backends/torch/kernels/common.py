@@ -161,7 +161,7 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def require_columns(*tensors: Tensor | None) -> None:
-    """Raise ValueError unless the columns of each tensor lie next to each other; kernels have no stride for them."""
+    """Raise ValueError unless each tensor's columns are contiguous; kernels take no stride for them."""
     for tensor in tensors:
         if tensor is not None and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(f"columns of a {list(tensor.shape)} tensor are {tensor.stride(-1)} elements apart, not 1")

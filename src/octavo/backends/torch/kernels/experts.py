@@ -155,7 +155,7 @@ def expert_linear(
 ) -> Tensor:
     """The product of each pair with the matrix of its expert -> [rows * top_k, out], one row a pair.
 
-    x: [rows, in], of which all pairs of a row take the same; or [rows * top_k, in], one row a pair.
+    x: [rows, in], shared by all pairs of a row, or [rows * top_k, in], one row for each pair.
     weight: of shape [experts, out, in].
     bias: [experts, out].
     factors: [rows * top_k], by which the results are multiplied.

@@ -79,7 +79,7 @@ def _weighted(at, first, V, largest, temperature, least, COUNTS: tl.constexpr, B
 def _keep_prefix(
     at, V, largest, temperature, least, mean, share, COUNTS: tl.constexpr, TYPICAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Leave the shortest prefix of an order with so many survivors, or this share of their mass: others get -inf."""
+    """Keep the shortest prefix with `share` survivors (COUNTS) or `share` of their mass; set the rest to -inf."""
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, V, BLOCK):
         c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)
