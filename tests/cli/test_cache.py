@@ -38,7 +38,7 @@ def test_kept_prompts_are_listed_and_deleted(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "mine" / "00000000.octkv").write_text("no folder of a model")
     assert octavo("cache", "list", tmp_path) == 0
     out = capsys.readouterr().out
-    assert all(each in out for each in ("MODEL", "first", "second", "in all"))
+    assert all(each in out for each in ("MODEL", "first", "second", "in total"))
     assert "mine" not in out
     assert octavo("cache", "list", tmp_path, "--json") == 0
     listed = json.loads(capsys.readouterr().out)

@@ -223,7 +223,8 @@ def test_an_error_within_an_answer_ends_its_style(tiny_chat: Path, monkeypatch: 
 def test_a_template_goes_with_its_model(tiny_chat: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(tiny_chat.read_bytes())
-    options = ("--max-tokens", "4", "--ignore-eos", "--chat-template", "{% for m in messages %}b{% endfor %}")
+    template = "{% for m in messages %}b{% endfor %}"
+    options = (*GREEDY[:2], "--max-tokens", "4", "--ignore-eos", "--chat-template", template)
     result = octavo_here("chat", tiny_chat, *options, stdin=f"abab\n/show\n/model {other}\n/show\n")
     uses = re.findall(r"context +64 tokens, (\d+) in use", result.stdout)
     assert int(uses[0]) < int(uses[1])

@@ -117,12 +117,12 @@ def test_values_in_place_of_those_of_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[1]", "write an object"),
         ('{"temprature": 1}', "temprature"),
         ('{"temperature": 9}', "temperature is 9"),
         ('{"bad_words": ["a"]}', "it may have temperature, top_p"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_wrong_values_in_place_of_the_models(text: str, said: str) -> None:

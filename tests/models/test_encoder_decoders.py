@@ -27,7 +27,7 @@ BLOCK = 16
 SOURCES = [np.random.default_rng(i).integers(2, 96, n).tolist() for i, n in enumerate((45, 1, 19))]
 ANSWERS = [np.random.default_rng(9 + i).integers(2, 96, n).tolist() for i, n in enumerate((30, 40, 3))]
 LIMITS = ExecutorLimits(128, 4, 128, 128, further_rows={SOURCE: 128})
-BACKENDS = [("reference", 1e-5), ("cpu", 6e-3), ("torch:cpu", 6e-3)]  # caches are of 16 bits
+BACKENDS = [("reference", 2e-5), ("cpu", 6e-3), ("torch:cpu", 6e-3)]  # caches are of 16 bits
 
 
 @pytest.mark.parametrize(("backend", "tolerance"), BACKENDS)
@@ -42,7 +42,7 @@ def test_safetensors(name: str, backend: str, tolerance: float, tmp_path: Path) 
 def test_gguf(name: str, tmp_path: Path) -> None:
     model = tiny_encoder_decoder(name, relative_attention_max_distance=128)
     checkpoint = open_checkpoint(save_gguf(model, tmp_path / "model.gguf"))
-    assert_logits(checkpoint, "reference", model, 1e-5)
+    assert_logits(checkpoint, "reference", model, 2e-5)
 
 
 @pytest.mark.parametrize(
