@@ -21,7 +21,10 @@ from tests.support.browser import browser, watched_page
 from tests.support.chat_page import ask, ask_to_the_end, words
 from tests.support.fake_client import FakeClient, Script, read_tokenizer
 from tests.support.pdf_files import text_pdf
+from tests.support.pictures import encoded, noise
 from tests.support.scripted_app import ScriptedApp, SteppedLoader, scripted_app
+from tests.support.seeing import seeing, seeing_client
+from tests.support.videos import encoded_video, frames
 
 SIZES = {"light": (1200, 800), "dark": (1200, 800), "narrow": (380, 844), "narrow-dark": (380, 844)}
 ANSWER = """Two ways to sum the first *n* numbers, and why they agree:
@@ -109,6 +112,20 @@ def attachments(page: Page, engine: FakeClient) -> None:
     expect(page.locator("#chips .chip-size")).to_have_text(["25 B", "1 page"])
 
 
+def media(page: Page, engine: FakeClient) -> None:
+    """An image, a PDF as pages and a video: in a question that was answered, and waiting for the next."""
+    image: FilePayload = {"name": "drawing.png", "mimeType": "image/png", "buffer": encoded(noise(96, 64), "PNG")}
+    pdf: FilePayload = {"name": "paper.pdf", "mimeType": "application/pdf", "buffer": text_pdf(["Sums.", "Proofs."])}
+    film = encoded_video(frames(4, 64, 96), 2, "mp4", "mpeg4")
+    files: list[FilePayload] = [image, pdf, {"name": "film.mp4", "mimeType": "video/mp4", "buffer": film}]
+    page.set_input_files("#files", files)
+    expect(page.locator("#chips li")).to_have_count(3)
+    engine.script = Script(words("A short answer."))
+    ask_to_the_end(page, "What do these show?")
+    page.set_input_files("#files", files)
+    expect(page.locator("#chips li")).to_have_count(3)
+
+
 def truncation(page: Page, engine: FakeClient) -> None:
     engine.script = Script(words("A short answer."))
     ask_to_the_end(page, "Sum these: " + "7 " * 6000)
@@ -176,22 +193,25 @@ def main(folder: Path) -> None:
         max_model_len=4096,
         sampling_defaults=SamplingDefaults({"temperature": 0.2}, "the makers of scripted"),
     )
+    eyes = FakeClient(seeing(tokenizer), max_model_len=4096, **seeing_client())
     loader = SteppedLoader(tokenizer, engine)
     loader.may_end.set()
     with (
         browser() as chromium,
         scripted_app(engine, tokenizer) as app,
+        scripted_app(eyes, eyes.tokenizer) as seeing_app,
         scripted_app(engine, tokenizer, names=("scripted", "qwen3:4b"), loader=loader) as slow_app,
     ):
         for size in SIZES:
             for scene in SCENES:
                 take(chromium, app, engine, scene, size, folder)
+            take(chromium, seeing_app, eyes, media, size, folder)
         httpx.post(f"{slow_app.url}/v1/models/scripted/load", timeout=30)
         loader.may_end.clear()
         for size in SIZES:
             take(chromium, slow_app, engine, loading, size, folder)
         loader.may_end.set()
-    print(f"{len(SIZES) * (len(SCENES) + 1)} screenshots are in {folder}")
+    print(f"{len(SIZES) * (len(SCENES) + 2)} screenshots are in {folder}")
 
 
 def take(
