@@ -44,7 +44,7 @@ class AdapterBase:
 
     @classmethod
     def of(cls, architecture: str, config: ModelConfig, graph: Graph, weights: Mapping[str, Weight]) -> AdapterBase:
-        """The model that a graph computes, which has to be whole."""
+        """Return the model that a graph computes, which has to be whole."""
         return cls(architecture, config, adaptable_weights(graph), weights, embedding_tables(graph))
 
     @contextmanager
@@ -80,12 +80,14 @@ class Adapter:
     def of(
         cls, name: str, parts: Mapping[str, LowRank], scale: float = 1.0, invocation_tokens: tuple[int, ...] = ()
     ) -> Adapter:
-        """An adapter of these parts, whose effect is multiplied by `scale`. Parts without effect are left out."""
+        """Return an adapter of these parts, whose effect is multiplied by `scale`. Parts without effect are left
+        out.
+        """
         scaled = {key: part.scaled(scale) for key, part in parts.items() if _acts(part, scale)}
         return cls(name, _digest(scaled, invocation_tokens) if scaled else b"", scaled, invocation_tokens)
 
     def start_in(self, token_ids: Sequence[int]) -> int | None:
-        """The first token of a prompt that it acts on; None means on none."""
+        """Return the first token of a prompt that it acts on; None means on none."""
         wanted = list(self.invocation_tokens)
         if not wanted:
             return 0
@@ -110,7 +112,7 @@ def _acts(part: LowRank, scale: float) -> bool:
 
 
 def checked_invocation(where: str, found: object) -> tuple[int, ...]:
-    """The tokens that activate an adapter, as a file has them.
+    """Return the tokens that activate an adapter, as a file has them.
 
     where: file and key.
     Raises ModelLoadError.
@@ -142,7 +144,7 @@ class StoredPart:
     low_rank: LowRank
 
     def refuse(self, reason: str) -> ModelLoadError:
-        """The error that names the tensor."""
+        """Return the error that names the tensor."""
         return ModelLoadError(f"tensor {self.tensor!r:.120} {reason}")
 
 

@@ -21,7 +21,7 @@ _WRAPPED = ".base_layer"
 
 
 def checked_targets(path: Path, settings: Mapping[str, object]) -> frozenset[str]:
-    """The names in `target_parameters`. Raises ModelLoadError for one that cannot take a product."""
+    """Return the names in `target_parameters`. Raises ModelLoadError for one that cannot take a product."""
     found = settings.get("target_parameters") or []
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ModelLoadError(f"{path}: target_parameters is {found!r:.80}; it must be a list of names")
@@ -35,7 +35,7 @@ def checked_targets(path: Path, settings: Mapping[str, object]) -> frozenset[str
 
 
 def parameter_of(module: str, targets: frozenset[str]) -> str | None:
-    """The parameter whose factors a module has: `experts.gate_up_proj` for `experts.base_layer`, for example.
+    """Return the parameter whose factors a module has: `experts.gate_up_proj` for `experts.base_layer`, for example.
 
     None if the module does not wrap a parameter.
     """
@@ -48,7 +48,7 @@ def parameter_of(module: str, targets: frozenset[str]) -> str | None:
 
 
 def _endings(name: str) -> Iterator[str]:
-    """The name, and what follows each of its dots."""
+    """Yield the name, and what follows each of its dots."""
     yield name
     while "." in name:
         name = name.partition(".")[2]
@@ -56,7 +56,7 @@ def _endings(name: str) -> Iterator[str]:
 
 
 def parts_of_parameter(parameter: str, part: LowRank, rank: int, base: AdapterBase) -> Iterator[tuple[str, LowRank]]:
-    """The parts of a parameter, by their names in the checkpoint.
+    """Yield the parts of a parameter, by their names in the checkpoint.
 
     part: as stored in the file, for all experts.
     rank: of one expert.
@@ -95,7 +95,7 @@ def _stack(part: LowRank, count: int) -> LowRank:
 
 
 def _logical(part: LowRank, hidden: int, base: AdapterBase) -> LowRank:
-    """The product for weights [out, in], even if PEFT has taken a stack of [in, out] for one of [out, in].
+    """Return the product for weights [out, in], even if PEFT has taken a stack of [in, out] for one of [out, in].
 
     hidden: the dimension that is the width of the model's rows in the former.
     """
@@ -108,7 +108,7 @@ def _logical(part: LowRank, hidden: int, base: AdapterBase) -> LowRank:
 
 
 def _named_as_in_graph(name: str, base: AdapterBase) -> str:
-    """The name with the checkpoint's expert module of a layer replaced by the graph's."""
+    """Return the name with the checkpoint's expert module of a layer replaced by the graph's."""
     module, separator, last = name.rpartition(".experts.")
     if not separator:
         return name

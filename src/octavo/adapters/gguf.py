@@ -23,7 +23,7 @@ _ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 
 def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
-    """The adapter of a file, with B's rows in the order that GGUF files have.
+    """Return the adapter of a file, with B's rows in the order that GGUF files have.
 
     Raises ModelLoadError naming the key or the tensor.
     """
@@ -33,7 +33,7 @@ def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
 
 
 def checked_alpha(path: Path, metadata: Mapping[str, Any]) -> float:
-    """The alpha of a LoRA adapter. Raises ModelLoadError if it has none, or the file has something else."""
+    """Return the alpha of a LoRA adapter. Raises ModelLoadError if it has none, or the file has something else."""
     kind, form = metadata.get("general.type"), metadata.get("adapter.type")
     if kind != "adapter" or form != "lora":
         raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")

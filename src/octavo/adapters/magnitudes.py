@@ -17,7 +17,7 @@ _ROWS = 1 << 12  # whose change is in memory at once
 
 
 def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, LowRank]:
-    """The parts as gain * (W x) + B' (A x) instead of m / |W + scale B A| * (W x + scale B (A x)).
+    """Return the parts as gain * (W x) + B' (A x) instead of m / |W + scale B A| * (W x + scale B (A x)).
 
     Parts with a gain have magnitudes m there, one per row of the weight, like the norms. Raises ModelLoadError for a
     row of

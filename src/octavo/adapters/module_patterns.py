@@ -44,7 +44,9 @@ class ModulePatterns:
         self._rules = [(_matcher(where, pattern), number) for pattern, number in numbers.items()]
 
     def find(self, module: str, default: float) -> float:
-        """The number of the first pattern that matches. Raises ModelLoadError for one that takes too many states."""
+        """Return the number of the first pattern that matches. Raises ModelLoadError for one that takes too many
+        states.
+        """
         return next((number for matches, number in self._rules if matches(module)), default)
 
 
@@ -83,7 +85,7 @@ def _matcher(where: str, pattern: str) -> Callable[[str], bool]:
 
 
 def _without_anchors(pattern: str) -> str:
-    """The pattern, preceded by any prefix unless it begins with `^`. `$` matches the end of a name."""
+    """Return the pattern, preceded by any prefix unless it begins with `^`. `$` matches the end of a name."""
     outside = _ESCAPES.sub("", pattern)
     while outside != (outside := _INNER_GROUP.sub("", outside)):
         pass
@@ -95,7 +97,7 @@ def _without_anchors(pattern: str) -> str:
 
 @cache
 def _bytes() -> LLTokenizer:
-    """A vocabulary of all bytes."""
+    """Return a vocabulary of all bytes."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_ByteVocabulary()))

@@ -75,17 +75,17 @@ class AdapterScales:
     targets: frozenset[str] = frozenset()
 
     def rank_of(self, module: str) -> float:
-        """The rank of a module, or of each expert of a parameter."""
+        """Return the rank of a module, or of each expert of a parameter."""
         return self.ranks.find(module, self.rank)
 
     def of(self, module: str) -> float:
-        """The scale of a module."""
+        """Return the scale of a module."""
         rank, alpha = self.rank_of(module), self.alphas.find(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
 def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
-    """The adapter of a folder, with B's rows in the order that safetensors files have.
+    """Return the adapter of a folder, with B's rows in the order that safetensors files have.
 
     Raises ModelLoadError naming the key or the tensor.
     """
@@ -109,7 +109,7 @@ def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
 
 
 def weights_file(folder: Path) -> Path:
-    """The file with the factors. Raises ModelLoadError if the folder has none."""
+    """Return the file with the factors. Raises ModelLoadError if the folder has none."""
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
@@ -118,7 +118,9 @@ def weights_file(folder: Path) -> Path:
 
 
 def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
-    """The tensors that PEFT saves as copies of the base's own embedding and head, not those that it has trained."""
+    """Return the tensors that PEFT saves as copies of the base's own embedding and head, not those that it has
+    trained.
+    """
     given = settings.get("modules_to_save")
     saved = [str(each).rpartition(".")[2] for each in given] if isinstance(given, list) else []
     found = ((name, _COPIES.fullmatch(name)) for name in names)
@@ -140,7 +142,9 @@ def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, objec
 
 
 def checked_scales(path: Path, settings: Mapping[str, object]) -> AdapterScales:
-    """The scale of each module. Raises ModelLoadError naming a setting that is wrong, or that nothing here takes."""
+    """Return the scale of each module. Raises ModelLoadError naming a setting that is wrong, or that nothing here
+    takes.
+    """
     if settings.get("peft_type") != "LORA":
         raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
     for key, what in _REFUSED.items():
@@ -177,7 +181,7 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
 def _parts(
     path: Path, file: TensorFiles, names: Sequence[str], scales: AdapterScales, base: AdapterBase
 ) -> dict[str, StoredPart]:
-    """Those with low-rank factors. Magnitudes are in the place of the gain until `with_gains`."""
+    """Return those with low-rank factors. Magnitudes are in the place of the gain until `with_gains`."""
     modules: dict[str, dict[str, str]] = {}
     for tensor in names:
         if (ending := _ENDING.search(tensor)) is not None:
@@ -216,7 +220,7 @@ def _check_magnitudes(parts: Mapping[str, StoredPart]) -> None:
 
 
 def _whole_parts(file: TensorFiles, names: Iterable[str], base: AdapterBase) -> dict[str, StoredPart]:
-    """The weights that replace the model's embedding or head."""
+    """Return the weights that replace the model's embedding or head."""
     found: dict[str, StoredPart] = {}
     for tensor in names:
         module = re.sub(r"(?:\.modules_to_save(?:\.\w+)?)?\.weight\Z", "", tensor.removeprefix(PREFIX))
@@ -230,7 +234,7 @@ def _whole_parts(file: TensorFiles, names: Iterable[str], base: AdapterBase) -> 
 
 
 def _tied(parts: Mapping[str, StoredPart], base: AdapterBase) -> dict[str, StoredPart]:
-    """The change of an embedding, applied also to a head tied to it (`ensure_weight_tying`)."""
+    """Return the change of an embedding, applied also to a head tied to it (`ensure_weight_tying`)."""
     if HEAD_PLACE in base.weights or HEAD_PLACE in parts:
         return {}
     found: dict[str, StoredPart] = {}

@@ -32,7 +32,7 @@ _Group = dict[TensorName, StoredPart]
 
 
 def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: FileFormat) -> dict[str, LowRank]:
-    """The parts by the names of the graph's weights, from the checkpoint's names.
+    """Return the parts by the names of the graph's weights, from the checkpoint's names.
 
     file_format: of the names, which need not be the base's.
     Raises ModelLoadError naming a tensor of the adapter that does not fit the model or whose effect this engine cannot
@@ -69,8 +69,9 @@ def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ..
 
 
 def _apply(transform: Transform, group: _Group, base: AdapterBase) -> Iterator[tuple[TensorName, StoredPart]]:
-    """The products beside what a transform makes of their weight. Low-rank factors have their logical orientation, so a
-    weight that is stored transposed needs nothing but its name."""
+    """Yield the products beside what a transform makes of their weight. Low-rank factors have their logical
+    orientation, so a weight that is stored transposed needs nothing but its name.
+    """
     match transform:
         case Permute():
             order = transform.order(base.config)
@@ -115,7 +116,7 @@ def _split(split: Split, group: _Group, config: ModelConfig) -> Iterator[tuple[T
 def _stacked(
     group: _Group, whole: str, places: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[TensorName, StoredPart]]:
-    """The experts of each layer as one part; those without one have zeros."""
+    """Yield the experts of each layer as one part; those without one have zeros."""
     layers: dict[TensorName, dict[int, StoredPart]] = {}
     for name, part in group.items():
         layers.setdefault(TensorName(whole, name.numbers[:-1], name.kind), {})[name.numbers[-1]] = part
@@ -138,7 +139,7 @@ def _stacked(
 
 
 def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
-    """A product for each head: the head's rows of B with all of A, transposed if the weight is."""
+    """Return a product for each head: the head's rows of B with all of A, transposed if the weight is."""
     found = part.low_rank
     if found.gain is not None and transposed:
         raise part.refuse(

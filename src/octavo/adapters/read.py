@@ -18,7 +18,7 @@ Stamps = tuple[tuple[str, int, int, int], ...]
 
 
 def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1.0) -> Adapter:
-    """The adapter in a folder or GGUF file, for a base of either format.
+    """Return the adapter in a folder or GGUF file, for a base of either format.
 
     scale: multiplies its effect.
     name: in a checkpoint with task adapters, selects the task of this name.
@@ -41,7 +41,7 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that an adapter is read from. Raises ModelLoadError if there is none."""
+    """Return the files that an adapter is read from. Raises ModelLoadError if there is none."""
     path = _found(path)
     if path.is_dir() and not (path / CONFIG_NAME).is_file():
         return [path / TASKS_NAME, find_model_file(path)]
@@ -50,7 +50,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamps_of(path: Path) -> Stamps:
-    """The name, the bytes, the time of the last change in ns and the inode of each file: others if it has changed.
+    """Return the name, the bytes, the time of the last change in ns and the inode of each file: others if it has
+    changed.
 
     Raises ModelLoadError.
     """
@@ -62,7 +63,7 @@ def stamps_of(path: Path) -> Stamps:
 
 
 def _found(path: Path) -> Path:
-    """The folder of PEFT's files, or the GGUF file."""
+    """Return the folder of PEFT's files, or the GGUF file."""
     if path.name in (CONFIG_NAME, WEIGHTS_NAME):
         path = path.parent
     if not path.is_dir():

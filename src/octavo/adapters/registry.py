@@ -105,7 +105,7 @@ class AdapterRegistry:
             self._held.pop(name, None)
 
     def get(self, name: str) -> HeldAdapter:
-        """An adapter in memory; it is read first if it is not there. Raises UsageError, or what `add` raises."""
+        """Return an adapter in memory; it is read first if it is not there. Raises UsageError, or what `add` raises."""
         with self._lock:
             source, held = self._sources.get(name), self._held.get(name)
             if source is None:

@@ -18,7 +18,7 @@ _FROM = re.compile(r"^\s*FROM\s+\S", re.IGNORECASE | re.MULTILINE)
 
 
 def resolve_adapter(source: str) -> Path:
-    """The folder or GGUF file of an adapter, downloaded if needed.
+    """Return the folder or GGUF file of an adapter, downloaded if needed.
 
     source: a path, an Ollama Modelfile with an `ADAPTER`, or a repository `org/name`.
     Raises ModelLoadError.
@@ -47,7 +47,7 @@ def resolve_adapter(source: str) -> Path:
 
 
 def _of_modelfile(path: Path) -> Path | None:
-    """The adapter named by a Modelfile, relative to its folder, or None if the path is not a Modelfile."""
+    """Return the adapter named by a Modelfile, relative to its folder, or None if the path is not a Modelfile."""
     if not path.is_file() or path.suffix in (".gguf", ".safetensors", ".json"):
         return None
     if path.stat().st_size > _MAX_MODELFILE_BYTES:

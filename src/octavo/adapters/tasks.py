@@ -38,7 +38,7 @@ def has_tasks(folder: Path) -> bool:
 
 
 def read_task(folder: Path, base: AdapterBase, task: str) -> StoredAdapter:
-    """The adapter of a task. Raises ModelLoadError naming the key or tensor, or the known tasks."""
+    """Return the adapter of a task. Raises ModelLoadError naming the key or tensor, or the known tasks."""
     path = folder / CONFIG_NAME
     reader = ConfigReader(read_json_object(path, MAX_CONFIG_BYTES))
     try:
@@ -77,7 +77,7 @@ def _factors(
 
 
 def _with_types(parts: dict[str, tuple[str, Float32, Float32]]) -> Mapping[str, tuple[str, Float32, Float32]]:
-    """The parts with the change of the single token type merged into the embedding's, and without the head's."""
+    """Return the parts with the change of the single token type merged into the embedding's, and without the head's."""
     parts.pop("pooler.weight", None)
     if (types := parts.pop(_TYPES, None)) is None:
         return parts

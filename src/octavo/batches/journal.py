@@ -148,7 +148,7 @@ def _locked(path: Path) -> BinaryIO:
 
 
 def _read_record(line: bytes, path: Path) -> tuple[str, bool, Mapping[str, int]]:
-    """The id of a result, whether it failed, and the tokens of an answer."""
+    """Return the id of a result, whether it failed, and the tokens of an answer."""
     try:
         record = json.loads(line)
         error, response = record["error"], record["response"]
@@ -160,7 +160,7 @@ def _read_record(line: bytes, path: Path) -> tuple[str, bool, Mapping[str, int]]
 
 
 def _without_failed(file: BinaryIO, path: Path) -> BinaryIO:
-    """A file of the other lines in place of this one, from one moment to the next."""
+    """Return a file of the other lines in place of this one, from one moment to the next."""
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     kept = _locked(partial)

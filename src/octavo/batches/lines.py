@@ -78,7 +78,7 @@ class LineResult:
         return self.status != 200
 
     def record(self) -> bytes:
-        """The line of the output file, in OpenAI's form."""
+        """Return the line of the output file, in OpenAI's form."""
         name, custom_id = f"batch_req_{secrets.token_hex(12)}", json.dumps(self.custom_id, ensure_ascii=False)
         if self.status:
             answer = f'{{"status_code": {self.status}, "request_id": {json.dumps(self.request_id)}, "body": '
@@ -91,12 +91,12 @@ class LineResult:
 
 
 def failed(line: BatchLine | LineError, code: str, message: str) -> LineResult:
-    """The result of a line without an answer."""
+    """Return the result of a line without an answer."""
     return LineResult(line.number, line.custom_id, code=code, message=message)
 
 
 def usage_of(body: Any) -> dict[str, int]:
-    """The tokens of an answer, whatever its route calls them."""
+    """Return the tokens of an answer, whatever its route calls them."""
     usage = body.get("usage") if isinstance(body, dict) else None
     found = {}
     for name, paths in _USAGE.items():
@@ -110,7 +110,7 @@ def usage_of(body: Any) -> dict[str, int]:
 
 
 def read_lines(file: BinaryIO, endpoint: str | None = None) -> Iterator[BatchLine | LineError]:
-    """The lines of a file, one at a time. Blank ones are left out, but counted.
+    """Yield the lines of a file, one at a time. Blank ones are left out, but counted.
 
     endpoint: the route that all lines must name; None: any of `ENDPOINTS`, and plain lines are allowed.
     """
@@ -164,7 +164,7 @@ class _Wrong:
 
 
 def _request(value: dict[str, Any], endpoint: str | None) -> tuple[str, dict[str, Any]] | _Wrong:
-    """The route and the body of a line."""
+    """Return the route and the body of a line."""
     if endpoint is None and "body" not in value and "url" not in value:
         body = {name: content for name, content in value.items() if name != "custom_id"}
         kinds = [url for url, field in ENDPOINTS.items() if field in body]
@@ -190,7 +190,7 @@ def _request(value: dict[str, Any], endpoint: str | None) -> tuple[str, dict[str
 
 
 def with_seed(line: BatchLine, name: str) -> dict[str, Any]:
-    """The body of a line, with a seed of this name unless it has one."""
+    """Return the body of a line, with a seed of this name unless it has one."""
     if line.url not in _SEEDED or line.body.get("seed") is not None:
         return line.body
     return {**line.body, "seed": seed_of(name)}

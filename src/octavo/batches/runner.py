@@ -38,7 +38,7 @@ class LineAnswer:
 
 
 def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAnswer:
-    """The answer to a line from that of a server.
+    """Return the answer to a line from that of a server.
 
     headers: their names in lower case.
     """

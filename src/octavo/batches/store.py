@@ -104,7 +104,7 @@ class StoreFullError(UsageError):
 
 
 def temporary_folder() -> Path:
-    """A new folder for a store. Those that killed processes of this user have left are removed."""
+    """Return a new folder for a store. Those that killed processes of this user have left are removed."""
     for folder in Path(tempfile.gettempdir()).glob(_TEMPORARY + "*"):
         with suppress(OSError):
             lock = os.open(folder / "lock", os.O_RDWR | files.O_NOFOLLOW | files.O_CLOEXEC)
@@ -159,7 +159,7 @@ class BatchStore:
     # --- files ---
 
     def new_upload(self) -> Path:
-        """The place for a file that is being uploaded; `add_file` takes it over."""
+        """Return the place for a file that is being uploaded; `add_file` takes it over."""
         return self.path / f"{secrets.token_hex(12)}.upload"
 
     def add_file(
@@ -197,7 +197,7 @@ class BatchStore:
         return found
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
-        """The file; None if this owner has none with that id."""
+        """Return the file; None if this owner has none with that id."""
         self.remove_expired()
         rows = self._database.execute(
             f"SELECT {_FILE_FIELDS} FROM files WHERE id = ? AND owner = ?", (file_id, owner)
@@ -219,7 +219,7 @@ class BatchStore:
         return [StoredFile(*row) for row in rows]
 
     def content_of(self, file_id: str) -> Path:
-        """The place of a file's content.
+        """Return the place of a file's content.
 
         file_id: one of ours, never a client's.
         """
@@ -279,7 +279,7 @@ class BatchStore:
             )
 
     def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
-        """The batch; None if this owner has none with that id."""
+        """Return the batch; None if this owner has none with that id."""
         self.remove_expired()
         query = "SELECT content FROM batches WHERE id = ? AND owner = ?"
         rows = self._database.execute(query, (batch_id, owner)).fetchall()
@@ -297,7 +297,7 @@ class BatchStore:
         return [_from_json(content) for (content,) in rows]
 
     def active(self) -> Iterator[StoredBatch]:
-        """All batches that have not ended, the oldest first."""
+        """Yield all batches that have not ended, the oldest first."""
         for (content,) in self._database.execute("SELECT content FROM batches WHERE is_active ORDER BY number"):
             yield _from_json(content)
 
@@ -306,7 +306,7 @@ _FILE_FIELDS = "id, owner, purpose, filename, bytes, created_at, expires_at"
 
 
 def new_batch(owner: str, **fields: Any) -> StoredBatch:
-    """A batch with ids of its own."""
+    """Return a batch with ids of its own."""
     name = secrets.token_hex(12)
     return StoredBatch(
         id=f"batch_{name}",

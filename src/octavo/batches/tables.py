@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 1024
 def read_table(
     path: Path, column: str | None, template: str | None, system: str | None
 ) -> Iterator[BatchLine | LineError]:
-    """A chat for each row, whose custom_id is `row-N`, or the value of a column `custom_id`.
+    """Yield a chat for each row, whose custom_id is `row-N`, or the value of a column `custom_id`.
 
     column: with the prompt; None: the only one, or `prompt`. template: a prompt with names of columns in braces.
     system: a system message. Raises UsageError for a file that cannot be read, or a column that it does not have.
@@ -51,7 +51,7 @@ def _filled(template: str, row: dict[str, Any]) -> str:
 
 
 def _only(path: Path, names: list[str]) -> str:
-    """The column of the prompts where none was named."""
+    """Return the column of the prompts where none was named."""
     others = [name for name in names if name != "custom_id"]
     if "prompt" in others:
         return "prompt"
@@ -61,7 +61,7 @@ def _only(path: Path, names: list[str]) -> str:
 
 
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
-    """The names of the columns, as a row of them, and then the rows."""
+    """Yield the names of the columns, as a row of them, and then the rows."""
     csv.field_size_limit(_MAX_FIELD)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

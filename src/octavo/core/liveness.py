@@ -50,7 +50,7 @@ def run_queue_meter(pid: int) -> UsageMeter:
 
 
 def _waited_s(pid: int) -> float:
-    """The time as Linux counts it in `schedstat`."""
+    """Return the time as Linux counts it in `schedstat`."""
     total_ns = 0
     with suppress(OSError):  # the process has just exited
         for thread_id in processes.threads_of(pid):

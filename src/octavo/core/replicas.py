@@ -97,7 +97,9 @@ class ReplicaClient:
         )
 
     def status(self) -> EngineStatus:
-        """The state of the best replica, the reason of the first one that has one, and the sums of the counts."""
+        """Return the state of the best replica, the reason of the first one that has one, and the sums of the
+        counts.
+        """
         statuses = [replica.status() for replica in self.replicas]
         best = min((status.state for status in statuses), key=_BEST_FIRST.index)
         ages = [status.last_step_age_s for status in statuses if status.last_step_age_s is not None]

@@ -64,7 +64,7 @@ class _Replica:
     last_turn: int = 0
 
     def shared_tokens(self, prompt: RoutedPrompt) -> int:
-        """The tokens at the beginning of the prompt that it has seen."""
+        """Return the tokens at the beginning of the prompt that it has seen."""
         count = 0
         for block in prompt.blocks:
             if block not in self.seen:
@@ -73,7 +73,7 @@ class _Replica:
         return count * BLOCK_TOKENS
 
     def cost(self, prompt: RoutedPrompt) -> int:
-        """The tokens to compute, or to wait for, before the first one of the answer."""
+        """Return the tokens to compute, or to wait for, before the first one of the answer."""
         new_tokens = prompt.num_tokens - self.shared_tokens(prompt)
         excess = max(self.held_tokens + new_tokens - self.capacity, 0) if self.held_tokens else 0
         saved = HINT_TOKENS if prompt.hint in self.hints else 0

@@ -267,7 +267,7 @@ class EngineService:
     # --- the engine's thread ---
 
     def _sink(self, request_id: str) -> Sink:
-        """The sink that collects the new outputs of one request."""
+        """Return the sink that collects the new outputs of one request."""
 
         def note(item: OutputDelta | PoolingOutput | OctavoError) -> None:
             if isinstance(item, OctavoError):

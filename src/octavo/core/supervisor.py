@@ -38,7 +38,9 @@ _PERMANENT = (ModelLoadError, GraphError, UsageError)
 
 
 def settled(config: EngineConfig, info: ModelInfo) -> EngineConfig:
-    """The options of the other replicas, and of those that are started again: as much as the first one has taken."""
+    """Return the options of the other replicas, and of those that are started again: as much as the first one has
+    taken.
+    """
     if config.data_parallel_size == 1:
         return config
     return replace(

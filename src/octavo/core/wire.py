@@ -251,12 +251,12 @@ def decode(data: bytes) -> EngineMessage:
 
 
 def frame(data: bytes) -> bytes:
-    """An encoded message after its size."""
+    """Return an encoded message after its size."""
     return len(data).to_bytes(SIZE_BYTES, "big") + data
 
 
 def frame_size(head: bytes) -> int:
-    """The size of the message that follows. Raises MalformedMessageError beyond MAX_MESSAGE_BYTES."""
+    """Return the size of the message that follows. Raises MalformedMessageError beyond MAX_MESSAGE_BYTES."""
     size = int.from_bytes(head, "big")
     if size > MAX_MESSAGE_BYTES:
         raise MalformedMessageError(f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
@@ -264,7 +264,7 @@ def frame_size(head: bytes) -> int:
 
 
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
-    """A `Submit` message. Raises UsageError for values that it cannot represent."""
+    """Return a `Submit` message. Raises UsageError for values that it cannot represent."""
     fields = {name: getattr(request, name) for name in _REQUEST_TYPES}
     fields["text"] = None if request.text is None else ""
     try:
@@ -277,7 +277,7 @@ def encode_request(request_id: str, request: GenerationRequest) -> bytes:
 
 
 def decode_request(message: Submit) -> GenerationRequest:
-    """The request, with prompt and parameters checked again. Raises UsageError or MalformedMessageError."""
+    """Return the request, with prompt and parameters checked again. Raises UsageError or MalformedMessageError."""
     try:
         types = {**_REQUEST_TYPES, "params": _PARAMS_TYPES[message.kind]}
         fields = {name: msgspec.convert(value, types[name]) for name, value in message.request.items()}
@@ -289,7 +289,9 @@ def decode_request(message: Submit) -> GenerationRequest:
 
 
 def to_problem(error: Exception) -> Problem:
-    """An error in the form of a message; one that is not Octavo's own becomes an OctavoError with its type and text."""
+    """Return an error in the form of a message; one that is not Octavo's own becomes an OctavoError with its type and
+    text.
+    """
     for kind in type(error).__mro__:
         if kind.__name__ in _ERROR_TYPES:
             fields = {name: value for name, value in vars(error).items() if name in Problem.__struct_fields__}
@@ -298,7 +300,7 @@ def to_problem(error: Exception) -> Problem:
 
 
 def to_error(problem: Problem) -> OctavoError:
-    """The error of a message."""
+    """Return the error of a message."""
     kind = _ERROR_TYPES.get(problem.kind, OctavoError)
     if kind is UsageError:
         return UsageError(problem.message, param=problem.param, code=problem.code)

@@ -66,7 +66,7 @@ class Connection:
             raise ConnectionEndedError(str(error)) from None
 
     def receive(self, limit: int = MAX_MESSAGE_BYTES) -> RankMessage:
-        """The next message other than a sign of life, of at most `limit` bytes.
+        """Return the next message other than a sign of life, of at most `limit` bytes.
 
         Raises ConnectionEndedError at the end, and after bytes that are not a message.
         """

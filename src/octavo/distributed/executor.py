@@ -148,7 +148,7 @@ class GroupExecutor:
                 saves.data[:, begin : begin + data.shape[1]] = data
 
     def _parts(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The bytes of each block and of each state that are a rank's: all have as much room as the largest."""
+        """Return the bytes of each block and of each state that are a rank's: all have as much room as the largest."""
         sizes = (self._moved.block_bytes, self._moved.state_bytes)
         blocks, states = (size // self._ranks.count for size in sizes)
         return (rank * blocks, (rank + 1) * blocks), (rank * states, (rank + 1) * states)
@@ -175,7 +175,7 @@ class GroupExecutor:
                 self._leader.send(msgspec.structs.replace(part, moved=moved), [rank])
 
     def outcome(self, compute: Callable[[], StepOutput]) -> StepOutput:
-        """The result of `compute`. Raises EngineDeadError if a rank is gone."""
+        """Return the result of `compute`. Raises EngineDeadError if a rank is gone."""
         try:
             return compute()
         except RuntimeError:

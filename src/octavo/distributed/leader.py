@@ -139,7 +139,7 @@ class Leader:
         self.check()
 
     def receive(self, rank: int, kind: type[M]) -> M:
-        """The next message of a rank. Raises the failure, as which another message counts."""
+        """Return the next message of a rank. Raises the failure, as which another message counts."""
         remote = self._ranks[rank]
         while True:
             try:
@@ -269,7 +269,7 @@ def _made(kind: type[OctavoError], text: str) -> OctavoError:
 
 
 def _new_rings() -> tuple[tuple[Ring, Ring] | None, tuple[int, ...], tuple[int, ...]]:
-    """The rings to and from a child, and the child's descriptors, outgoing first.
+    """Return the rings to and from a child, and the child's descriptors, outgoing first.
 
     None and no descriptors if the system has no such memory; the socket then carries everything.
     """

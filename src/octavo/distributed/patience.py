@@ -47,7 +47,7 @@ class Patience:
         self._seen_flops = max(self._seen_flops, self._flops())
 
     def limit_s(self) -> float:
-        """The longest silence of a rank that computes."""
+        """Return the longest silence of a rank that computes."""
         flops = self._flops()
         expected_s = 0.0
         if flops > self._seen_flops:
@@ -57,7 +57,7 @@ class Patience:
         return LEAST_S + _TIMES * max(expected_s, self._longest_s)
 
     def _flops(self) -> int:
-        """The operations of the largest operation in the steps in flight."""
+        """Return the operations of the largest operation in the steps in flight."""
         return max((self._largest(sizes) for sizes in tuple(self._sizes)), default=0)
 
     def _largest(self, sizes: tuple[int, int, int, int]) -> int:

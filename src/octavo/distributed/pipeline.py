@@ -95,7 +95,7 @@ class Pipeline:
         return True
 
     def _values(self, stage: int, step: PipelinedStep) -> StageValues:
-        """The values of the stage. They are also sent to ranks of the next stage on other machines."""
+        """Return the values of the stage. They are also sent to ranks of the next stage on other machines."""
         first, number = self._ranks.of_stage(stage)[0], step.number
         step.gather(first)
         values = self._leader.receive(first, StageValues)

@@ -57,14 +57,14 @@ class Tensor(msgspec.Struct, array_like=True):
         return cls(array.dtype.name, array.shape, bytearray(array.tobytes()))
 
     def array(self) -> NDArray[Any]:
-        """The array. Raises MalformedRankMessageError unless the bytes fill the shape."""
+        """Return the array. Raises MalformedRankMessageError unless the bytes fill the shape."""
         dtype = _TYPES.get(self.dtype)
         if dtype is None or any(n < 0 for n in self.shape) or prod(self.shape) * dtype.itemsize != len(self.data):
             raise MalformedRankMessageError(f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
     def array_of(self, dtype: type[np.generic], ndim: int) -> NDArray[Any]:
-        """The array, of this type and `ndim` dimensions. Raises MalformedRankMessageError."""
+        """Return the array, of this type and `ndim` dimensions. Raises MalformedRankMessageError."""
         array = self.array()
         if array.dtype != dtype or array.ndim != ndim:
             raise MalformedRankMessageError(
@@ -157,7 +157,7 @@ class DomainTensors(msgspec.Struct, array_like=True):
         return cls(rows.count, starts, positions, indices, lengths, slots)
 
     def rows(self) -> DomainRows:
-        """The rows, whose numbers the executor checks. Raises MalformedRankMessageError for other arrays."""
+        """Return the rows, whose numbers the executor checks. Raises MalformedRankMessageError for other arrays."""
         if not 0 <= self.count < 2**31:
             raise MalformedRankMessageError(f"a domain cannot have {self.count} rows")
         tensors = ((self.starts, 1), (self.positions, 2), (self.lengths, 1), (self.slots, 2))
@@ -294,7 +294,7 @@ def decode(data: bytes) -> RankMessage:
 
 
 def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> RunStep:
-    """The part of a batch that ranks other than the sampling one need.
+    """Return the part of a batch that ranks other than the sampling one need.
 
     with_sampling: they sample together with it.
     """
@@ -362,7 +362,7 @@ def _moved_of(tensors: list[Tensor], block_bytes: int, state_bytes: int) -> dict
 
 
 def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
-    """The message of a rank after a step; None means the step saves nothing."""
+    """Return the message of a rank after a step; None means the step saves nothing."""
     blocks, states = batch.block_saves, batch.snapshot_saves
     if blocks is None or states is None or not len(blocks.block_ids) + len(states.block_ids):
         return None
@@ -372,7 +372,7 @@ def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
 def batch_of(
     message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, block_bytes: int = 0, state_bytes: int = 0
 ) -> Batch:
-    """The batch of a rank.
+    """Return the batch of a rank.
 
     inputs: values of the previous stage, or None for the step's own.
     block_bytes, state_bytes: of the rank's part.
@@ -399,7 +399,7 @@ def hello(rank: int, token: str, challenge: bytes) -> Hello:
 
 
 def problem_with(message: Hello, token: str, challenge: bytes, ranks: Collection[int]) -> str | None:
-    """The reason to refuse a rank, or None."""
+    """Return the reason to refuse a rank, or None."""
     if not hmac.compare_digest(message.proof, proof_of(token, challenge)):
         return "the token is another one"
     if (message.version, message.protocol) != (__version__, PROTOCOL):

@@ -29,7 +29,7 @@ class Ranks:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Ranks:
-        """The ranks of an engine's options."""
+        """Return the ranks of an engine's options."""
         return cls(config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
 
     @property
@@ -37,21 +37,21 @@ class Ranks:
         return self.tensor_parallel * self.pipeline_parallel
 
     def stage(self, rank: int) -> int:
-        """The stage of a rank; 0 has the embedding."""
+        """Return the stage of a rank; 0 has the embedding."""
         return self.pipeline_parallel - 1 - rank // self.tensor_parallel
 
     def part(self, rank: int) -> int:
-        """A rank's index among the ranks of its stage."""
+        """Return a rank's index among the ranks of its stage."""
         return rank % self.tensor_parallel
 
     def of_stage(self, stage: int) -> range:
-        """The ranks of a stage."""
+        """Return the ranks of a stage."""
         first = (self.pipeline_parallel - 1 - stage) * self.tensor_parallel
         return range(first, first + self.tensor_parallel)
 
 
 def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
-    """The part of a model, not yet optimized, that one rank computes.
+    """Return the part of a model, not yet optimized, that one rank computes.
 
     Raises UsageError if there are fewer layers than stages, if a layer reads the cache of one in another stage, and for
     whole experts of a model that has none.

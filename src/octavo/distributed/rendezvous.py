@@ -39,7 +39,8 @@ def accept_ranks(
     listening: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Connection]:
-    """The connections of these ranks, once all have connected and proved the token. Others are refused and logged.
+    """Return the connections of these ranks, once all have connected and proved the token. Others are refused and
+    logged.
 
     listening: called with the port (0 lets the system choose) once ranks may connect.
     check: called while waiting; raises if a rank cannot come.
@@ -85,7 +86,7 @@ def accept_ranks(
 
 
 def connect(address: tuple[str, int], token: str, rank: int, timeout_s: float) -> Connection:
-    """An authenticated connection to the leader. Raises EngineDeadError if there is no leader."""
+    """Return an authenticated connection to the leader. Raises EngineDeadError if there is no leader."""
     end = time.monotonic() + timeout_s
     while True:
         found = _attempt(address, token, rank)

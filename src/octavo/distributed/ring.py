@@ -39,7 +39,7 @@ class Ring:
 
     @classmethod
     def create(cls, size: int = RING_BYTES) -> tuple[int, int, int]:
-        """The descriptors of an empty ring of `size` bytes. Raises OSError if the system provides none."""
+        """Return the descriptors of an empty ring of `size` bytes. Raises OSError if the system provides none."""
         made: list[int] = []
         try:
             made.append(shared_memory.new_memory(size))

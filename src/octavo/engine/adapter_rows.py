@@ -31,7 +31,7 @@ def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots
 
 
 def following_domains(batch: Batch) -> dict[str, DomainRows]:
-    """The rows of the other domains in the next step of the same sequences, one token each in both steps."""
+    """Return the rows of the other domains in the next step of the same sequences, one token each in both steps."""
     if ADAPTERS.name not in batch.domains:
         return {}
     tokens = batch.domains[TOKENS.name]

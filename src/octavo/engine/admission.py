@@ -104,11 +104,13 @@ class Stages:
             self.busy -= step.groups
 
     def share(self, num_groups: int) -> int:
-        """The largest number of groups for one step that leaves some for every stage. Unlimited without a pipeline."""
+        """Return the largest number of groups for one step that leaves some for every stage. Unlimited without a
+        pipeline.
+        """
         return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
 
     def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
-        """The last running group in service order that is in no step in flight."""
+        """Return the last running group in service order that is in no step in flight."""
         return next((group for group in reversed(queue.running) if group not in self.busy), None)
 
 

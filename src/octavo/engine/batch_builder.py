@@ -98,7 +98,7 @@ class SamplingState:
             self._seen_counts[position] += i >= num_prompt_tokens
 
     def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
-        """The history including drafts. It is not kept, because drafts may be rejected."""
+        """Return the history including drafts. It is not kept, because drafts may be rejected."""
         ids, counts = self.history()
         new_ids = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._position]
         counts = np.concatenate([counts, np.zeros(len(new_ids), np.int32)])
@@ -156,7 +156,7 @@ class BatchBuilder:
         drawn: Mapping[Sequence, DrawnRows] | None = None,
         ahead: AheadDrafts | None = None,
     ) -> Batch:
-        """The arrays of the step. Output rows are in the order of the sequences and their `rows`.
+        """Return the arrays of the step. Output rows are in the order of the sequences and their `rows`.
 
         drawn: from `overlap.as_if_done`, for a step submitted while the previous one runs.
         ahead: the guesses of that step, if they are made meanwhile.
@@ -221,7 +221,7 @@ class BatchBuilder:
             add_adapters(batch, scheduled, self._adapter_slots)
 
     def follow(self, batch: Batch, step: Schedule) -> Batch:
-        """The arrays, except tokens, of a step that `Scheduler.schedule_ahead` made after the step of `batch`.
+        """Return the arrays, except tokens, of a step that `Scheduler.schedule_ahead` made after the step of `batch`.
 
         Every sequence has one more token. Most arrays of plain sequences stay the same, so this takes half as long as
         `build`.
@@ -265,7 +265,7 @@ class BatchBuilder:
         return followed
 
     def _tables_of(self, rows: Int32, seq_lens: Int32, source_lens: Int32 | None) -> Int32:
-        """The block tables of sequences in these rows, as wide as the longest sequence or source needs."""
+        """Return the block tables of sequences in these rows, as wide as the longest sequence or source needs."""
         longest = int(seq_lens.max())
         if source_lens is not None:
             longest = max(longest, int(source_lens.max()))
@@ -305,7 +305,7 @@ class BatchBuilder:
     # --- sampling ---
 
     def _build_rows(self, step: Schedule) -> tuple[Int32, Int32, _Rows]:
-        """The indices of tokens whose logits or hidden states are wanted, and what is wanted of the logits."""
+        """Return the indices of tokens whose logits or hidden states are wanted, and what is wanted of the logits."""
         indices: list[int] = []
         hidden: list[int] = []
         rows = _Rows([], [], [], [])
@@ -331,7 +331,9 @@ class BatchBuilder:
         return np.array(indices, np.int32), np.array(hidden, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:
-        """The result of `_gather_sampling`, reused from the last step while the same plain sequences continue."""
+        """Return the result of `_gather_sampling`, reused from the last step while the same plain sequences
+        continue.
+        """
         if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
@@ -405,7 +407,7 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
 
 
 def _state_saves(item: ScheduledSequence) -> list[tuple[int, int]]:
-    """The token counts after which states are kept: at the end of a prefix, or before each draft."""
+    """Return the token counts after which states are kept: at the end of a prefix, or before each draft."""
     if item.snapshot is not None and item.state_load is None:
         return [(item.snapshot.num_tokens - item.start, item.snapshot.slot)]
     known = len(item.sequence.token_ids) - item.start
@@ -431,7 +433,7 @@ def _add_sources(
 
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:
-    """The type of each token of a step of texts, or None if all are type 0."""
+    """Return the type of each token of a step of texts, or None if all are type 0."""
     seconds = [item.sequence.request.params.second_start for item in scheduled]
     if not any(seconds):
         return None

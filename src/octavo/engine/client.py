@@ -71,7 +71,7 @@ class ModelInfo:
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
 
     def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
-        """The draft sources by name. False marks a model or head that has failed.
+        """Return the draft sources by name. False marks a model or head that has failed.
 
         metrics: the engine's latest metrics.
         """
@@ -144,7 +144,7 @@ class EngineClient(Protocol):
         """The description of the engine. Raises EngineDeadError before it is ready for the first time."""
 
     def status(self) -> EngineStatus:
-        """The latest known state."""
+        """Return the latest known state."""
 
     async def wait_ready(self) -> None:
         """Wait until the engine is READY. Raises the error that prevented loading."""
@@ -160,7 +160,7 @@ class EngineClient(Protocol):
         """
 
     async def metrics(self) -> EngineMetrics:
-        """The engine's current metrics. Raises OverloadedError if the engine is not READY."""
+        """Return the engine's current metrics. Raises OverloadedError if the engine is not READY."""
 
     async def restart(self) -> None:
         """Replace all engines one by one, each after its last request, while the remaining ones serve.
@@ -206,7 +206,7 @@ _CODES = {
 
 
 def refusal(state: EngineState, reason: str | None, retry_after_s: float = 1.0) -> OctavoError:
-    """The error that `generate` raises in a state other than READY.
+    """Return the error that `generate` raises in a state other than READY.
 
     reason: as in `EngineStatus`.
     """

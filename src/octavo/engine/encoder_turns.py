@@ -38,11 +38,11 @@ class EncoderTurns:
         return bool(streams)
 
     def _streams(self) -> list[Sequence]:
-        """The sequences that are waiting for their next tokens."""
+        """Return the sequences that are waiting for their next tokens."""
         return [each for each in self._scheduler.admission.running if each.num_output_tokens]
 
     def _needed_keys(self) -> set[bytes]:
-        """The keys of the items that running sequences must compute."""
+        """Return the keys of the items that running sequences must compute."""
         running = self._scheduler.admission.running
         sources = (each.request.prompt.source for each in running if not each.num_computed_tokens)
         pairs = ((each.request.prompt, each.num_computed_tokens) for each in running)

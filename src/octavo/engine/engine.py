@@ -252,7 +252,7 @@ class Engine:
             self._is_asleep = False
 
     def _sleepers(self) -> list[SleepingExecutor]:
-        """The executors with device memory: the model's and its encoder's."""
+        """Return the executors with device memory: the model's and its encoder's."""
         executors = [self.executor] if self.encodings is None else [self.executor, self.encodings.encoder.executor]
         return [each for each in executors if isinstance(each, SleepingExecutor)]
 
@@ -427,7 +427,9 @@ class Engine:
         return can and not self.admission.would_preempt
 
     def _lengths_ahead(self, speculation: Speculation, last: Schedule) -> dict[Sequence, int] | None:
-        """The guesses that a draft model makes while a step runs, or None if the host must know its tokens first."""
+        """Return the guesses that a draft model makes while a step runs, or None if the host must know its tokens
+        first.
+        """
         if not self._settles_drafts or not self._is_foreseen(last):
             return None
         return speculation.lengths_ahead(last, self.limits.max_num_outputs)
@@ -464,7 +466,7 @@ class Engine:
         return step.ended_at - step.started_at
 
     def publish(self) -> list[Output]:
-        """The outputs of the last finished step."""
+        """Return the outputs of the last finished step."""
         self._take()
         outputs: list[Output] = [*self._failures]
         outputs += [delta for delta in self._progress if delta.request_id in self._requests]

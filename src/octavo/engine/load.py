@@ -244,7 +244,7 @@ def _load(
 
 
 def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | None:
-    """The graph of the encoder whose rows a decoder takes, or None if it takes none.
+    """Return the graph of the encoder whose rows a decoder takes, or None if it takes none.
 
     used: receives the names of its weights.
     """
@@ -256,7 +256,7 @@ def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | Non
 
 
 def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits, graph: Graph) -> EngineLimits:
-    """The limits that follow from options and graph."""
+    """Return the limits that follow from options and graph."""
     return EngineLimits(
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
@@ -284,7 +284,7 @@ def _encodings(
     opened: ExitStack,
     model_len: int,
 ) -> Encodings | None:
-    """The encodings of a model that sees or reads sources with another graph, on its executor's threads."""
+    """Return the encodings of a model that sees or reads sources with another graph, on its executor's threads."""
     if vision is not None:
         encodings = load_encodings(config, vision)
     elif reader is not None:
@@ -334,7 +334,7 @@ def _use_drafts(
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
-    """The available bytes from which a loaded model's cache takes its part."""
+    """Return the available bytes from which a loaded model's cache takes its part."""
     if config.num_ranks > 1:
         return _cache_memory_of_ranks(config, cast("GroupExecutor", executor))
     backend = backend_of(config)
@@ -380,13 +380,13 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
 
 
 def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
-    """The columns of the vector of a text or token, after the dense layers."""
+    """Return the columns of the vector of a text or token, after the dense layers."""
     takes_rows = graph.takes_whole_texts and not checkpoint.pooling.is_classifier
     return checkpoint.pooling.width(graph.output.cols if takes_rows else checkpoint.config.vector_width)
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:
-    """The end of an error about the length of a prompt."""
+    """Return the end of an error about the length of a prompt."""
     if fitting < wanted:
         return ", or raise kv_cache_memory or free memory: the model itself allows more"
     return f", or raise max_model_len, for this model up to {trained}" if fitting < trained else ""
@@ -400,7 +400,9 @@ def _executor(
     progress: LoadProgress,
     head: DraftHead | None,
 ) -> tuple[Executor, tuple[KeepJob, ...]]:
-    """The executor, and the job of keeping packed weights. Ranks keep them only on request: mapped files are slower."""
+    """Return the executor, and the job of keeping packed weights. Ranks keep them only on request: mapped files are
+    slower.
+    """
     if config.num_ranks == 1:
         later: list[KeepJob] = []
         return compile_graph(config, checkpoint, graph, limits, progress, later=later), tuple(later)

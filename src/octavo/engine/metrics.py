@@ -54,7 +54,7 @@ class Histogram:
         self.total += value * times
 
     def plus(self, other: Histogram) -> Histogram:
-        """The sum of both histograms, which must have the same bounds."""
+        """Return the sum of both histograms, which must have the same bounds."""
         counts = [first + second for first, second in zip(self.counts, other.counts, strict=True)]
         return Histogram(self.bounds, counts, self.total + other.total)
 
@@ -152,7 +152,7 @@ class EngineMetrics:
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
 
     def plus(self, other: EngineMetrics) -> EngineMetrics:
-        """The sum of the counts and states of two engines."""
+        """Return the sum of the counts and states of two engines."""
         sums: dict[str, Any] = {}
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
@@ -165,7 +165,7 @@ class EngineMetrics:
         return EngineMetrics(**sums)
 
     def after(self, before: EngineMetrics) -> EngineMetrics:
-        """The sum of these counts and those of an earlier engine. The state is this engine's."""
+        """Return the sum of these counts and those of an earlier engine. The state is this engine's."""
         names = [item.name for item in fields(self) if not item.name.endswith("_total")]
         state: dict[str, Any] = {name: value for name in names if isinstance(value := getattr(self, name), int)}
         return replace(self.plus(before), **state)

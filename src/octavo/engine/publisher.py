@@ -44,7 +44,7 @@ class TextStream:
         self._pieces.append(self._stop_strings.flush())
 
     def take(self) -> str:
-        """The text since the last call that cannot become part of a stop string."""
+        """Return the text since the last call that cannot become part of a stop string."""
         text = "".join(self._pieces)
         self._pieces.clear()
         return text
@@ -83,7 +83,7 @@ class Publisher:
         self._admission.finish_request(request)
 
     def build(self, request: Request, finished: bool) -> OutputDelta | PoolingOutput | None:
-        """The part of a settled request since the last call, or None if it is only wanted at its end."""
+        """Return the part of a settled request since the last call, or None if it is only wanted at its end."""
         if not finished and request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
         if request.vector is not None:
@@ -98,7 +98,7 @@ class Publisher:
         return delta
 
     def build_progress(self, request: Request, num_processed: int, now: float) -> OutputDelta:
-        """The progress of a prompt.
+        """Return the progress of a prompt.
 
         now: as in `RequestTimes`.
         """
@@ -150,7 +150,7 @@ class Publisher:
         stream.flush()
 
     def _logprobs(self, output: StepOutput, row: int, num_top: int) -> dict[int, Logprob]:
-        """The log-probabilities of a row: its token first, then the num_top most likely tokens, as in vLLM."""
+        """Return the log-probabilities of a row: its token first, then the num_top most likely tokens, as in vLLM."""
         token_id = int(output.token_ids[row])
         entry = {token_id: self._logprob(token_id, float(output.logprobs[row]), int(output.ranks[row]))}
         top_ids, top_logprobs = output.top_ids[row, :num_top].tolist(), output.top_logprobs[row, :num_top].tolist()
@@ -179,7 +179,7 @@ def _has_news(sequence: Sequence) -> bool:
 
 
 def _news(sequence: Sequence) -> CompletionOutput:
-    """The new part of a choice since the last call."""
+    """Return the new part of a choice since the last call."""
     request, token_ids, reason = sequence.request, sequence.token_ids, sequence.finish_reason
     num_prompt_tokens, first = request.num_prompt_tokens, sequence.num_reported_tokens
     sequence.num_reported_tokens = len(token_ids) - num_prompt_tokens

@@ -157,7 +157,7 @@ class SequenceGroup:
         return self.members[0].status
 
     def rows(self, sequence: Sequence, count: int) -> list[RowUse]:
-        """The wanted rows of a member's next `count` tokens."""
+        """Return the wanted rows of a member's next `count` tokens."""
         computed = sequence.num_computed_tokens
         rows = []
         for consumer in self.consumers:
@@ -168,7 +168,7 @@ class SequenceGroup:
         return rows
 
     def max_cached_tokens(self) -> int:
-        """The most tokens of the first member to take from the cache, because their rows are not wanted.
+        """Return the most tokens of the first member to take from the cache, because their rows are not wanted.
 
         At most the prompt if other members will fork there: the part they need may have left a window later.
         """
@@ -274,7 +274,7 @@ class Request:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The 64-bit seed of choice `index`: the request's own for choice 0, a hash of both for other choices."""
+    """Return the 64-bit seed of choice `index`: the request's own for choice 0, a hash of both for other choices."""
     seed %= 2**64
     if index == 0:
         return seed

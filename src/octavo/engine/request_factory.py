@@ -110,7 +110,9 @@ class RequestFactory:
         return request
 
     def _adapter(self, name: str) -> HeldAdapter | None:
-        """The adapter of that name, loaded on demand; None for the base model. Raises UsageError or ModelLoadError."""
+        """Return the adapter of that name, loaded on demand; None for the base model. Raises UsageError or
+        ModelLoadError.
+        """
         if not name and self.adapters is not None:
             name = self.adapters.default
         if not name:
@@ -123,7 +125,7 @@ class RequestFactory:
         return held if held.adapter.parts else None
 
     def grammars(self) -> GrammarCompiler:
-        """The grammar compiler, created on first use because it imports a library."""
+        """Return the grammar compiler, created on first use because it imports a library."""
         with self._grammar_lock:
             if self._grammar_compiler is None:
                 # Imports llguidance, which a start without grammars does not need.
@@ -164,7 +166,9 @@ class RequestFactory:
             self._check_span(span)
 
     def _after_source(self, generation: GenerationRequest) -> Prompt:
-        """The start of an answer to a text read by the encoder. Raises UsageError for options of plain prompts."""
+        """Return the start of an answer to a text read by the encoder. Raises UsageError for options of plain
+        prompts.
+        """
         params = generation.params
         if not params.is_answered:
             message = "this model has an encoder and a decoder: it generates text, and cannot embed it; use another one"
@@ -214,7 +218,7 @@ class RequestFactory:
                 )
 
     def _rotary(self, prompt: Prompt) -> RotaryPositions | None:
-        """The positions of a prompt with several components, or None if one is enough."""
+        """Return the positions of a prompt with several components, or None if one is enough."""
         images = self._limits.images
         if not prompt.spans or (images.position_components == 1 and not images.longest_span):
             return None
@@ -264,7 +268,7 @@ class RequestFactory:
             )
 
     def _find_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """The token sequences of the bad words, each with and without a leading space."""
+        """Return the token sequences of the bad words, each with and without a leading space."""
         spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
         encoded = [tuple(self._tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings]
         for token_ids in encoded:

@@ -81,7 +81,7 @@ class Schedule:
         return len(self.scheduled) > self.num_decodes
 
     def chunks(self) -> Iterator[ScheduledSequence]:
-        """The chunks of prompts, which follow the decodes."""
+        """Return the chunks of prompts, which follow the decodes."""
         return islice(self.scheduled.values(), self.num_decodes, None)
 
     @property
@@ -96,7 +96,7 @@ class Schedule:
         return rows | {sequence.group for sequence in self.scheduled}
 
     def rows(self) -> Iterator[tuple[RowUse, int, int]]:
-        """The uses of the step's rows, in output order.
+        """Yield the uses of the step's rows, in output order.
 
         Each comes with the index of its first row among the logits or hidden states, whichever it wants, and of that
         row's
@@ -116,7 +116,9 @@ class Schedule:
             num_tokens += item.num_tokens
 
     def processed_rows(self) -> list[int]:
-        """The rows of logits whose log-probabilities are taken from the distribution that tokens are drawn from."""
+        """Return the rows of logits whose log-probabilities are taken from the distribution that tokens are drawn
+        from.
+        """
         return [
             i
             for use, row, _ in self.rows()

@@ -69,7 +69,7 @@ class Scheduler:
     # --- a step ---
 
     def schedule(self, *, is_ahead: bool = False, has_time: bool = True) -> Schedule:
-        """The next step, of groups that are in no step of another stage.
+        """Return the next step, of groups that are in no step of another stage.
 
         It is empty only if these have no work, or wait for rows of images.
 
@@ -95,7 +95,8 @@ class Scheduler:
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
-        """The step after one in flight if its sequences only take their next tokens, or None if that is not certain.
+        """Return the step after one in flight if its sequences only take their next tokens, or None if that is not
+        certain.
 
         It may be dropped: it makes no copies and admits nobody.
         """
@@ -290,7 +291,7 @@ class Scheduler:
             step.chunk_start = start
 
     def _num_ready(self, sequence: Sequence, count: int, step: Schedule) -> int:
-        """The number of a sequence's next tokens before one whose image or source rows are still missing.
+        """Return the number of a sequence's next tokens before one whose image or source rows are still missing.
 
         If the positions of a span see each other, a step has all of them that are left, or none.
         """
@@ -392,7 +393,7 @@ def _may_lack_rows(sequence: Sequence) -> bool:
 
 
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
-    """The tokens of a chunk of `count` that cuts no span: it ends before a span or includes all of it.
+    """Return the tokens of a chunk of `count` that cuts no span: it ends before a span or includes all of it.
 
     most: limit of a chunk, or 0 if the span has no room in this step.
     """

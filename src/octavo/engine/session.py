@@ -127,8 +127,9 @@ class Session:
     def chat_prompt(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> Prompt:
-        """The prompt of a conversation, with the images in its messages. Raises the errors of `encode_chat`, and
-        UsageError for images that cannot be read."""
+        """Return the prompt of a conversation, with the images in its messages. Raises the errors of `encode_chat`, and
+        UsageError for images that cannot be read.
+        """
         if isinstance(messages, str) or not has_images(messages):
             return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
         from octavo.engine.texts.chat_images import ChatImages, with_texts
@@ -158,7 +159,7 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         options: RequestOptions,
     ) -> Request:
-        """A checked request, not yet submitted.
+        """Return a checked request, not yet submitted.
 
         output_kind: replaces that of the parameters.
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
@@ -174,7 +175,7 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         options: RequestOptions,
     ) -> GenerationRequest:
-        """The request of a program, with its prompt tokenized. Raises UsageError."""
+        """Return the request of a program, with its prompt tokenized. Raises UsageError."""
         if not isinstance(params, (SamplingParams, BeamSearchParams, PoolingParams)):
             raise UsageError(
                 f"sampling_params must be a SamplingParams, not {params!r:.80}",
@@ -190,7 +191,7 @@ class Session:
         )
 
     def check(self, request: GenerationRequest, request_id: str | None = None) -> Request:
-        """A request completed for the engine, not yet submitted. Raises what `create_request` raises.
+        """Return a request completed for the engine, not yet submitted. Raises what `create_request` raises.
 
         request_id: unique while it runs; None to generate one.
         """
@@ -271,7 +272,7 @@ class Session:
         return adapters
 
     def with_adapter(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a program's request, with its `lora_request` loaded and named by `adapter`.
+        """Return the options of a program's request, with its `lora_request` loaded and named by `adapter`.
 
         Raises UsageError, or ModelLoadError for an adapter that does not fit.
         """
@@ -321,7 +322,9 @@ class Session:
         )
 
     def model(self) -> LoadedModel:
-        """The loaded model. Raises UsageError once it is closed, and in a forked process, which lacks its threads."""
+        """Return the loaded model. Raises UsageError once it is closed, and in a forked process, which lacks its
+        threads.
+        """
         if os.getpid() != self._pid:
             raise UsageError(
                 "this process was forked after the model was loaded, so the engine's threads are missing in it: load "

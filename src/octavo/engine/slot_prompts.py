@@ -40,7 +40,7 @@ class SlotPrompts:
             self._contents[request.slot] = SlotContent(sequence.token_ids, sequence.block_hashes, salt)
 
     def content(self, slot: int, salt: str) -> SlotContent:
-        """The content of a slot; empty if it belongs to another salt."""
+        """Return the content of a slot; empty if it belongs to another salt."""
         found = self._contents.get(slot)
         return found if found is not None and found.salt == salt else SlotContent([], [], salt)
 
@@ -70,10 +70,10 @@ class SlotPrompts:
         return forget_prefix(self._kv_cache, hashes)
 
     def size_of_key(self, key: bytes) -> int:
-        """The bytes of the block or states with this key. Thread-safe."""
+        """Return the bytes of the block or states with this key. Thread-safe."""
         return self._kv_cache.moved_bytes[is_states_key(key)]
 
     def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
-        """The keys of a prompt with these hashes, as far as it fits into the cache. Thread-safe."""
+        """Return the keys of a prompt with these hashes, as far as it fits into the cache. Thread-safe."""
         positions = range(min(len(hashes), self._kv_cache.pool.num_blocks))
         return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}

@@ -16,7 +16,7 @@ RowsOfSource = Callable[[SourceText], "Float32 | None"]
 
 
 def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:
-    """The number of source rows of each sequence in the cache [N]."""
+    """Return the number of source rows of each sequence in the cache [N]."""
     return np.array([item.sequence.request.num_source_tokens for item in scheduled], np.int32)
 
 

@@ -56,5 +56,5 @@ def add_rotary(batch: Batch, scheduled: list[ScheduledSequence], components: int
 
 
 def values_of(span: Span) -> Float32 | None:
-    """The values that came with a span."""
+    """Return the values that came with a span."""
     return span.values

@@ -50,7 +50,7 @@ class StepBudget:
         return not num_rows or self.times.knows(num_rows)
 
     def max_prefill_tokens(self, num_rows: int, context: int, missing: int, to_compute: int) -> int:
-        """The number of prompt tokens that may be computed together with the streams.
+        """Return the number of prompt tokens that may be computed together with the streams.
 
         context: tokens before the first of them.
         missing: remaining tokens of the first prompt if streams may wait for it, otherwise 0.

@@ -27,7 +27,7 @@ class WeightKeeping:
         self._is_over = threading.Event()
 
     def after(self, request: Request, sink: Sink) -> Sink:
-        """The sink of a request whose end starts the jobs, unless they have started."""
+        """Return the sink of a request whose end starts the jobs, unless they have started."""
         if not self._jobs or not request.is_measured:
             return sink
 

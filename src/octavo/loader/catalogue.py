@@ -167,7 +167,7 @@ DRAFTS: dict[str, str] = {
 
 
 def draft_for(model: str) -> str | None:
-    """The draft model for a short name, a repository or a file of the catalogue, or None if none is known."""
+    """Return the draft model for a short name, a repository or a file of the catalogue, or None if none is known."""
     name, repositories = model.lower(), catalogue()
     for target, draft in DRAFTS.items():
         repository = repositories[target]
@@ -184,7 +184,7 @@ def catalogue() -> dict[str, str]:
 
 
 def find(name: str) -> tuple[str, str | None] | None:
-    """The repository and the type (`Q8_0`) that a short name asks for; None if it is not in the catalogue."""
+    """Return the repository and the type (`Q8_0`) that a short name asks for; None if it is not in the catalogue."""
     name = _WITH_DASH.get(name.lower(), name.lower())
     family, _, tag = name.partition(":")
     sizes = FAMILIES.get(family)
@@ -200,7 +200,7 @@ def find(name: str) -> tuple[str, str | None] | None:
 
 
 def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str | None:
-    """The short name that a misspelled one may mean.
+    """Return the short name that a misspelled one may mean.
 
     likeness: least similarity of the two, from 0 to 1.
     """

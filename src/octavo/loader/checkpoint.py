@@ -80,11 +80,11 @@ class Checkpoint:
         return 8 * sum(weight.nbytes for weight in self.stored) / max(self.num_parameters, 1)
 
     def with_weights(self, weights: Weights) -> Checkpoint:
-        """The same model with other weights, which must have the same names and shapes."""
+        """Return the same model with other weights, which must have the same names and shapes."""
         return replace(self, weights=weights)
 
     def with_sight(self, sight: Sight) -> Checkpoint:
-        """The same model, which takes rows of images as well."""
+        """Return the same model, which takes rows of images as well."""
         return replace(self, sight=sight)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
 def _architecture(
     path: Path, key: str, name: object, reader: ConfigReader, read: Callable[[Architecture, ConfigReader], object]
 ) -> tuple[str, Architecture]:
-    """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
+    """Return the module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.40}"
         raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture, one of docs/models.md")
@@ -235,7 +235,7 @@ def _architecture(
 
 
 def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple[Path, ConfigReader | None]:
-    """The configuration of a quantized checkpoint, in config.json or, from older tools, in a separate file.
+    """Return the configuration of a quantized checkpoint, in config.json or, from older tools, in a separate file.
 
     None if there is none. The path is that of the file containing it.
     """
@@ -250,7 +250,7 @@ def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple
 
 
 def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
-    """The quantized weights by name in the file."""
+    """Return the quantized weights by name in the file."""
     settings = zlib.crc32(repr(section.values).encode())
     found: dict[str, Source] = {}
     for weight in lowered(section, file):
@@ -281,7 +281,7 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def checkpoint_name(name: str, table: WeightTable) -> str:
-    """The name of a safetensors tensor without its prefix, translated by the architecture's table."""
+    """Return the name of a safetensors tensor without its prefix, translated by the architecture's table."""
     prefix = next((prefix for prefix in table.prefixes if name.startswith(prefix)), "")
     name = name.removeprefix(prefix)
     return renamed(name, table.names) or name

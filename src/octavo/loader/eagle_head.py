@@ -74,7 +74,9 @@ def _opened(path: Path, file: TensorFiles, target: Checkpoint, model: DecoderCon
 
 
 def _target_ids(file: TensorFiles, num_rows: int, vocab_size: int) -> NDArray[np.int32] | None:
-    """The tokens from `d2t`, which has the difference of the model's token id and the head's for each row of logits."""
+    """Return the tokens from `d2t`, which has the difference of the model's token id and the head's for each row of
+    logits.
+    """
     if "d2t" not in file.tensors:
         if num_rows > vocab_size:
             raise ModelLoadError(

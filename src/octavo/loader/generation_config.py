@@ -48,7 +48,7 @@ class SamplingDefaults:
     source: str = "neutral values"
 
     def without(self, given: Container[str]) -> dict[str, SamplingValue]:
-        """The values of all fields but the given ones."""
+        """Return the values of all fields but the given ones."""
         return {name: value for name, value in self.values.items() if name not in given}
 
     @property
@@ -57,7 +57,7 @@ class SamplingDefaults:
         return {name: value for name, value in self.values.items() if not isinstance(value, tuple)}
 
     def overridden(self, values: Mapping[str, SamplingValue]) -> SamplingDefaults:
-        """The defaults with other values for some fields."""
+        """Return the defaults with other values for some fields."""
         if not values:
             return self
         source = f"{self.source}, but {', '.join(values)} of override_generation_config"
@@ -65,7 +65,7 @@ class SamplingDefaults:
 
 
 def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingDefaults:
-    """The defaults of a model.
+    """Return the defaults of a model.
 
     choice: see `EngineConfig.generation_config`.
 
@@ -94,7 +94,7 @@ def _from_json(path: Path) -> dict[str, SamplingValue]:
 
 
 def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | None]) -> dict[str, SamplingValue]:
-    """The values that are given, each checked."""
+    """Return the values that are given, each checked."""
     values: dict[str, SamplingValue] = {}
     for name, key in keys.items():
         if key is None or found.get(key) is None:
@@ -108,7 +108,9 @@ def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | N
 
 
 def _base_model(checkpoint: Checkpoint) -> str | None:
-    """The row of the table for this model, by its metadata, its file or folder, or its folder in the hub's cache."""
+    """Return the row of the table for this model, by its metadata, its file or folder, or its folder in the hub's
+    cache.
+    """
     path, is_gguf = checkpoint.path, checkpoint.format == "gguf"
     names = [checkpoint.file.metadata.get(key) for key in _NAMES] if is_gguf else []
     hub_names = re.findall(r"models--([^/]+)", str(path))

@@ -73,7 +73,7 @@ def open_gguf(path: Path) -> TensorFiles:
 
 
 def header_bytes(path: Path) -> int:
-    """The length of the header of one file. Raises ModelLoadError naming file, offset and reason."""
+    """Return the length of the header of one file. Raises ModelLoadError naming file, offset and reason."""
     with closing(MappedFile(path)) as file:
         reader = _HeaderReader(file)
         reader.read()
@@ -81,7 +81,8 @@ def header_bytes(path: Path) -> int:
 
 
 def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
-    """All parts of the model that the file `name` belongs to, in order; only itself if it is not named like a part.
+    """Return all parts of the model that the file `name` belongs to, in order; only itself if it is not named like a
+    part.
 
     name: with or without directory.
     Raises ModelLoadError naming an impossible or a missing part.
@@ -224,7 +225,7 @@ class _HeaderReader:
             raise self._error(offset, f"{count} {what}, but {reason}")
 
     def _value(self, key: str) -> object:
-        """The value after a key.
+        """Return the value after a key.
 
         key: as errors show it.
         """
@@ -244,7 +245,7 @@ class _HeaderReader:
         return self._numbers(key, kind, count, start)
 
     def _numbers(self, key: str, kind: int, count: int, offset: int) -> NDArray[Any]:
-        """The next numbers or bools.
+        """Return the next numbers or bools.
 
         offset: of their type. The length of an array follows it.
         """
@@ -263,7 +264,7 @@ class _HeaderReader:
         return items.astype(np.bool_)
 
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
-        """A list of strings. Vocabulary and merges have 300,000 of them: runs of short ones are read at once."""
+        """Return a list of strings. Vocabulary and merges have 300,000 of them: runs of short ones are read at once."""
         self._check_count(f"strings in {key}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
         strings: list[str] = []
@@ -298,7 +299,8 @@ class _HeaderReader:
         self.position = end
 
     def _short_strings(self, count: int) -> list[str]:
-        """The next strings, at most `count`, up to the first that is empty, long, damaged or has a NUL character.
+        """Return the next strings, at most `count`, up to the first that is empty, long, damaged or has a NUL
+        character.
 
         The length of a string of 1 to 255 bytes is one byte and seven zeros, and zeros are nowhere else: numpy finds
         them all, and each string must end where the next length is.

@@ -179,7 +179,7 @@ def _checked_value(key: str, value: object) -> bytes:
 
 
 def _value(value: object) -> bytes:
-    """The type and the bytes of a value. Raises TypeError for one that the format does not have."""
+    """Return the type and the bytes of a value. Raises TypeError for one that the format does not have."""
     if isinstance(value, str):
         return pack("<I", _STRING) + _string(value)
     if isinstance(value, np.ndarray):
@@ -225,7 +225,7 @@ def _little_endian(array: NDArray[Any]) -> bytes:
 
 
 def typed_metadata(metadata: Mapping[str, object], number_types: Mapping[str, str]) -> dict[str, MetadataValue]:
-    """The metadata of an opened GGUF file with every number in the type that the file has.
+    """Return the metadata of an opened GGUF file with every number in the type that the file has.
 
     number_types: numpy names of the types of single numbers (`TensorFiles.number_types`).
     """

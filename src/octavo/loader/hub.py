@@ -61,7 +61,7 @@ def resolve_model(
     progress: DownloadProgress | None = None,
     offline: bool | None = None,
 ) -> Path:
-    """The file or directory of a model, downloaded if needed.
+    """Return the file or directory of a model, downloaded if needed.
 
     name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, of which `org/name:Q4_K_M` is one
     GGUF file, or their address.
@@ -96,7 +96,7 @@ def resolve_model(
 
 
 def label_of(name: str) -> str | None:
-    """The name under which a short name, hub id or address is recorded, or None for anything else."""
+    """Return the name under which a short name, hub id or address is recorded, or None for anything else."""
     if name.lower() in ALIASES:
         return name.lower()
     wanted = parse(name)
@@ -111,7 +111,7 @@ def _check_no_revision(name: str, revision: str | None, kind: str) -> None:
 
 
 def choose_files(repository: str, names: Iterable[str], variant: str | None) -> list[str]:
-    """The files of a repository that make up the model; the one to open comes first.
+    """Return the files of a repository that make up the model; the one to open comes first.
 
     With a variant (`Q4_K_M`) these are the GGUF file of that name, or all its parts; otherwise the safetensors
     files with their companions, or the most common GGUF file. With a GGUF file comes its part that sees, if it has one.
@@ -143,7 +143,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
 
 
 def _with_mmproj(parts: list[str], names: Iterable[str]) -> list[str]:
-    """The parts of a GGUF model, then the file of its part that sees, from where the loader will look for it."""
+    """Return the parts of a GGUF model, then the file of its part that sees, from where the loader will look for it."""
     found = best_mmproj(name for name in names if name.endswith(".gguf") and is_mmproj(name))
     for folder in mmproj_folders(PurePosixPath(parts[0])):
         for name in found:
@@ -170,7 +170,7 @@ def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | Non
 
 
 def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
-    """The files of a repository that a reference means, the one to open first. Raises ModelLoadError."""
+    """Return the files of a repository that a reference means, the one to open first. Raises ModelLoadError."""
     if wanted.file is None:
         return choose_files(wanted.repository, names, wanted.variant)
     if wanted.file not in (names := list(names)) or not _is_harmless(wanted.file):
@@ -192,7 +192,7 @@ def _check_content(record: library.Record, checksums: Mapping[str, str | None]) 
 
 
 def _from_hub_cache(wanted: Reference) -> Path:
-    """The model from an earlier download, without the network."""
+    """Return the model from an earlier download, without the network."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -223,7 +223,7 @@ class UnreachableError(ModelLoadError):
 def list_files(
     repository: str, timeout_s: float = _LIST_S, revision: str | None = None
 ) -> tuple[str, dict[str, str | None]]:
-    """The commit of a revision of a repository, and its files with the SHA-256 of the large ones.
+    """Return the commit of a revision of a repository, and its files with the SHA-256 of the large ones.
 
     revision: None is the newest.
 
@@ -279,7 +279,7 @@ def download(
 
 
 def _progress_bar(name: str, progress: DownloadProgress | None) -> type[tqdm]:
-    """A progress bar for the hub library that shows nothing and reports to `progress`."""
+    """Return a progress bar for the hub library that shows nothing and reports to `progress`."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class HubBar(tqdm):
@@ -304,6 +304,6 @@ def _is_harmless(name: str) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error for the middle of a sentence."""
+    """Return the text of an error for the middle of a sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200]

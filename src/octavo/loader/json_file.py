@@ -17,7 +17,9 @@ MAX_SIDE_BYTES = 4 << 20  # limit of the small files next to a checkpoint
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
-    """The object in a JSON file, with `Infinity`, as Python writes it. Raises ModelLoadError naming file and reason."""
+    """Return the object in a JSON file, with `Infinity`, as Python writes it. Raises ModelLoadError naming file and
+    reason.
+    """
     with closing(MappedFile(path)) as file:
         if file.size > max_bytes:
             raise ModelLoadError(f"{path}: {file.size} bytes, the limit for this file is {max_bytes}")
@@ -25,14 +27,14 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
 
 
 def read_optional(path: Path) -> dict[str, object]:
-    """The object in a small JSON file, or empty if there is no such file."""
+    """Return the object in a small JSON file, or empty if there is no such file."""
     return read_json_object(path, MAX_SIDE_BYTES) if path.is_file() else {}
 
 
 def parse_json_object(
     text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS, *, infinity: bool = False
 ) -> dict[str, object]:
-    """The JSON object in `text` at `offset` bytes in `path`, without repeated keys, NaN or infinity.
+    """Return the JSON object in `text` at `offset` bytes in `path`, without repeated keys, NaN or infinity.
 
     max_items: limit on the items of all lists and objects together.
     infinity: `Infinity` is allowed as well.

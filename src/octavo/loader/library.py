@@ -85,7 +85,7 @@ class Installed:
 
 
 def find(label: str) -> Record | None:
-    """The complete model of an earlier download, marked as used now."""
+    """Return the complete model of an earlier download, marked as used now."""
     file = _file_of(label)
     record = _read(file)
     if record is None or record.label != label or not record.is_complete:
@@ -137,7 +137,7 @@ def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
 
 
 def installed() -> list[Installed]:
-    """The downloaded models and the files that were used, the last used first."""
+    """Return the downloaded models and the files that were used, the last used first."""
     found = []
     for name, alias in ALIASES.items():
         path = find_file(Path(alias.sha256[:16], alias.filename), alias.nbytes)
@@ -174,7 +174,7 @@ def remove(model: Installed) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -198,7 +198,7 @@ def _recorded(snapshot: Path, name: str) -> RecordedFile:
 
 
 def _read(file: Path) -> Record | None:
-    """The record in a file, or None if it is missing, invalid or writable by others."""
+    """Return the record in a file, or None if it is missing, invalid or writable by others."""
     import msgspec  # here, because most starts neither read nor write a record
 
     if not is_trusted(file.parent):
@@ -211,7 +211,7 @@ def _read(file: Path) -> Record | None:
 
 
 def _own_files() -> Iterator[Installed]:
-    """The files of the user that are still there."""
+    """Yield the files of the user that are still there."""
     folder = _records_dir()
     if not is_trusted(folder):
         return
@@ -225,7 +225,7 @@ def _own_files() -> Iterator[Installed]:
 
 
 def _from_home(path: Path) -> str:
-    """The path with `~` for the home folder, as `run` takes it."""
+    """Return the path with `~` for the home folder, as `run` takes it."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 

@@ -56,7 +56,7 @@ class MappedFile:
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     def array(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """The bytes [nbytes] from `offset` on, read-only and not copied.
+        """Return the bytes [nbytes] from `offset` on, read-only and not copied.
 
         Reading beyond the end of a file that was truncated after opening would kill the process, so its size is
         checked again here. Raises ModelLoadError if it changed.

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
-    """A complete file that is already in the cache, which may be read-only, for example part of an image.
+    """Return a complete file that is already in the cache, which may be read-only, for example part of an image.
 
     A file that was once downloaded to the temporary folder moves to the configured one as soon as that can be used.
     """
@@ -35,7 +35,7 @@ def find_file(relative: Path, nbytes: int) -> Path | None:
 
 
 def _moved(path: Path, configured: Path, relative: Path) -> Path:
-    """The file in the configured folder; where it is, with a warning, if that still cannot hold it."""
+    """Return the file in the configured folder; where it is, with a warning, if that still cannot hold it."""
     try:
         _check_usable(configured)
         with staging_dir(configured, relative.parts[0]) as staging:
@@ -50,7 +50,7 @@ def _moved(path: Path, configured: Path, relative: Path) -> Path:
 
 
 def models_dir() -> Path:
-    """The folder for downloaded models, created if needed.
+    """Return the folder for downloaded models, created if needed.
 
     If the configured folder is not writable, belongs to another user or is writable for others, a private
     folder among the temporary files is used instead, with a warning.
@@ -97,7 +97,7 @@ def check_free_space(directory: Path, needed: int, what: str) -> None:
 
 
 def _directories() -> tuple[Path, Path]:
-    """The configured folder, and the private one for when it cannot be used."""
+    """Return the configured folder, and the private one for when it cannot be used."""
     return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{files.user_id()}"
 
 

@@ -22,7 +22,7 @@ _TYPE_FOLDER = re.compile(r"(?:ud-)?(?:iq|q|tq|f|bf|mxfp)[0-9]\w*", re.IGNORECAS
 
 
 def find_model_file(path: Path) -> Path:
-    """The file to open for a model given as file or directory.
+    """Return the file to open for a model given as file or directory.
 
     It is a GGUF file (the first part of a split one), or a safetensors file or the index of a sharded one with
     `config.json` beside it. Raises ModelLoadError if there is none or the choice is ambiguous.
@@ -61,7 +61,7 @@ def is_mmproj(name: str) -> bool:
 
 
 def mmproj_files(model: Path) -> list[Path]:
-    """The vision files next to a GGUF file, or one folder up if its folder is named by a type such as `Q4_K_M`.
+    """Return the vision files next to a GGUF file, or one folder up if its folder is named by a type such as `Q4_K_M`.
 
     Among files that differ only in the type of their weights, only the best.
     """
@@ -71,13 +71,13 @@ def mmproj_files(model: Path) -> list[Path]:
 
 
 def mmproj_folders(model: PathT) -> list[PathT]:
-    """The folders where a file that sees may belong to a GGUF file: the first that has one is meant."""
+    """Return the folders where a file that sees may belong to a GGUF file: the first that has one is meant."""
     beside = model.parent
     return [beside, beside.parent] if _TYPE_FOLDER.fullmatch(beside.name) else [beside]
 
 
 def best_mmproj(names: Iterable[str]) -> list[str]:
-    """The names of files with a part that sees, the best types first."""
+    """Return the names of files with a part that sees, the best types first."""
 
     def rank(name: str) -> tuple[int, str]:
         found = _MMPROJ_TYPE.search(name)

@@ -92,7 +92,7 @@ def _set_parameter(where: str, text: str, options: dict[str, Any], sampling: dic
 
 
 def _path_or_name(modelfile: Path, value: str) -> str:
-    """A path relative to the folder of the Modelfile. Names of models are returned unchanged."""
+    """Return a path relative to the folder of the Modelfile. Names of models are returned unchanged."""
     path = env.user_path(value)
     beside = modelfile.resolve().parent / path
     return str(beside) if path.is_absolute() or value.startswith((".", "~")) or beside.exists() else value
@@ -125,13 +125,13 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """The first word, and what follows it."""
+    """Return the first word, and what follows it."""
     word, *rest = re.split(r"[ \t]+", line, maxsplit=1)
     return word, "".join(rest).strip()
 
 
 def _quoted(path: Path, lines: Sequence[str], number: int) -> tuple[str, int]:
-    """The text up to the closing triple quotes, and the number of their line.
+    """Return the text up to the closing triple quotes, and the number of their line.
 
     number: of the first line.
     """

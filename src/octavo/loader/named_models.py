@@ -36,7 +36,7 @@ class NamedModel:
 
 
 def find(name: str) -> NamedModel | None:
-    """The model of this name; None if the user has made none. Ollama's `NAME:latest` is `NAME`."""
+    """Return the model of this name; None if the user has made none. Ollama's `NAME:latest` is `NAME`."""
     name = name.removesuffix(":latest")
     if not _NAME.fullmatch(name):
         return None
@@ -44,13 +44,13 @@ def find(name: str) -> NamedModel | None:
 
 
 def every() -> list[NamedModel]:
-    """All of them, by name."""
+    """Return all of them, by name."""
     found = (_read(path) for path in sorted(_folder().glob("*.json")))
     return [model for model in found if model is not None]
 
 
 def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The model for a name, and the options with those of the name; given ones take precedence.
+    """Return the model for a name, and the options with those of the name; given ones take precedence.
 
     Raises UsageError for invalid sampling.
     """

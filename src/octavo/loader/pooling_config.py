@@ -58,7 +58,7 @@ class PoolingConfig:
     num_logs: int = 0
 
     def width(self, hidden_size: int) -> int:
-        """The width of text vectors.
+        """Return the width of text vectors.
 
         hidden_size: of the graph's rows.
         """
@@ -117,7 +117,7 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hid
 
 
 def _sparse(path: Path) -> PoolingConfig:
-    """The pooling of SPLADE: the largest logit of each token of the vocabulary, through relu and log(1 + x)."""
+    """Return the pooling of SPLADE: the largest logit of each token of the vocabulary, through relu and log(1 + x)."""
     folders = dict(_modules(path))
     for kind in sorted(folders.keys() - {"MLMTransformer", "Transformer", "SpladePooling"}):
         raise ModelLoadError(f"{path}: the module {kind} beside SpladePooling is not supported")
@@ -132,7 +132,7 @@ def _sparse(path: Path) -> PoolingConfig:
 
 
 def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
-    """A vector for each token, as PyLate and sentence-transformers save ColBERT's models: they have length 1."""
+    """Return a vector for each token, as PyLate and sentence-transformers save ColBERT's models: they have length 1."""
     dense: list[DenseModule] = []
     for kind, folder in _modules(path):
         if kind in ("Dense", _PYLATE_DENSE):
@@ -144,7 +144,7 @@ def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The class of each module, without its package unless that is PyLate, and its folder."""
+    """Return the class of each module, without its package unless that is PyLate, and its folder."""
     if path.stat().st_size > _MAX_BYTES:
         raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {_MAX_BYTES:,}")
     try:
@@ -195,7 +195,7 @@ def _yes_no(path: Path) -> tuple[int, int]:
 
 
 def _score_activation(directory: Path, config_json: Mapping[str, object]) -> Literal["sigmoid", "identity"]:
-    """The function of a label, from config.json or the file of sentence-transformers; by default the sigmoid."""
+    """Return the function of a label, from config.json or the file of sentence-transformers; by default the sigmoid."""
     beside = directory / "config_sentence_transformers.json"
     section = config_json.get("sentence_transformers")
     name = section.get("activation_fn") if isinstance(section, dict) else None

@@ -39,7 +39,9 @@ class Reference:
 
 
 def parse(name: str) -> Reference | None:
-    """The model that a name means; None if it cannot be one of the hub's. Raises ModelLoadError for a strange URL."""
+    """Return the model that a name means; None if it cannot be one of the hub's. Raises ModelLoadError for a strange
+    URL.
+    """
     if (found := catalogue.find(name)) is not None:
         return Reference(*found)
     short = _SHORT_HOST.fullmatch(name)
@@ -52,7 +54,7 @@ def parse(name: str) -> Reference | None:
 
 
 def with_revision(reference: Reference, revision: str | None) -> Reference:
-    """The reference at a branch, tag or commit. Raises ModelLoadError."""
+    """Return the reference at a branch, tag or commit. Raises ModelLoadError."""
     if revision is None:
         return reference
     if not _REVISION.fullmatch(revision):

@@ -95,7 +95,7 @@ class _Hub:
 
 
 def _place(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
-    """The size of the file, and where the content of an answer begins in it."""
+    """Return the size of the file, and where the content of an answer begins in it."""
     if status != 206:
         return int(headers["content-length"]), 0
     place, _, total = headers["content-range"].removeprefix("bytes ").partition("/")

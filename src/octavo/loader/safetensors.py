@@ -62,7 +62,7 @@ def open_safetensors(path: Path) -> TensorFiles:
 
 
 def _read_index(path: Path) -> tuple[dict[str, Path], object]:
-    """The shard of every tensor, and the total bytes according to the index.
+    """Return the shard of every tensor, and the total bytes according to the index.
 
     Shards are next to the index or in the store of a hub cache.
     """
@@ -89,7 +89,7 @@ def _read_index(path: Path) -> tuple[dict[str, Path], object]:
 
 
 def _read_header(file: MappedFile) -> dict[str, TensorInfo]:
-    """The tensor directory of one file, checked. Raises ModelLoadError naming file, offset and reason."""
+    """Return the tensor directory of one file, checked. Raises ModelLoadError naming file, offset and reason."""
     if file.size < 8:
         raise ModelLoadError(f"{file.path}: offset 0: {file.size} bytes, too short for a safetensors file")
     length = int.from_bytes(file.data[:8], "little")

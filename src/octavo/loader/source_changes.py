@@ -45,7 +45,7 @@ def concatenated(parts: Sequence[Source], axis: int) -> Source:
 
 
 def first_row(source: Source) -> Source:
-    """The first row as a vector of float32, [rows, cols] -> [cols]. The way back of `as_row`."""
+    """Return the first row as a vector of float32, [rows, cols] -> [cols]. The way back of `as_row`."""
 
     def make() -> Weight:
         return DenseWeight(source.make().dequantize()[0])
@@ -54,7 +54,7 @@ def first_row(source: Source) -> Source:
 
 
 def as_rows(source: Source, rows: int) -> Source:
-    """A vector as a matrix of float32, [rows * cols] -> [rows, cols]. The way back of `flattened`."""
+    """Return a vector as a matrix of float32, [rows * cols] -> [rows, cols]. The way back of `flattened`."""
     shape = (rows, source.shape[0] // rows)
 
     def make() -> Weight:
@@ -64,7 +64,7 @@ def as_rows(source: Source, rows: int) -> Source:
 
 
 def two_frames(first: Source, second: Source) -> Source:
-    """The kernels of two frames as one, [out, channels, y, x] twice -> [out, channels, 2, y, x].
+    """Return the kernels of two frames as one, [out, channels, y, x] twice -> [out, channels, 2, y, x].
 
     Raises ModelLoadError if their shapes differ.
     """
@@ -105,7 +105,7 @@ def with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
 
 
 def as_matrix(source: Source) -> Source:
-    """All dimensions after the first as one, [rows, ...] -> [rows, cols]."""
+    """Return all dimensions after the first as one, [rows, ...] -> [rows, cols]."""
     shape = (source.shape[0], math.prod(source.shape[1:]))
 
     def make() -> Weight:
@@ -117,7 +117,7 @@ def as_matrix(source: Source) -> Source:
 
 
 def as_kernel(source: Source, kernel: tuple[int, ...]) -> Source:
-    """The columns as several dimensions, [rows, cols] -> [rows, *kernel]. The way back of `as_matrix`."""
+    """Return the columns as several dimensions, [rows, cols] -> [rows, *kernel]. The way back of `as_matrix`."""
     shape = (source.shape[0], *kernel)
     if math.prod(shape) != math.prod(source.shape):
         raise ModelLoadError(
@@ -132,7 +132,7 @@ def as_kernel(source: Source, kernel: tuple[int, ...]) -> Source:
 
 
 def single_frames(source: Source) -> tuple[Source, Source]:
-    """The kernels of two frames by themselves, [out, channels, 2, y, x]. The way back of `two_frames`."""
+    """Return the kernels of two frames by themselves, [out, channels, 2, y, x]. The way back of `two_frames`."""
 
     def frame(number: int) -> Source:
         def make() -> Weight:
@@ -210,7 +210,8 @@ def stack_of(parts: Sequence[Source]) -> Source:
 
 
 def by_heads(source: Source, heads: int, transposed: bool) -> Source:
-    """A matrix for each head: [heads * rows, cols] -> [heads, rows, cols], or [heads, cols, rows] if `transposed`.
+    """Return a matrix for each head: [heads * rows, cols] -> [heads, rows, cols], or [heads, cols, rows] if
+    `transposed`.
 
     Quantized weights become float32 if they are transposed.
     Raises ModelLoadError if the rows do not divide by `heads`.
@@ -241,7 +242,7 @@ def by_heads(source: Source, heads: int, transposed: bool) -> Source:
 
 
 def one_matrix(source: Source, transposed: bool) -> Source:
-    """The matrices of heads, one below the other: the way back of `by_heads`."""
+    """Return the matrices of heads, one below the other: the way back of `by_heads`."""
     heads, first, second = source.shape
     rows, width = (second, first) if transposed else (first, second)
 
@@ -271,7 +272,9 @@ def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
 
 
 def kernel_of_shares(source: Source, part: int, count: int) -> Source:
-    """The taps of one of `count` parts, [2 * cols]: for each column the previous token's tap, then the token's own."""
+    """Return the taps of one of `count` parts, [2 * cols]: for each column the previous token's tap, then the token's
+    own.
+    """
     if math.prod(source.shape) % count:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}; it must have {count} rows")
     cols = math.prod(source.shape) // count
@@ -285,7 +288,7 @@ def kernel_of_shares(source: Source, part: int, count: int) -> Source:
 
 
 def shares_of_kernels(kernels: Sequence[Source]) -> Source:
-    """The way back, [parts, 1, 1, cols]."""
+    """Return the way back, [parts, 1, 1, cols]."""
     first = kernels[0]
     shape = (len(kernels), 1, 1, first.shape[0] // 2)
 
@@ -315,7 +318,7 @@ def head_sums(source: Source, heads: int) -> Source:
 
 
 def summed_columns(source: Source) -> Source:
-    """The way back, [heads * dim]."""
+    """Return the way back, [heads * dim]."""
     cols = source.shape[0] * source.shape[2]
 
     def make() -> Weight:
@@ -327,7 +330,7 @@ def summed_columns(source: Source) -> Source:
 
 
 def as_row(source: Source) -> Source:
-    """A vector as a matrix of one row, [cols] -> [1, cols]."""
+    """Return a vector as a matrix of one row, [cols] -> [1, cols]."""
 
     def make() -> Weight:
         return stack([source.make()])
@@ -336,7 +339,7 @@ def as_row(source: Source) -> Source:
 
 
 def transposed(source: Source) -> Source:
-    """The last two dimensions exchanged, [..., rows, cols] -> [..., cols, rows].
+    """Return the last two dimensions exchanged, [..., rows, cols] -> [..., cols, rows].
 
     Raises ModelLoadError for quantized weights.
     """
@@ -352,7 +355,7 @@ def transposed(source: Source) -> Source:
 
 
 def first_exchanged(source: Source) -> Source:
-    """The first two dimensions exchanged, [a, b, ...] -> [b, a, ...]."""
+    """Return the first two dimensions exchanged, [a, b, ...] -> [b, a, ...]."""
 
     def make() -> Weight:
         weight = source.make()
@@ -373,7 +376,7 @@ def negative_exp(source: Source) -> Source:
 
 
 def flattened(source: Source) -> Source:
-    """All numbers as a vector of float32."""
+    """Return all numbers as a vector of float32."""
 
     def make() -> Weight:
         return DenseWeight(source.make().dequantize().reshape(-1))
@@ -391,7 +394,7 @@ def softplus(source: Source, addend: float) -> Source:
 
 
 def unit_rows(source: Source) -> Source:
-    """Each row divided by its length, or by 1e-7 if that is larger, in float32. [..., cols] -> [..., cols]."""
+    """Return each row divided by its length, or by 1e-7 if that is larger, in float32. [..., cols] -> [..., cols]."""
 
     def make() -> Weight:
         rows = source.make().dequantize().astype(np.float32)
@@ -401,7 +404,7 @@ def unit_rows(source: Source) -> Source:
 
 
 def by_distance(source: Source, buckets: NDArray[np.intp]) -> Source:
-    """A column for each distance: [buckets, heads] -> [heads, distances], buckets[i] the row of distance i.
+    """Return a column for each distance: [buckets, heads] -> [heads, distances], buckets[i] the row of distance i.
 
     Raises ModelLoadError for too few buckets.
     """
@@ -424,7 +427,7 @@ def distance_vectors(
     bias: Source | None,
     num_heads: int,
 ) -> Source:
-    """The projection of a vector for each distance, by heads: [heads, dim, distances] in float32.
+    """Return the projection of a vector for each distance, by heads: [heads, dim, distances] in float32.
 
     rows: [distances, hidden], made of the sources `read`. projection: [heads * dim, hidden]. The caller sets the shape
     and the bytes of the result.
@@ -449,7 +452,7 @@ def ones(count: int) -> Source:
 
 
 def folded(source: Source, addend: float) -> Source:
-    """Each number plus `addend`, in float32."""
+    """Return each number plus `addend`, in float32."""
 
     def make() -> Weight:
         return DenseWeight(source.make().dequantize() + np.float32(addend))

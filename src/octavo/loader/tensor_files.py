@@ -58,7 +58,7 @@ class TensorFiles:
         return list(self._files)
 
     def weight(self, name: str) -> Weight:
-        """The tensor of that name, over the mapped bytes if they are aligned, otherwise a copy.
+        """Return the tensor of that name, over the mapped bytes if they are aligned, otherwise a copy.
 
         Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
         """
@@ -76,12 +76,14 @@ class TensorFiles:
         )
 
     def source(self, name: str) -> Source:
-        """The description of `weight`."""
+        """Return the description of `weight`."""
         info = self._info(name)
         return Source(info.type_name, info.shape, info.nbytes, (name,), lambda: self.weight(name), name)
 
     def array(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, not copied. Raises ModelLoadError if there is none, or if the file has changed."""
+        """Return the bytes of a tensor, not copied. Raises ModelLoadError if there is none, or if the file has
+        changed.
+        """
         info = self._info(name)
         return self._files[info.file].array(info.offset, info.nbytes)
 
@@ -96,12 +98,16 @@ class TensorFiles:
         self._files[info.file].release(info.offset, info.nbytes)
 
     def identity(self) -> str | None:
-        """A text that changes whenever the content may have changed, or None while the files are too new to tell."""
+        """Return a text that changes whenever the content may have changed, or None while the files are too new to
+        tell.
+        """
         identities = [file.identity() for file in self._files.values()]
         return None if None in identities else ", ".join(map(str, identities))
 
     def digest(self) -> str:
-        """A hex digest that identifies a model on any machine: names, types, shapes, and a page of each tensor."""
+        """Return a hex digest that identifies a model on any machine: names, types, shapes, and a page of each
+        tensor.
+        """
         found = blake2b(digest_size=16)
         for name, info in sorted(self.tensors.items()):
             found.update(repr((name, info.type_name, info.shape)).encode())
@@ -120,7 +126,7 @@ class TensorFiles:
 
 
 def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int) -> list[tuple[int, int]]:
-    """The gaps between the tensors of a file, as (first byte, end).
+    """Return the gaps between the tensors of a file, as (first byte, end).
 
     start: offset of the first byte of data.
     Raises ModelLoadError naming a tensor that overlaps another or extends beyond the end of the file.
@@ -191,11 +197,11 @@ class Weights(Mapping[str, Weight]):
         return self._sources[name]
 
     def replaced(self, sources: Mapping[str, Source]) -> Weights:
-        """The same weights, with `sources` replacing those of the same names."""
+        """Return the same weights, with `sources` replacing those of the same names."""
         return Weights({**self._sources, **sources}, self._file, self._elsewhere)
 
     def joined(self, other: Weights, names: Iterable[str]) -> Weights:
-        """The same weights, with those of these names from another model if it has them."""
+        """Return the same weights, with those of these names from another model if it has them."""
         taken = {name: other.info(name) for name in names if name in other}
         files = {name: other._file_of(name) for name in taken}
         return Weights({**self._sources, **taken}, self._file, {**self._elsewhere, **files})
@@ -206,7 +212,7 @@ class Weights(Mapping[str, Weight]):
             self._file_of(name).release(tensor)
 
     def fingerprint(self, name: str) -> bytes:
-        """The transforms of a weight and a sample of its stored bytes, which together identify it."""
+        """Return the transforms of a weight and a sample of its stored bytes, which together identify it."""
         source = self._sources[name]
         return b"".join([source.steps.encode(), *map(self._file_of(name).sample, source.tensors)])
 

@@ -75,7 +75,7 @@ class TensorName:
         return cls(_NUMBER.sub("*", stem), numbers, kind)
 
     def with_stars(self, count: int) -> TensorName:
-        """The same name in which only the first `count` numbers are stars."""
+        """Return the same name in which only the first `count` numbers are stars."""
         if count == len(self.numbers):
             return self
         first, *parts = self.stem.split("*")
@@ -89,7 +89,7 @@ class TensorName:
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """The name of a weight or bias by a table of stems or whole names, or None if the table lacks it.
+    """Return the name of a weight or bias by a table of stems or whole names, or None if the table lacks it.
 
     A table may contain the last numbers of a name, or all of them, instead of stars.
     """

@@ -47,7 +47,7 @@ _Group = dict[TensorName, Source]
 def transformed(
     sources: Mapping[str, Source], transforms: Sequence[Transform], config: Any, file_format: FileFormat
 ) -> dict[str, Source]:
-    """The sources of the graph's weights, made from the stored tensors under their checkpoint names.
+    """Return the sources of the graph's weights, made from the stored tensors under their checkpoint names.
 
     Raises ModelLoadError naming a tensor that does not fit its transform.
     """
@@ -77,7 +77,7 @@ def restored(
     config: ModelConfig,
     file_format: FileFormat = "gguf",
 ) -> dict[str, Source]:
-    """The tensors of a file under their checkpoint names, from the weights of a graph: `transformed` undone.
+    """Return the tensors of a file under their checkpoint names, from the weights of a graph: `transformed` undone.
 
     Raises ModelLoadError for a transform that has no way back.
     """
@@ -89,7 +89,7 @@ def restored(
 
 
 def _of_layers(group: _Group, transform: OfLayers, config: Any) -> tuple[_Group, _Group]:
-    """The tensors of the layers of a transform, and the remaining ones."""
+    """Return the tensors of the layers of a transform, and the remaining ones."""
     layers = transform.layers(config)
     chosen = {name: source for name, source in group.items() if name.numbers and name.numbers[0] in layers}
     return chosen, {name: source for name, source in group.items() if name not in chosen}
@@ -156,7 +156,7 @@ def _turned_back(found: _Group, transpose: Transpose) -> _Group:
 
 
 def _refolded(found: _Group, chosen: _Group, transform: Unfolded, kernel: tuple[int, ...]) -> _Group:
-    """The matrices as kernels again; those of two frames, [channels, 2, y, x], one by one."""
+    """Return the matrices as kernels again; those of two frames, [channels, 2, y, x], one by one."""
     refolded = dict(found)
     for name, source in chosen.items():
         if name.kind == ".weight" and kernel:
@@ -168,7 +168,7 @@ def _refolded(found: _Group, chosen: _Group, transform: Unfolded, kernel: tuple[
 
 
 def _with_shares(found: _Group, transform: TokenShares) -> _Group:
-    """The shares of every layer in one tensor again."""
+    """Return the shares of every layer in one tensor again."""
     joined: _Group = {}
     for name, source in found.items():
         if name.stem not in transform.parts:
@@ -192,7 +192,7 @@ def _unstacked(found: _Group, stack: Stack) -> _Group:
 
 
 def _rejoined(found: _Group, split: Split) -> _Group:
-    """The parts of every layer as one weight again."""
+    """Return the parts of every layer as one weight again."""
     joined: _Group = {}
     for name, source in found.items():
         if name.stem not in split.parts:
@@ -260,7 +260,7 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
 
 
 def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[TensorName, Source]]:
-    """The transforms that change numbers or columns of each tensor by itself."""
+    """Yield the transforms that change numbers or columns of each tensor by itself."""
     match transform:
         case Softplus():
             for name, source in group.items():
@@ -298,13 +298,13 @@ def _with_frames(first: _Group, second: _Group) -> _Group:
 
 
 def _axis(name: TensorName, source: Source) -> int:
-    """The dimension of output features: the last for biases, which may have one row per expert."""
+    """Return the dimension of output features: the last for biases, which may have one row per expert."""
     dimensions = len(source.shape)
     return max(dimensions - (1 if name.kind == ".bias" else 2), 0)
 
 
 def _stacked(group: _Group, stack: Stack, config: Any) -> Iterator[tuple[TensorName, Source]]:
-    """The experts of each layer as one weight."""
+    """Yield the experts of each layer as one weight."""
     count = math.inf if stack.count is None else stack.count(config)
     layers: dict[TensorName, dict[int, Source]] = {}
     for name, source in group.items():

@@ -54,18 +54,18 @@ class VisionPart:
             self.file.close()
 
     def graph(self) -> Graph:
-        """The unoptimized encoder. Raises GraphError naming operation, shapes, layer."""
+        """Return the unoptimized encoder. Raises GraphError naming operation, shapes, layer."""
         g = Graph(self.weights.shapes)
         g.output = self.tower.build(g, self.config)
         return g
 
     def tables(self) -> Mapping[str, Array]:
-        """The weights that are read on the host."""
+        """Return the weights that are read on the host."""
         return {name: self.weights[name].dequantize() for name in self.config.host_tables}
 
 
 def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
-    """The vision part of a checkpoint, or None if it has none or an unknown one.
+    """Return the vision part of a checkpoint, or None if it has none or an unknown one.
 
     mmproj: its file, for a GGUF model; None for the only one next to it. If that one does not fit, as it may belong to
     another model, there is a warning and the model reads only text.
@@ -159,7 +159,7 @@ def _check(part: VisionPart) -> None:
 
 
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
-    """The name in the graph, or None if nothing uses the tensor.
+    """Return the name in the graph, or None if nothing uses the tensor.
 
     A number that is not a layer is part of a stem: `mm.0`.
     """
@@ -192,13 +192,13 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
 
 
 def _numbers(weights: Weights) -> dict[str, float]:
-    """The weights of one number."""
+    """Return the weights of one number."""
     names = [name for name, shape in weights.shapes.items() if math.prod(shape) == 1]
     return {name: float(weights[name].dequantize().reshape(-1)[0]) for name in names}
 
 
 def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
-    """The tensors of an encoder by their names in the file, with those in its graph."""
+    """Return the tensors of an encoder by their names in the file, with those in its graph."""
     found = {}
     for tensor in tensors:
         prefix = next((prefix for prefix in tower.WEIGHTS.prefixes if tensor.startswith(prefix)), None)
@@ -209,13 +209,13 @@ def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
 
 
 def _preprocessor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor, with those for videos, if any, under `video`."""
+    """Return the settings of the image processor, with those for videos, if any, under `video`."""
     videos = _settings(folder, VIDEO_FILE, "video_processor")
     return _settings(folder, _PREPROCESSOR, "image_processor") | ({"video": videos} if videos else {})
 
 
 def _settings(folder: Path, name: str, section: str) -> dict[str, Any]:
-    """The settings of a processor, from its own file or, in newer models, from a section of another."""
+    """Return the settings of a processor, from its own file or, in newer models, from a section of another."""
     found: dict[str, Any] = {}
     if (folder / name).is_file():
         found = dict(read_json_object(folder / name, MAX_CONFIG_BYTES))

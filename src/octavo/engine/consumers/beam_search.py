@@ -46,7 +46,7 @@ class BeamSearch(RowConsumer):
         self._finished: list[tuple[float, Sequence]] = []
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """The number of candidates per beam: enough to remain when those that end the text are removed."""
+        """Return the number of candidates per beam: enough to remain when those that end the text are removed."""
         return self._width + len(self._eos_token_ids)
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:

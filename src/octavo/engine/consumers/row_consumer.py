@@ -68,7 +68,9 @@ class RowConsumer:
         return len(sequence.token_ids) - 1, len(sequence.token_ids)
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """The number of most likely tokens to report in addition to a row's token. -1 means no log-probabilities."""
+        """Return the number of most likely tokens to report in addition to a row's token. -1 means no
+        log-probabilities.
+        """
         return -1
 
     def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002

@@ -42,7 +42,7 @@ class Encodings:
         self._wanted.clear()
 
     def rows_of(self, span: Span) -> Float32 | None:
-        """The rows of a span, or None if they are not encoded yet."""
+        """Return the rows of a span, or None if they are not encoded yet."""
         if span.item is None:
             return span.values
         rows = self._rows.get(span.item.key)
@@ -52,14 +52,14 @@ class Encodings:
         return rows[span.offset : span.offset + span.length]
 
     def rows_of_source(self, source: SourceText) -> Float32 | None:
-        """The rows of a source, or None if they are not encoded yet."""
+        """Return the rows of a source, or None if they are not encoded yet."""
         rows = self._rows.get(source.key)
         if rows is not None:
             self._rows.move_to_end(source.key)
         return rows
 
     def num_ready(self, prompt: Prompt, start: int, count: int) -> int:
-        """The number of tokens from `start` on before the first missing row, which is then requested.
+        """Return the number of tokens from `start` on before the first missing row, which is then requested.
 
         The first token needs the rows of its source.
         """
@@ -95,7 +95,7 @@ class Encodings:
             self._evict({*needed(), *(item.key for item, _ in found)})
 
     def _next_items(self) -> list[Item]:
-        """The first wanted item, and those after it that fit into the same step."""
+        """Return the first wanted item, and those after it that fit into the same step."""
         items: list[Item] = []
         left = self.encoder.max_inputs
         for item in self._wanted.values():

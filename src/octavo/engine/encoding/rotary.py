@@ -23,7 +23,7 @@ class RotaryPositions:
     shift: int
 
     def of(self, start: int, end: int) -> Int32:
-        """The positions of tokens [start, end) of the sequence: [components, end - start]."""
+        """Return the positions of tokens [start, end) of the sequence: [components, end - start]."""
         components, count = self.prompt.shape
         known = self.prompt[:, start : min(end, count)]
         if end <= count:
@@ -33,7 +33,7 @@ class RotaryPositions:
 
 
 def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
-    """The positions of a prompt with images, or None for text alone.
+    """Return the positions of a prompt with images, or None for text alone.
 
     A block of merge_size^2 patches of a tile is one row.
     Text advances all components at once. A tile keeps the time at which it begins, and its rows and columns count from
@@ -62,7 +62,7 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:
-    """The position and the last visible position of each token, or None if no span sees both ways."""
+    """Return the position and the last visible position of each token, or None if no span sees both ways."""
     if not prompt.spans:
         return None
     own = np.arange(len(prompt), dtype=np.int32)
@@ -77,7 +77,7 @@ def _text(position: int, count: int) -> Int32:
 
 
 def _tile(span: Span) -> ImageTile | None:
-    """The tile that a span covers, or None if it is not a whole tile."""
+    """Return the tile that a span covers, or None if it is not a whole tile."""
     if span.item is None:
         return None
     begin = 0

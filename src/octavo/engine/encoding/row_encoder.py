@@ -78,11 +78,11 @@ class RowEncoder(ABC):
 
     @abstractmethod
     def _batch_of(self, items: Sequence[Item]) -> Batch:
-        """The batch of a step with these items."""
+        """Return the batch of a step with these items."""
 
     @abstractmethod
     def _rows_of(self, output: StepOutput) -> Float32:
-        """The rows of all items, in order."""
+        """Return the rows of all items, in order."""
 
     def _finish(self, step: _Step, output: StepOutput) -> list[tuple[Item, Float32]]:
         self._step = None

@@ -16,14 +16,16 @@ def extend_hashes(identity: CacheIdentity, sequence: Sequence, num_blocks: int, 
 
 
 def _root(identity: CacheIdentity, request: Request) -> bytes:
-    """The root hash. It depends on an adapter's content, not on its name, which may be given to another adapter."""
+    """Return the root hash. It depends on an adapter's content, not on its name, which may be given to another
+    adapter.
+    """
     held = request.adapter if not request.adapter_start else None
     adapter = b"" if held is None else held.adapter.digest
     return identity.root(request.options.cache_salt, adapter)
 
 
 def _activation(request: Request, start: int, size: int) -> bytes:
-    """The mark of the block in which an activated adapter starts to act. Earlier blocks are the base's."""
+    """Return the mark of the block in which an activated adapter starts to act. Earlier blocks are the base's."""
     if request.adapter is None or not start <= request.adapter_start < start + size or not request.adapter_start:
         return b""
     position = (request.adapter_start - start).to_bytes(4, "little")

@@ -125,7 +125,9 @@ class BlockLoad:
         self._opening: Future[_OpenedRecords] | None = None
 
     def wait(self, timeout_s: float) -> dict[bytes, BlockRow] | None:
-        """The undamaged records by key, or None while they are loading. After the deadline nothing more arrives."""
+        """Return the undamaged records by key, or None while they are loading. After the deadline nothing more
+        arrives.
+        """
         if self._opening is None:
             nothing: Sequence[StoredRecord] | None = [None] * len(self._keys)
             records = self._tier.ask(lambda: self._arrival.wait(timeout_s), nothing)
@@ -267,7 +269,7 @@ class BlockTier:
         return self._thread.submit(self._open, keys, records)
 
     def take_opened(self, opening: Future[_OpenedRecords], arrival: Arrival) -> dict[bytes, BlockRow]:
-        """The undamaged records. The store forgets the damaged ones."""
+        """Return the undamaged records. The store forgets the damaged ones."""
         records = self.ask(opening.result, _OpenedRecords({}, []))
         for key in records.damaged:
             self._forget(key)
@@ -311,7 +313,7 @@ class BlockTier:
 
 
 def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> Batch:
-    """A step of one dummy token that carries saves.
+    """Return a step of one dummy token that carries saves.
 
     slot: for states, or -1 if the model has none.
     """
@@ -352,17 +354,17 @@ def as_one(rows: Sequence[BlockRow]) -> NDArray[np.uint8]:
 
 
 def sealed(key: bytes, data: BlockRow) -> bytes:
-    """The record of a block: a digest of its key and bytes, then the bytes."""
+    """Return the record of a block: a digest of its key and bytes, then the bytes."""
     return b"".join((digest_of(key, data.data), data.data))
 
 
 def digest_of(key: bytes, content: memoryview) -> bytes:
-    """The start of a record. It detects damage and mixed-up keys, not forgery, at the speed of memory."""
+    """Return the start of a record. It detects damage and mixed-up keys, not forgery, at the speed of memory."""
     return hashlib.blake2b(checksum(content).to_bytes(8, "little"), key=key, digest_size=DIGEST_BYTES).digest()
 
 
 def opened(key: bytes, record: bytes | memoryview, block_bytes: int) -> BlockRow | None:
-    """The bytes of a block from its record, or None if it is damaged or belongs to another block."""
+    """Return the bytes of a block from its record, or None if it is damaged or belongs to another block."""
     content = memoryview(record)[DIGEST_BYTES:]  # not a copy
     if len(content) != block_bytes or digest_of(key, content) != record[:DIGEST_BYTES]:
         return None

@@ -26,7 +26,7 @@ class CacheIdentity:
 
     @classmethod
     def unique(cls) -> CacheIdentity:
-        """An identity that no other engine has, for a model about which nothing is known."""
+        """Return an identity that no other engine has, for a model about which nothing is known."""
         return cls(secrets.token_bytes(_KEY_BYTES), b"")
 
     @property
@@ -35,7 +35,7 @@ class CacheIdentity:
         return not self.layout
 
     def root(self, salt: str = "", adapter: bytes = b"") -> bytes:
-        """The parent of a sequence's first block. Only sequences with the same salt and adapter share blocks."""
+        """Return the parent of a sequence's first block. Only sequences with the same salt and adapter share blocks."""
         found = hashlib.blake2b(digest_size=_KEY_BYTES)
         for part in (self.model, self.layout, adapter, salt.encode()):
             found.update(len(part).to_bytes(8, "little") + part)
@@ -43,7 +43,7 @@ class CacheIdentity:
 
 
 def block_key(parent: bytes, token_ids: Sequence[int], marks: bytes = b"") -> bytes:
-    """The name of a full block with these tokens.
+    """Return the name of a full block with these tokens.
 
     parent: the key of the previous block, or the root.
     marks: the spans in the block, see `Prompt.marks`. Blocks of one root have the same number of tokens, so the marks
@@ -53,7 +53,7 @@ def block_key(parent: bytes, token_ids: Sequence[int], marks: bytes = b"") -> by
 
 
 def states_key(block: bytes) -> bytes:
-    """The name of a sequence's states after a full block."""
+    """Return the name of a sequence's states after a full block."""
     return block + _OF_STATES
 
 

@@ -250,7 +250,7 @@ class DiskStore:
             self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
 
     def _first_queued(self) -> tuple[bytes, BlockRow] | None:
-        """The first pinned record, otherwise the first record."""
+        """Return the first pinned record, otherwise the first record."""
         with self._lock:
             pinned = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
             key = next(iter(self._queued), None) if pinned is None else pinned
@@ -318,7 +318,7 @@ class DiskStore:
                 self._index[key] = _Place(segment, start + RECORD_HEAD_BYTES, num_bytes)
 
     def _segment_for(self, num_bytes: int) -> Segment:
-        """The segment to append to: the last one if it is intact and has room, otherwise a new one."""
+        """Return the segment to append to: the last one if it is intact and has room, otherwise a new one."""
         last = self._segments[max(self._segments)] if self._segments else None
         if last is not None and last.end + num_bytes <= self._max_segment:
             if last is not self._current and _may_go_on(last, self._head):
@@ -358,7 +358,9 @@ class DiskStore:
             total -= sizes[name]
 
     def _used_records(self, segment: Segment) -> list[tuple[bytes, _Place]]:
-        """The records to keep from a removed segment: at most half of its bytes, so that removal makes progress."""
+        """Return the records to keep from a removed segment: at most half of its bytes, so that removal makes
+        progress.
+        """
         with self._lock:
             now, keys = time.monotonic(), self._used | (self._pinned.keys() & self._index.keys())
             used = [(key, self._index[key]) for key in keys if self._index[key].segment is segment]
@@ -368,7 +370,7 @@ class DiskStore:
 
 
 def open_disk_store(root: Path, identity: CacheIdentity, limit_bytes: int, label: str) -> DiskStore | None:
-    """The store of a model in its own folder below `root`, or None, with a warning, if there cannot be one."""
+    """Return the store of a model in its own folder below `root`, or None, with a warning, if there cannot be one."""
     folder = root / identity.root().hex()[:32]
     try:
         return DiskStore(folder, identity.root(), limit_bytes, label)
@@ -415,7 +417,7 @@ class KeptFolder(NamedTuple):
 
     @classmethod
     def all(cls, root: Path) -> list[KeptFolder]:
-        """The folders below the root that have segments, most recently written first. Raises OSError."""
+        """Return the folders below the root that have segments, most recently written first. Raises OSError."""
         folders = [cls._of(path, segments) for path in root.iterdir() if (segments := _segments_in(path))]
         return sorted(folders, key=lambda each: -each.written_at)
 

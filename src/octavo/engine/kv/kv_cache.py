@@ -66,16 +66,16 @@ class KVCacheManager:
         self._has_windows = any(group.window is not None for group in self.layout.groups)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """The number of entries in a block table for this many tokens."""
+        """Return the number of entries in a block table for this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """The most blocks that a sequence of num_tokens tokens holds at once, without those of a source."""
+        """Return the most blocks that a sequence of num_tokens tokens holds at once, without those of a source."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(group.max_blocks(num_tokens, self.block_size, self.max_step_tokens) for group in groups)
 
     def num_source_blocks(self, num_rows: int) -> int:
-        """The blocks of a source of num_rows rows, shared by all sequences of its request."""
+        """Return the blocks of a source of num_rows rows, shared by all sequences of its request."""
         return self.num_blocks_for(num_rows) * len(self._source_groups)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
@@ -94,7 +94,7 @@ class KVCacheManager:
         return missing
 
     def num_shared_blocks(self, num_tokens: int) -> int:
-        """The full blocks of num_tokens tokens that sequences with the same prefix share while they run."""
+        """Return the full blocks of num_tokens tokens that sequences with the same prefix share while they run."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(num_tokens // self.block_size for group in groups if group.window is None)
 
@@ -109,7 +109,7 @@ class KVCacheManager:
         return self.states is None or self.states.is_own(sequence)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
-        """The blocks that must be free before `append` to each sequence, including copies of shared blocks."""
+        """Return the blocks that must be free before `append` to each sequence, including copies of shared blocks."""
         needed = 0
         shared: list[int] = []
         for sequence, count in zip(sequences, num_tokens, strict=True):
@@ -148,7 +148,7 @@ class KVCacheManager:
         return copies
 
     def _shared_last(self, sequence: Sequence) -> list[tuple[BlockTable, int]]:
-        """The tables whose partly filled last block is shared, each with that block."""
+        """Return the tables whose partly filled last block is shared, each with that block."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0:
             return []
@@ -222,7 +222,7 @@ class KVCacheManager:
         return StoredPrefix(found, self._find_prefix(sequence, max_tokens) * size, num_blocks * size)
 
     def prefix_keys(self, hashes: list[bytes], num_blocks: int) -> list[bytes]:
-        """The keys that a cached prefix of num_blocks blocks needs: blocks by group, then the states."""
+        """Return the keys that a cached prefix of num_blocks blocks needs: blocks by group, then the states."""
         keys = [
             self._group_hash(hashes[position], index)
             for index, group in enumerate(self.layout.groups)
@@ -245,7 +245,7 @@ class KVCacheManager:
                 self.tier.pin(keys, seconds)
 
     def keys_at(self, hashes: list[bytes], position: int) -> list[bytes]:
-        """The keys of a block in all groups, and of the states after it."""
+        """Return the keys of a block in all groups, and of the states after it."""
         keys = [self._group_hash(hashes[position], index) for index in range(len(self.layout.groups))]
         return keys + ([] if self.states is None else [states_key(hashes[position])])
 
@@ -265,7 +265,7 @@ class KVCacheManager:
         return sequence.arrived if self.states is None or self.states.pool.num_free_blocks else ()
 
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
-        """The number of tokens that `match_prefix` would find now."""
+        """Return the number of tokens that `match_prefix` would find now."""
         return self._find_prefix(sequence, max_tokens, self._arrived(sequence)) * self.block_size
 
     def _find_prefix(self, sequence: Sequence, max_tokens: int, also: Container[bytes] = ()) -> int:
@@ -300,7 +300,7 @@ class KVCacheManager:
         return num_blocks
 
     def _last_missing(self, hashes: list[bytes], index: int, first: int, also: Container[bytes]) -> int | None:
-        """The last block from `first` on that is missing in the group's cache."""
+        """Return the last block from `first` on that is missing in the group's cache."""
         positions = range(len(hashes) - 1, first - 1, -1)
         return next((position for position in positions if not self._has(hashes[position], index, also)), None)
 
@@ -311,7 +311,7 @@ class KVCacheManager:
         return self.pool.find(self._group_hash(block_hash, index))
 
     def _group_hash(self, block_hash: bytes, index: int) -> bytes:
-        """The hash of a block in one group. The same tokens have different keys and values in each group."""
+        """Return the hash of a block in one group. The same tokens have different keys and values in each group."""
         return block_hash + index.to_bytes(2, "little") if index else block_hash
 
     def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
@@ -428,7 +428,7 @@ class KVCacheManager:
         return saved._replace(moves=moves)
 
     def saving_batch(self) -> Batch | None:
-        """A step of one dummy token to save what the last step computed, or None if there is no room."""
+        """Return a step of one dummy token to save what the last step computed, or None if there is no room."""
         if not self.pool.num_free_blocks or (self.states is not None and not self.states.pool.num_free_blocks):
             return None
         block_id, slot = self.pool.allocate(), -1
@@ -471,7 +471,7 @@ class KVCacheManager:
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     def most_drafts(self, sequence: Sequence) -> int:
-        """The most drafts that a step may verify for a sequence: as far as its states can go back."""
+        """Return the most drafts that a step may verify for a sequence: as far as its states can go back."""
         if self.states is None:
             return MAX_DRAFTS
         return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)

@@ -97,7 +97,7 @@ class Segment:
         return cls(path, FileIO(os.open(path, flags), "rb"))
 
     def new_records(self) -> Iterator[tuple[RecordHead, int]]:
-        """The records after `end`, each with the offset of its content. Raises OSError.
+        """Yield the records after `end`, each with the offset of its content. Raises OSError.
 
         Stops before a damaged or incomplete record; an incomplete one may be completed later.
         """

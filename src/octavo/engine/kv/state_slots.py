@@ -97,7 +97,7 @@ class StateSlots:
         return True
 
     def reserve(self, block_hash: bytes) -> int | None:
-        """A slot for a snapshot, or None if there is one already or no slot is free."""
+        """Return a slot for a snapshot, or None if there is one already or no slot is free."""
         if self.pool.find(states_key(block_hash)) is not None or not self.pool.num_free_blocks:
             return None
         return self.pool.allocate()

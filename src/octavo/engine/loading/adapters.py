@@ -21,7 +21,7 @@ _SHARE = 0.1  # of the memory left free by a loaded model
 def adapter_registry(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor, limits: ExecutorLimits
 ) -> AdapterRegistry | None:
-    """The adapters of an engine, with `lora_modules` loaded, or None if its options ask for none.
+    """Return the adapters of an engine, with `lora_modules` loaded, or None if its options ask for none.
 
     graph: the whole model's graph.
     Raises ModelLoadError naming what does not fit, and UsageError if the executor holds no adapters.

@@ -31,7 +31,7 @@ class CachePlan:
 
 
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
-    """The number of blocks of the cache, and the context that fits.
+    """Return the number of blocks of the cache, and the context that fits.
 
     With kv_cache_memory the cache takes exactly that. Otherwise it takes half of the free memory (available_bytes), or
     more
@@ -99,14 +99,16 @@ def wants_drafts(config: EngineConfig) -> bool:
 
 
 def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> int:
-    """The slots that the drafts of num_seqs running sequences can use, or 0 if the model has no states."""
+    """Return the slots that the drafts of num_seqs running sequences can use, or 0 if the model has no states."""
     if not sizes.state_bytes or not wants_drafts(config):
         return 0
     return MAX_STATE_DRAFTS * min(num_seqs, _DRAFTING_SEQS)
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:
-    """The way to get a cache of `needed` bytes: an option, if that value would be accepted, or more free memory."""
+    """Return the way to get a cache of `needed` bytes: an option, if that value would be accepted, or more free
+    memory.
+    """
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
         return f"give kv_cache_memory {mebibytes}MiB"
@@ -114,7 +116,7 @@ def _more_cache(needed: int, available_bytes: int) -> str:
 
 
 def _plan_num_seqs(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
-    """The number of sequences that may run at once. Their states take at most half of the budget.
+    """Return the number of sequences that may run at once. Their states take at most half of the budget.
 
     request_blocks: the bytes of one request of full length, without its states.
     """

@@ -44,7 +44,7 @@ def compile_graph(
     beside: Executor | None = None,
     later: list[KeepJob] | None = None,
 ) -> Executor:
-    """The executor of a model, or of a rank's part of it.
+    """Return the executor of a model, or of a rank's part of it.
 
     group: the rank's tensor group.
     beside: weights of another graph of the checkpoint; equal matrices are held once if the backend can share them.
@@ -82,7 +82,7 @@ def compile_graph(
 
 
 def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: int) -> int | None:
-    """The bytes of weights in main memory, or of all weights if none are there: see `resident_bytes`."""
+    """Return the bytes of weights in main memory, or of all weights if none are there: see `resident_bytes`."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return resident_bytes(config, path, sizes, memory_of_rank(config), model_len)
@@ -92,14 +92,14 @@ def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: i
 
 
 def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgress | None:
-    """The same progress, renamed because weights are quantized before they are packed."""
+    """Return the same progress, renamed because weights are quantized before they are packed."""
     if progress is None or method is None:
         return progress
     return lambda phase, done, total: progress(f"quantizing to {method}" if phase == PACKING else phase, done, total)
 
 
 def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, resident: int) -> Paging:
-    """The paging of a model that is not loaded. Measures the disk for half a second.
+    """Return the paging of a model that is not loaded. Measures the disk for half a second.
 
     resident: see `PackCacheOptions`.
     """

@@ -39,7 +39,7 @@ class DeviceNeeds:
 
 
 def device_needs(config: EngineConfig, sizes: Sizes, users: int, context: int) -> DeviceNeeds | None:
-    """The needs on a device, or None on a backend without its own device. Measures for about a second.
+    """Return the needs on a device, or None on a backend without its own device. Measures for about a second.
 
     context: tokens of each user.
     """

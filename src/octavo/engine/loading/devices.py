@@ -15,7 +15,7 @@ STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048  # with 512, an H200 computes prompts 
 
 
 def backend_name(config: EngineConfig) -> str:
-    """The name of the backend, for example `torch:cuda:1`."""
+    """Return the name of the backend, for example `torch:cuda:1`."""
     if config.device is not None:
         return "cpu" if config.device == "cpu" else f"torch:{config.device}"
     if config.backend != "auto":
@@ -33,7 +33,7 @@ def step_tokens(config: EngineConfig) -> int:
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
-    """The options of one rank. On GPUs, each rank of a machine has the next one, starting from `device`."""
+    """Return the options of one rank. On GPUs, each rank of a machine has the next one, starting from `device`."""
     kind, _, first = (config.device or "").partition(":")
     if kind != "cuda":
         return config
@@ -46,7 +46,7 @@ def has_own_memory(config: EngineConfig) -> bool:
 
 
 def own_memory(config: EngineConfig, held_bytes: int = 0) -> MemoryBudget:
-    """The memory of its GPU that a rank may still take: what is free, or what is left of `gpu_memory`.
+    """Return the memory of its GPU that a rank may still take: what is free, or what is left of `gpu_memory`.
 
     held_bytes: of loaded weights.
     Raises UsageError if `gpu_memory` is more than there is.
@@ -61,7 +61,7 @@ def own_memory(config: EngineConfig, held_bytes: int = 0) -> MemoryBudget:
 
 
 def backend_of(config: EngineConfig) -> Backend:
-    """The backend that runs a model with these options. Raises UsageError if there is none."""
+    """Return the backend that runs a model with these options. Raises UsageError if there is none."""
     name = backend_name(config)
     if name.partition(":")[0] == "torch":
         device = cast(Device, get_backend(name))
@@ -79,12 +79,12 @@ def backend_of(config: EngineConfig) -> Backend:
 
 
 def free_memory(config: EngineConfig) -> MemoryBudget:
-    """The free memory of the backend's device."""
+    """Return the free memory of the backend's device."""
     return backend_of(config).memory()
 
 
 def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int = 0) -> MemoryBudget:
-    """The share of the free memory for one of this machine's ranks.
+    """Return the share of the free memory for one of this machine's ranks.
 
     replica_bytes: that each further replica will take before its cache.
     held_bytes: of the rank's weights, once loaded.

@@ -31,5 +31,5 @@ class DraftHead:
     borrows_cache: bool = False
 
     def tapped(self, target: Graph) -> Graph:
-        """The target, extended to return what the head reads. Raises GraphError like `with_tap`."""
+        """Return the target, extended to return what the head reads. Raises GraphError like `with_tap`."""
         return with_tap(target, self.taps) if self.taps else target

@@ -93,7 +93,7 @@ def found_draft_model(
 
 
 def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> DraftModel | None:
-    """The model's own head for predicting further tokens, if there is one and the options want it.
+    """Return the model's own head for predicting further tokens, if there is one and the options want it.
 
     Raises UsageError if they ask for a head that does not exist, and ModelLoadError if its weights do not fit.
     """
@@ -126,7 +126,7 @@ def is_separate_head(path: Path) -> bool:
 def separate_head(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int
 ) -> DraftModel:
-    """The EAGLE-3 head or Gemma 4's assistant in a folder, opened for its target.
+    """Return the EAGLE-3 head or Gemma 4's assistant in a folder, opened for its target.
 
     Raises UsageError if it cannot draft, and ModelLoadError if it was trained for another model.
     """
@@ -161,7 +161,7 @@ def assistant_model(
 
 
 def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int) -> DraftModel:
-    """The EAGLE-3 head in a folder, opened for its target.
+    """Return the EAGLE-3 head in a folder, opened for its target.
 
     Raises ModelLoadError for one that was trained for another model.
     """
@@ -185,18 +185,18 @@ def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, pat
 
 
 def _bias_of(head: EagleHead) -> NDArray[np.float32] | None:
-    """The bias of the layer that reads the model's hidden states."""
+    """Return the bias of the layer that reads the model's hidden states."""
     name, weights = f"layers.{head.config.layer}.fc.bias", head.checkpoint.weights
     return weights[name].dequantize() if name in weights else None
 
 
 def beside_head(limits: ExecutorLimits) -> ExecutorLimits:
-    """The limits of a model whose steps also return the hidden states of all tokens."""
+    """Return the limits of a model whose steps also return the hidden states of all tokens."""
     return dataclasses.replace(limits, max_num_outputs=limits.max_num_outputs + limits.max_num_batched_tokens)
 
 
 def draft_config(config: EngineConfig, model: str, revision: str | None = None) -> EngineConfig:
-    """The options of a draft model, derived from its target's."""
+    """Return the options of a draft model, derived from its target's."""
     return dataclasses.replace(
         config,
         model=model,
@@ -255,7 +255,8 @@ def share_threads(draft: Executor, target: Executor) -> None:
 
 
 def beside_draft(config: EngineConfig, available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
-    """The part of the available memory for the target's cache. Each of its blocks has a twin in the draft's cache.
+    """Return the part of the available memory for the target's cache. Each of its blocks has a twin in the draft's
+    cache.
 
     available_bytes: measured with the draft loaded.
     """

@@ -51,7 +51,7 @@ class DraftNeeds:
 
 
 def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, name: str, context: int) -> DraftNeeds:
-    """The needs with the target's options. Raises UsageError for a model that cannot draft for it."""
+    """Return the needs with the target's options. Raises UsageError for a model that cannot draft for it."""
     graph = model_graph(draft, context)
     check_draft(draft, graph, target.config.vocab_size, name)
     sizes = model_sizes(draft, draft_config(config, name), context, graph)
@@ -59,7 +59,7 @@ def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, nam
 
 
 def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """The needs of the model's own head, or None if there is none or it is not used. Raises like `own_head`."""
+    """Return the needs of the model's own head, or None if there is none or it is not used. Raises like `own_head`."""
     head = own_head(config, checkpoint, context)
     if head is None:
         return None
@@ -69,7 +69,7 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
 def separate_head_needs(
     config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int
 ) -> DraftNeeds | None:
-    """The needs of an EAGLE-3 head or an assistant, or None if there is neither. Raises like `separate_head`."""
+    """Return the needs of an EAGLE-3 head or an assistant, or None if there is neither. Raises like `separate_head`."""
     if not is_separate_head(path):
         return None
     with closing(separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:
@@ -111,5 +111,5 @@ def _needs(name: str, sizes: Sizes, num_parameters: int, target: Sizes, context:
 
 
 def _bytes_read(sizes: Sizes, context: int) -> int:
-    """The bytes read by a step of one token."""
+    """Return the bytes read by a step of one token."""
     return graph_cost(sizes.graph, StepSizes(1, 1, 1, context, sizes.kv_element_bytes), sizes.weights).bytes_read

@@ -30,7 +30,7 @@ CPU_IMAGE_TOKENS = 1024  # larger images take many seconds there
 
 
 def image_tokens(config: EngineConfig) -> int | None:
-    """The most tokens of an image, or None to use the model's own processor's limit."""
+    """Return the most tokens of an image, or None to use the model's own processor's limit."""
     if config.image_max_tokens is not None:
         return config.image_max_tokens
     name = backend_name(config)
@@ -39,7 +39,7 @@ def image_tokens(config: EngineConfig) -> int | None:
 
 
 def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None:
-    """The vision part of a model, or None if it has none or the options leave it out. Raises ModelLoadError."""
+    """Return the vision part of a model, or None if it has none or the options leave it out. Raises ModelLoadError."""
     can_see = hasattr(checkpoint.config, "tie_word_embeddings") or checkpoint.config.own_pooling is not None
     if config.mmproj == "none" or not can_see:
         return None
@@ -51,7 +51,9 @@ def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None
 
 
 def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPart | None) -> str:
-    """The reason why a vision model reads only text. Empty if it sees images or is not known to be a vision model."""
+    """Return the reason why a vision model reads only text. Empty if it sees images or is not known to be a vision
+    model.
+    """
     if vision is not None or checkpoint.format != "gguf":
         return ""
     if config.mmproj is None and mmproj_files(checkpoint.path):
@@ -81,7 +83,7 @@ class ImageNeeds:
 
 
 def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | None:
-    """The needs of a model that is not loaded, or None if it reads only text. Raises ModelLoadError."""
+    """Return the needs of a model that is not loaded, or None if it reads only text. Raises ModelLoadError."""
     vision = vision_of(config, checkpoint)
     if vision is None:
         return None
@@ -94,7 +96,7 @@ def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | No
 
 
 def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
-    """The compiled encoder, with an empty cache. Raises ModelLoadError if its weights do not fit it."""
+    """Return the compiled encoder, with an empty cache. Raises ModelLoadError if its weights do not fit it."""
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.image_encoder import ImageEncoder
 
@@ -105,7 +107,7 @@ def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
 
 
 def image_limits(vision: VisionPart) -> ImageLimits:
-    """The images that a model's encoder takes."""
+    """Return the images that a model's encoder takes."""
     return ImageLimits(
         max_patches=vision.processor.max_patches,
         patch_size=vision.processor.patch_size,
@@ -116,7 +118,7 @@ def image_limits(vision: VisionPart) -> ImageLimits:
 
 
 def encoder_sizes(config: EngineConfig, vision: VisionPart) -> Sizes:
-    """The memory of the compiled encoder. Raises ModelLoadError if its weights do not fit it."""
+    """Return the memory of the compiled encoder. Raises ModelLoadError if its weights do not fit it."""
     return _planned(config, vision)[1]
 
 

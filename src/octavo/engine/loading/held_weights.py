@@ -21,7 +21,7 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quantization: str | None = None) -> Weights:
-    """The weights of `checkpoint`, each converted when it is made.
+    """Return the weights of `checkpoint`, each converted when it is made.
 
     graph: the model's graph, whose operations tell which matrices are worth quantizing (`Op.products`).
     dtype: `auto`, or the number type of all other unquantized matrices.

@@ -22,7 +22,7 @@ MIN_MODEL_LEN = 256
 
 
 def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: MemoryBudget, model_len: int) -> int | None:
-    """The bytes of weights that may stay in memory if the model is larger than it, or None for all of them.
+    """Return the bytes of weights that may stay in memory if the model is larger than it, or None for all of them.
 
     path: the model's path, for errors.
     memory: free before the model is loaded.
@@ -48,7 +48,7 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
 
 
 def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfig, Sizes]:
-    """The part of a model that may run from disk, with its options.
+    """Return the part of a model that may run from disk, with its options.
 
     For a split model, the part on the CPU with its share of `kv_cache_memory`; otherwise the whole model.
     """
@@ -68,7 +68,7 @@ def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes:
 
 
 def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
-    """The reason why the packed weights could not be kept on disk to run from there, or None if they can."""
+    """Return the reason why the packed weights could not be kept on disk to run from there, or None if they can."""
     if isinstance(sizes, SplitSizes) and sizes.num_cpu_parts > 1:
         return EXPERTS_FROM_DISK
     config, sizes = part_in_main_memory(config, sizes)
@@ -85,7 +85,7 @@ def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
 
 
 def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
-    """The bytes of the smallest KV cache with which the model can start."""
+    """Return the bytes of the smallest KV cache with which the model can start."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     tokens = model_len if config.max_model_len is not None else min(model_len, MIN_MODEL_LEN)
@@ -95,7 +95,7 @@ def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
 def memory_for_cache(
     config: EngineConfig, paging: Paging, cache: CacheSizes, memory: MemoryBudget, model_len: int
 ) -> int:
-    """The available bytes from which the KV cache of a model run from disk takes its part.
+    """Return the available bytes from which the KV cache of a model run from disk takes its part.
 
     memory: free with the workspace allocated. The headroom covers what else was loaded meanwhile, such as the
     vocabulary.
@@ -105,7 +105,7 @@ def memory_for_cache(
 
 
 def paging_note(paging: Paging, weight_bytes: int, num_layers: int) -> str:
-    """A sentence about a model run from disk: what stays in memory, what each token reads, and the speed."""
+    """Return a sentence about a model run from disk: what stays in memory, what each token reads, and the speed."""
     return (
         f"the weights take {size(weight_bytes)}, more than can stay in memory beside the KV cache: they run "
         f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "

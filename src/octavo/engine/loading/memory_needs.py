@@ -150,7 +150,7 @@ def memory_needs(
 
 
 def _step_cost(sizes: Sizes, users: int, context: int) -> Cost:
-    """The cost of a step in which each user takes a token."""
+    """Return the cost of a step in which each user takes a token."""
     return graph_cost(sizes.graph, StepSizes(users, users, users, context, sizes.kv_element_bytes), sizes.weights)
 
 
@@ -166,26 +166,26 @@ def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
 
 
 def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int, room: _Room) -> int:
-    """The cache for `users`, with states before drafts as far as there is room."""
+    """Return the cache for `users`, with states before drafts as far as there is room."""
     taken = users * sizes.sequence_bytes(context, config.block_size, step_tokens(config))
     drafts = num_draft_slots(config, sizes, users) * sizes.state_bytes
     return taken + min(drafts, max(room.cache_bytes - taken, 0))
 
 
 def _beside(images: ImageNeeds | None, draft: DraftNeeds | None, config: EngineConfig, sizes: Sizes) -> int:
-    """The bytes of a vision part, of a draft model without its cache, and of adapters."""
+    """Return the bytes of a vision part, of a draft model without its cache, and of adapters."""
     seeing = 0 if images is None else images.total_bytes
     return seeing + _adapter_bytes(config, sizes) + (0 if draft is None else draft.weight_bytes + draft.workspace_bytes)
 
 
 def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:
-    """The sizes if each block of the cache has a twin in the draft model's cache."""
+    """Return the sizes if each block of the cache has a twin in the draft model's cache."""
     both = sizes.cache.block_token_bytes + draft.block_token_bytes
     return replace(sizes, cache=replace(sizes.cache, block_token_bytes=both))
 
 
 def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> DeviceNeeds | None:
-    """The speed if the CPU's layers run from disk. All users share a read."""
+    """Return the speed if the CPU's layers run from disk. All users share a read."""
     if gpu is None or disk is None:
         return gpu
     seconds = users / gpu.tokens_per_s + disk.bytes_per_token / disk.disk_bytes_per_s
@@ -193,7 +193,7 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 
 
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
-    """The sizes of the model.
+    """Return the sizes of the model.
 
     users: a GPU leaves room for their caches; 0 as at a start without options.
     """
@@ -249,7 +249,7 @@ class _Room:
 def _room(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
 ) -> _Room:
-    """The room for the cache in memory or, if the model does not fit, with weights that run from disk."""
+    """Return the room for the cache in memory or, if the model does not fit, with weights that run from disk."""
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     wanted = context or checkpoint.config.max_position_embeddings
 
@@ -272,7 +272,7 @@ def _room(
 
 
 def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
-    """The bytes for the cache if matrices run from disk and take matrix_bytes of main memory."""
+    """Return the bytes for the cache if matrices run from disk and take matrix_bytes of main memory."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return max(memory.usable_bytes - sizes.workspace_bytes - matrix_bytes, 0)
@@ -284,7 +284,7 @@ def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matr
 def _from_disk(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
 ) -> tuple[FromDisk | None, str | None]:
-    """The speed and memory of the model run from disk, or the reason why it cannot run from there.
+    """Return the speed and memory of the model run from disk, or the reason why it cannot run from there.
 
     config: the options of its start.
     For a split model this concerns the part on the CPU; the part on the GPU stays there.

@@ -21,7 +21,8 @@ _LAYOUT = 1  # incremented when the order of numbers in a block changes
 
 
 def cache_identity(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor) -> CacheIdentity:
-    """The identity of the cache. Unique while the files are too new for their time stamps to identify their content.
+    """Return the identity of the cache. Unique while the files are too new for their time stamps to identify their
+    content.
 
     graph: the whole model's.
     """

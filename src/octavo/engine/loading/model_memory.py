@@ -61,7 +61,7 @@ class MemoryShares:
 
     @classmethod
     def of(cls, machine: ModelMemory, given: int | None, num_models: int) -> MemoryShares:
-        """The shares of num_models models.
+        """Return the shares of num_models models.
 
         given: `models_memory`, a limit of the GPU's memory if there is one, otherwise of main memory.
         """
@@ -97,7 +97,7 @@ class MemoryShares:
         return ModelPlan(ModelMemory((fixed + cache) * count), replace(config, kv_cache_memory=cache))
 
     def _cache_bytes(self, config: EngineConfig, sizes: Sizes, context: int, memory: int, fixed: int) -> int:
-        """The bytes left for the cache in `memory` after the model's `fixed` bytes."""
+        """Return the bytes left for the cache in `memory` after the model's `fixed` bytes."""
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes
         block_size, step = config.block_size, step_tokens(config)
@@ -138,7 +138,9 @@ class MemoryShares:
         return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
 
     def _sized(self, checkpoint: Checkpoint, config: EngineConfig, room: int, context: int) -> tuple[Sizes, int]:
-        """The sizes of a model in `room` bytes of GPU memory, or as much as its options allow, and those bytes."""
+        """Return the sizes of a model in `room` bytes of GPU memory, or as much as its options allow, and those
+        bytes.
+        """
         backend = backend_of(config)
         assert isinstance(backend, SplitBackend)
         room = max(room - self._context_bytes(config), 1)
@@ -153,7 +155,7 @@ class MemoryShares:
 
 
 def machine_memory(config: EngineConfig) -> ModelMemory:
-    """The memory that models may use now. Asking a GPU takes some of its memory while this process lives."""
+    """Return the memory that models may use now. Asking a GPU takes some of its memory while this process lives."""
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return ModelMemory(free_memory(config).usable_bytes)

@@ -106,7 +106,7 @@ class ProgressBar:
         return size(number) if self._in_bytes else f"{number:,}"
 
     def _left(self, what: str, done: int, total: int) -> str:
-        """The time left at the mean speed so far. What an earlier run had done does not count."""
+        """Return the time left at the mean speed so far. What an earlier run had done does not count."""
         began, before = self._started[what]
         if done <= before or done >= total:
             return ""

@@ -44,7 +44,7 @@ class RankNeeds:
 
 
 def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> list[RankNeeds]:
-    """The sizes of all ranks, from the headers.
+    """Return the sizes of all ranks, from the headers.
 
     context: tokens of the longest request.
     """
@@ -90,7 +90,7 @@ class RankExchange:
 
 
 def exchanges_of(graph: Graph) -> list[RankExchange]:
-    """The exchanges of a rank's step. Logits count as if they were gathered whole."""
+    """Return the exchanges of a rank's step. Logits count as if they were gathered whole."""
     found = []
     for node in graph.nodes:
         if isinstance(node.op, Collective):

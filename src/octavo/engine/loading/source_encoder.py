@@ -40,7 +40,7 @@ def check_options(config: EngineConfig, graph: Graph) -> None:
 
 
 def source_limits(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, model_len: int) -> SourceLimits:
-    """The sources that a model takes."""
+    """Return the sources that a model takes."""
     if not (width := source_width(graph)):
         return NO_SOURCES
     start = checkpoint.config.start_token_id  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def source_limits(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, mo
 
 
 def encoder_graph(checkpoint: Checkpoint) -> Graph:
-    """The graph of the encoder. Raises ModelLoadError if the weights do not fit it."""
+    """Return the graph of the encoder. Raises ModelLoadError if the weights do not fit it."""
     try:
         return build_encoder_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     except GraphError as error:
@@ -56,13 +56,13 @@ def encoder_graph(checkpoint: Checkpoint) -> Graph:
 
 
 def encoder_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
-    """The limits of its steps."""
+    """Return the limits of its steps."""
     rows = max_source_rows(config, model_len)
     return ExecutorLimits(rows, config.max_num_seqs, rows, rows, max_logits_rows=1)
 
 
 def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, model_len: int) -> int:
-    """The memory of the encoder on top of its decoder, which holds the shared matrices; 0 if there is none."""
+    """Return the memory of the encoder on top of its decoder, which holds the shared matrices; 0 if there is none."""
     if not source_width(decoder.graph):
         return 0
     graph, limits = encoder_graph(checkpoint), encoder_limits(config, model_len)
@@ -76,7 +76,7 @@ def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, 
 def load_sources(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, decoder: Executor, model_len: int
 ) -> Encodings:
-    """The compiled encoder with this graph and an empty cache of rows.
+    """Return the compiled encoder with this graph and an empty cache of rows.
 
     decoder: holds the shared matrices.
     """

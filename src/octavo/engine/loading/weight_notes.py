@@ -9,7 +9,9 @@ from octavo.quantization.packed import DENSE_TYPES
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
-    """A sentence per type whose weights take more memory than in the file, with the factor and what slows down."""
+    """Return a sentence per type whose weights take more memory than in the file, with the factor and what slows
+    down.
+    """
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
         f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
@@ -20,7 +22,7 @@ def growth_notes(sizes: Sizes) -> list[str]:
 
 
 def unpacking_notes(sizes: Sizes) -> list[str]:
-    """A sentence per type whose codes no kernel of the device multiplies, with the cost."""
+    """Return a sentence per type whose codes no kernel of the device multiplies, with the cost."""
     return [
         f"{found.type_name} has no kernel here: its weights stay codes in memory, and each step dequantizes them in "
         f"tiles for its products. It reads {size(found.packed_bytes)} of codes, and writes and reads "

@@ -116,7 +116,7 @@ class Follower:
         os._exit(1)  # native threads may wait for ranks that are gone
 
     def _state(self) -> Alive:
-        """The state for the leader, which gives up on a rank that is busy without progress."""
+        """Return the state for the leader, which gives up on a rank that is busy without progress."""
         executor = self._executor
         if not isinstance(executor, WatchedExecutor):  # progress is not known
             return Alive()
@@ -153,7 +153,7 @@ class Follower:
         return message
 
     def _next_step(self) -> RunStep:
-        """The next step, once the adapters that it reads are in their slots."""
+        """Return the next step, once the adapters that it reads are in their slots."""
         while True:
             message = self._inbox.get()
             if isinstance(message, RunStep):

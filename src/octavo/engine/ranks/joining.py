@@ -20,7 +20,7 @@ OTHERS_S = 300.0  # wait for the ranks of all machines
 
 
 def settled(config: EngineConfig, rank: int) -> EngineConfig:
-    """The options with the number of compute threads. Binds this thread and those it starts to a NUMA node.
+    """Return the options with the number of compute threads. Binds this thread and those it starts to a NUMA node.
 
     Nothing is bound if this machine's ranks do not divide the nodes evenly or something else decides: several replicas,
     Ray, a GPU.
@@ -48,7 +48,7 @@ def join(
     name: str,
     given_up: Callable[[], str] | None = None,
 ) -> RankGroup | None:
-    """The group of this rank's stage, or None if it is alone.
+    """Return the group of this rank's stage, or None if it is alone.
 
     given_up: a reason to stop waiting, or empty.
     """

@@ -36,7 +36,7 @@ def lead(
     progress: LoadProgress | None,
     taps: tuple[int, ...] = (),
 ) -> GroupExecutor:
-    """The executor of all ranks, with their processes. Raises what a rank raises.
+    """Return the executor of all ranks, with their processes. Raises what a rank raises.
 
     graph: the whole model. Its tap has the inputs of the layers `taps`.
     """
@@ -102,7 +102,7 @@ def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
 def _setup(
     config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits, taps: tuple[int, ...]
 ) -> Setup:
-    """The setup of a rank. Another machine finds the model by its own name for it, this one at the same path."""
+    """Return the setup of a rank. Another machine finds the model by its own name for it, this one at the same path."""
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model
     digest = checkpoint.file.digest() if node > 0 else ""

@@ -20,7 +20,7 @@ class Acceptance:
         self._counts: dict[str, dict[int, tuple[float, float]]] = {}  # by source and level: tried, right
 
     def odds(self, draft: Draft) -> list[float]:
-        """The probability that each token of the draft is right if those before it are."""
+        """Return the probability that each token of the draft is right if those before it are."""
         source = draft.source
         general = None if self._everybody is None else self._everybody._counts.get(source.name)
         known = [counts for counts in (general, self._counts.get(source.name)) if counts]
@@ -36,7 +36,9 @@ class Acceptance:
         return odds
 
     def share(self, source: DraftOrigin) -> float:
-        """The probability that a source's guess is right, whatever its level, from this sequence and all others."""
+        """Return the probability that a source's guess is right, whatever its level, from this sequence and all
+        others.
+        """
         share = source.prior(_USUAL)
         general = None if self._everybody is None else self._everybody._counts.get(source.name)
         for counts in (general, self._counts.get(source.name)):

@@ -52,7 +52,7 @@ class AheadDrafts:
         return {chain.sequence: chain.length for chain in self._chains}
 
     def place_of(self, sequence: Sequence, number: int) -> int:
-        """The `Batch.token_sources` of a sequence's guess, counted from 0."""
+        """Return the `Batch.token_sources` of a sequence's guess, counted from 0."""
         place = next(place for place, chain in enumerate(self._chains) if chain.sequence is sequence)
         return -2 - number * MAX_DRAFTING - place
 
@@ -100,7 +100,7 @@ class AheadDrafts:
         return batch
 
     def computed(self, schedule: Schedule, output: StepOutput) -> dict[Sequence, list[int]]:
-        """The tokens that the step computed as guesses, which the host learns from it."""
+        """Return the tokens that the step computed as guesses, which the host learns from it."""
         assert output.computed_ids is not None
         lengths, found, end = self.sequences, {}, 0
         for sequence, item in schedule.scheduled.items():
@@ -110,7 +110,7 @@ class AheadDrafts:
         return found
 
     def drafts(self, computed: dict[Sequence, list[int]]) -> dict[Sequence, Draft]:
-        """The guesses, once their step has ended. Raises what a step raises.
+        """Return the guesses, once their step has ended. Raises what a step raises.
 
         computed: what the step computed as guesses.
         """

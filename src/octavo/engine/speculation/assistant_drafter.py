@@ -61,7 +61,7 @@ class AssistantDrafter(ModelDrafter):
         return self._drafts(chains)
 
     def _step(self, chains: list[Chain], hidden: Float32) -> StepOutput:
-        """A guess for each chain, and the hidden states after it."""
+        """Return a guess for each chain, and the hidden states after it."""
         started_at = time.perf_counter()
         output = self.executor.submit(_batch(chains, hidden, self._limits.block_size)).wait()
         self._times.observe(len(chains), 0, 0, time.perf_counter() - started_at)
@@ -69,7 +69,7 @@ class AssistantDrafter(ModelDrafter):
 
 
 def _last_row(sequence: Sequence) -> Float32 | None:
-    """The hidden state that produced the last token, or None if it is not known."""
+    """Return the hidden state that produced the last token, or None if it is not known."""
     known, position = sequence.hidden_rows, len(sequence.token_ids) - 2
     if known is None or not known.start <= position < known.start + len(known.rows):
         return None
@@ -78,7 +78,7 @@ def _last_row(sequence: Sequence) -> Float32 | None:
 
 
 def _batch(chains: list[Chain], hidden: Float32, block_size: int) -> Batch:
-    """A row per sequence. It sees the tokens before the last one, and rotates by the position of the last."""
+    """Return a row per sequence. It sees the tokens before the last one, and rotates by the position of the last."""
     count, sequences = len(chains), [chain.sequence for chain in chains]
     lengths = np.array([len(sequence.token_ids) - 1 for sequence in sequences], np.int32)
     width, num_groups = -(-int(lengths.max()) // block_size), len(sequences[0].block_tables)

@@ -47,7 +47,7 @@ class DraftOrigin(Protocol):
     name: str
 
     def prior(self, level: int) -> float:
-        """The share of right guesses to assume for a level before any was tried."""
+        """Return the share of right guesses to assume for a level before any was tried."""
 
 
 class DraftSource(DraftOrigin, Protocol):
@@ -59,4 +59,4 @@ class DraftSource(DraftOrigin, Protocol):
     max_drafts: int
 
     def open(self, sequence: Sequence) -> Guesser | None:
-        """The guesser of a sequence that starts its answer, or None if the source knows nothing about it."""
+        """Return the guesser of a sequence that starts its answer, or None if the source knows nothing about it."""

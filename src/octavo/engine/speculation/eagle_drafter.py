@@ -41,7 +41,7 @@ class EagleDrafter(HeadDrafter):
         return output.taps
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:
-        """The model's hidden states and the head's own, one of them zeros, because the head adds both.
+        """Return the model's hidden states and the head's own, one of them zeros, because the head adds both.
 
         The head's first layer adds its bias to both, although it belongs only to the model's: it is subtracted from the
         head's.

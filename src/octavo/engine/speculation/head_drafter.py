@@ -123,7 +123,7 @@ class HeadDrafter(ModelDrafter):
         return self._drafts(chains)
 
     def _begin(self, sequence: Sequence, guesses: Guesses) -> Chain | None:
-        """A chain for a sequence whose tokens, except the last, all have hidden states, read or unread."""
+        """Return a chain for a sequence whose tokens, except the last, all have hidden states, read or unread."""
         unread, limit = sequence.hidden_rows, self._most(sequence, guesses)
         count = self._num_readable(sequence)
         if unread is None or limit <= 0 or count <= 0 or unread.start + count + 1 != len(sequence.token_ids):
@@ -146,7 +146,7 @@ class HeadDrafter(ModelDrafter):
             self._note_read(sequence, self._num_readable(sequence))
 
     def _num_readable(self, sequence: Sequence) -> int:
-        """The unread hidden states whose next tokens are known."""
+        """Return the unread hidden states whose next tokens are known."""
         unread = sequence.hidden_rows
         return 0 if unread is None else min(len(unread.rows), len(sequence.token_ids) - 1 - unread.start)
 
@@ -185,11 +185,11 @@ class HeadDrafter(ModelDrafter):
         return {each.sequence: hidden[i : i + 1] for i, each in enumerate(chains)}
 
     def _hidden_of(self, output: StepOutput) -> Float32 | None:
-        """The hidden states in a step's results, the model's or the head's, or None if it returned none."""
+        """Return the hidden states in a step's results, the model's or the head's, or None if it returned none."""
         return output.hidden_states
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:  # noqa: ARG002
-        """The inputs of a step of the head.
+        """Return the inputs of a step of the head.
 
         are_own: the rows are hidden states of the head itself.
         """
@@ -206,7 +206,7 @@ class HeadDrafter(ModelDrafter):
         unread.drop_before(unread.start + count)
 
     def _complete(self, batch: Batch) -> Batch:
-        """The batch, with hidden states for its next guesses and the copies that its blocks lack."""
+        """Return the batch, with hidden states for its next guesses and the copies that its blocks lack."""
         batch.hidden_indices = batch.logits_indices
         if self._copies:
             batch.block_copies, self._copies = np.concatenate(self._copies), []

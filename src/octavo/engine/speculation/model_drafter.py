@@ -138,7 +138,7 @@ class ModelDrafter:
         return self._drafts(chains)
 
     def _drafts(self, chains: list[Chain]) -> dict[Sequence, Draft]:
-        """The drafts of the chains that have a guess."""
+        """Return the drafts of the chains that have a guess."""
         return {each.sequence: Draft(self, each.token_ids, each.levels) for each in chains if each.token_ids}
 
     def _blocks(self, sequence: Sequence) -> list[int]:
@@ -154,7 +154,7 @@ class ModelDrafter:
         return Chain(sequence, guesses, reading, limit, [], []) if limit > 0 else None
 
     def _most(self, sequence: Sequence, guesses: Guesses, num_unknown: int = 0) -> int:
-        """The most drafts of a sequence after num_unknown more tokens."""
+        """Return the most drafts of a sequence after num_unknown more tokens."""
         most, count = guesses.options.num_speculative_tokens, len(sequence.token_ids) + num_unknown
         limit = min(
             self.max_drafts if most is None else min(self.max_drafts, most),
@@ -164,7 +164,7 @@ class ModelDrafter:
         return 0 if guesses.barred_at == count else limit
 
     def odds_ahead(self, sequence: Sequence, guesses: Guesses, num_unknown: int, num_rows: int) -> list[float] | None:
-        """The odds of guesses worth making after the step in flight, which draws at most num_unknown tokens.
+        """Return the odds of guesses worth making after the step in flight, which draws at most num_unknown tokens.
 
         None if it has to read or know tokens first.
         """
@@ -188,14 +188,16 @@ class ModelDrafter:
         return reading.num_read + 1 == len(tokens)
 
     def chain_ahead(self, item: ScheduledSequence, drawn: DrawnRows) -> AheadChain:
-        """The guesses for a part of a step submitted ahead. Its sequence looks as it will after the previous step."""
+        """Return the guesses for a part of a step submitted ahead. Its sequence looks as it will after the previous
+        step.
+        """
         sequence = item.sequence
         start = len(sequence.token_ids) - drawn.num_drafts - 2
         spare = self._limits.num_blocks + sequence.row
         return AheadChain(sequence, drawn, start, item.num_drafts, self._blocks(sequence), spare)
 
     def batch(self, runs: list[TokenRun]) -> Batch:
-        """A step of the draft model."""
+        """Return a step of the draft model."""
         return self._complete(self._twins.batch(runs))
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
@@ -254,7 +256,7 @@ class ModelDrafter:
             chain.value *= chain.guesses.acceptance.odds(Draft(self, [token_id], [level]))[0]
 
     def _token_of(self, row: int) -> int:
-        """The target's token of a row of logits."""
+        """Return the target's token of a row of logits."""
         return row
 
     def _part(self, chain: Chain, token_ids: list[int], start: int) -> TokenRun:
@@ -262,13 +264,13 @@ class ModelDrafter:
         return TokenRun(token_ids, start, self._blocks(sequence), self._limits.num_blocks + sequence.row)
 
     def _worth_more(self, chains: list[Chain], num_rows: int) -> list[Chain]:
-        """The chains whose next guess is worth its time."""
+        """Return the chains whose next guess is worth its time."""
         cost = self._cost(num_rows, len(chains)) or 0.0
         room = [each for each in chains if len(each.token_ids) < each.limit and each.value]
         return [each for each in room if each.value * _FIRST_ODDS > cost]
 
     def _cost(self, num_rows: int, num_chains: int) -> float | None:
-        """The cost of a guess and its row for each chain, in tokens of the target, or None if unknown."""
+        """Return the cost of a guess and its row for each chain, in tokens of the target, or None if unknown."""
         draft_s, step_s = self._times.step_s(num_chains), self._target_times.step_s(num_rows)
         if draft_s is None or not step_s:
             return None
@@ -276,7 +278,7 @@ class ModelDrafter:
         return (draft_s + row_s) / num_chains * num_rows / step_s
 
     def _run(self, parts: list[TokenRun], num_chunk_tokens: int, inputs: tuple[Float32, ...] = ()) -> StepOutput:
-        """A step of the draft model: the most likely next tokens, and their log-probabilities."""
+        """Return a step of the draft model: the most likely next tokens, and their log-probabilities."""
         started_at = time.perf_counter()
         batch = self.batch(parts)
         batch.inputs = inputs

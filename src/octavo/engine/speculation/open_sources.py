@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> str:
-    """The reason why an engine has no draft sources, for its users. Empty if it has some.
+    """Return the reason why an engine has no draft sources, for its users. Empty if it has some.
 
     num_draft_states: the cache's slots for the states before drafts.
     """
@@ -34,7 +34,7 @@ def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> 
 
 
 def draft_sources(config: EngineConfig, graph: Graph, num_draft_states: int) -> list[DraftSource]:
-    """The sources in the order they are tried, or none without speculation. See `why_no_drafts`."""
+    """Return the sources in the order they are tried, or none without speculation. See `why_no_drafts`."""
     options = SpeculativeConfig.of(config)
     if reason := why_no_drafts(config, graph, num_draft_states):
         if options.method not in ("auto", "off"):

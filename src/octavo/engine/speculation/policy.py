@@ -27,7 +27,7 @@ class DraftPolicy:
     def lengths(
         self, chains: Sequence[Sequence[float]], num_rows: int, max_drafts: int, *, may_explore: bool = True
     ) -> list[int]:
-        """The number of drafts of each sequence.
+        """Return the number of drafts of each sequence.
 
         chains: for each sequence, the probability that each of its guesses is right if those before it are.
         num_rows: of the step without drafts.
@@ -51,7 +51,7 @@ class DraftPolicy:
 
     @staticmethod
     def _steps(chains: Sequence[Sequence[float]], most: int) -> list[tuple[float, int]]:
-        """The expected tokens added by each further draft: the best `most` in order, each with its sequence.
+        """Return the expected tokens added by each further draft: the best `most` in order, each with its sequence.
 
         A draft is never worth more than the one before it, so a sequence's drafts stay in order.
         """
@@ -65,12 +65,12 @@ class DraftPolicy:
         return steps[:most]
 
     def _most_rows(self, may_explore: bool) -> int:
-        """The rows of the largest step whose time is known or close to a known one."""
+        """Return the rows of the largest step whose time is known or close to a known one."""
         largest = self._times.largest
         return max(int(_GROWTH * largest), largest + 1) if may_explore else largest
 
     def _seconds(self, num_rows: int) -> float:
-        """The time of a step of num_rows rows."""
+        """Return the time of a step of num_rows rows."""
         times = self._times
         largest, seconds = times.largest, times.step_s(num_rows) or 0.0
         if num_rows <= largest:

@@ -56,7 +56,7 @@ class PredictionGuesser:
         return Draft(self._source, following, levels_from(length, len(following)))
 
     def _match_at(self, place: int, last: list[int]) -> int:
-        """The number of tokens before a place in the text that equal the last ones of the answer."""
+        """Return the number of tokens before a place in the text that equal the last ones of the answer."""
         length = 0
         while length < min(len(last), place) and place <= len(self._text):
             if self._text[place - 1 - length] != last[-1 - length]:

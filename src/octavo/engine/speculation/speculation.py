@@ -205,7 +205,7 @@ class Speculation:
         return any(self._policy.lengths(chains, len(sequences), MAX_DRAFTS))
 
     def lengths_ahead(self, step: Schedule, max_rows: int) -> dict[Sequence, int] | None:
-        """The draft model's guesses for the step after `step`, which is running.
+        """Return the draft model's guesses for the step after `step`, which is running.
 
         max_rows: of a step.
         None if they need the tokens of `step`: n-grams are likely to know more, or the model has not read everything
@@ -300,7 +300,9 @@ class Speculation:
             _add(metrics.num_accepted_by_position_total, str(position), 1)
 
     def _guess(self, sequence: Sequence, tail: tuple[int, ...]) -> tuple[Draft, list[float]] | None:
-        """The best draft after the sequence's tokens and `tail`, with its odds. Learns from the previous draft."""
+        """Return the best draft after the sequence's tokens and `tail`, with its odds. Learns from the previous
+        draft.
+        """
         guesses = sequence.guesses
         if guesses is None:
             opened = [(source.open(sequence), source.max_drafts) for source in self._sources]
@@ -348,7 +350,7 @@ def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
 
 
 def _likely(odds: list[float], options: RequestOptions) -> list[float]:
-    """The odds before the first one that is too low for the request."""
+    """Return the odds before the first one that is too low for the request."""
     least = options.speculative_p_min
     if not least:
         return odds
@@ -356,7 +358,7 @@ def _likely(odds: list[float], options: RequestOptions) -> list[float]:
 
 
 def expected_tokens(odds: list[float]) -> float:
-    """The average number of right tokens of a draft."""
+    """Return the average number of right tokens of a draft."""
     expected, value = 0.0, 1.0
     for each in odds:
         value *= each

@@ -42,7 +42,7 @@ class TokenIndex:
             latest[pair] = end
 
     def find(self, text: list[int]) -> Match | None:
-        """The place with the longest match with the end of `text`, the latest of several, or None."""
+        """Return the place with the longest match with the end of `text`, the latest of several, or None."""
         if len(text) < _MIN_MATCH:
             return None
         token_ids, best = self._token_ids, Match(-1, 0)
@@ -64,7 +64,7 @@ class TokenIndex:
 
 
 def levels_from(length: int, count: int, longest: int = MAX_MATCH) -> list[int]:
-    """The number of tokens that match before each of `count` guesses, at most `longest`.
+    """Return the number of tokens that match before each of `count` guesses, at most `longest`.
 
     length: before the first.
     """

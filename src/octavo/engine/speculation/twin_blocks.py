@@ -84,15 +84,15 @@ class TwinBlocks:
         reading.block_ids = block_ids[: -(-end // size)]
 
     def written(self, reading: DraftReading, block_ids: list[int]) -> set[int]:
-        """The blocks of the sequence that its next tokens are written to."""
+        """Return the blocks of the sequence that its next tokens are written to."""
         return set(block_ids[reading.num_read // self._block_size :])
 
     def room(self, block_ids: list[int], position: int) -> int:
-        """The number of positions from this one on that the sequence has blocks for."""
+        """Return the number of positions from this one on that the sequence has blocks for."""
         return max(len(block_ids) * self._block_size - position, 0)
 
     def batch(self, parts: list[TokenRun]) -> Batch:
-        """The arrays of a step that returns the most likely next token of each part."""
+        """Return the arrays of a step that returns the most likely next token of each part."""
         size, counts = self._block_size, [len(part.token_ids) for part in parts]
         starts = np.zeros(len(parts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])

@@ -61,7 +61,7 @@ class ChatImages:
 
 
 def with_texts(messages: Sequence[Mapping[str, Any]], inputs: ImageInputs) -> list[Mapping[str, Any]]:
-    """The messages with texts in place of the PDF documents that are to be read as text.
+    """Return the messages with texts in place of the PDF documents that are to be read as text.
 
     Raises UsageError for a document without text, and for a wrong `pdf_as` of a part.
     """
@@ -88,7 +88,7 @@ def _is_text(part: object) -> bool:
 
 
 def _text_of(part: object, inputs: ImageInputs) -> str | None:
-    """The text of a document, or None if the part is another one or its pages are to be seen."""
+    """Return the text of a document, or None if the part is another one or its pages are to be seen."""
     if not isinstance(part, Mapping) or part.get("type") not in IMAGE_KEYS:
         return None
     pdf_as = None if part.get("pdf_as") is None else check_pdf_as(part["pdf_as"])
@@ -96,7 +96,7 @@ def _text_of(part: object, inputs: ImageInputs) -> str | None:
 
 
 def _value(part: Mapping[str, Any], kind: str) -> Any:
-    """An image, or the name of one, in a part of this kind."""
+    """Return an image, or the name of one, in a part of this kind."""
     value = part.get(kind)
     if isinstance(value, Mapping):  # form used by OpenAI's clients
         value = value.get("file_data" if kind == "file" else "url")
@@ -104,7 +104,7 @@ def _value(part: Mapping[str, Any], kind: str) -> Any:
 
 
 def _opened(value: Any) -> Any:
-    """The bytes of a data: URL or the path of a file: URL; anything else unchanged."""
+    """Return the bytes of a data: URL or the path of a file: URL; anything else unchanged."""
     if not isinstance(value, str) or ("://" not in value[:16] and not value.startswith("data:")):
         return value
     if value.startswith("data:"):

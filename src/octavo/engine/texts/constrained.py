@@ -81,7 +81,7 @@ class GrammarCompiler:
         self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
 
     def compile(self, params: StructuredOutputsParams, *, closed_objects: bool = False) -> GrammarState:
-        """The state before the first token, for each sequence to copy. It may take a second.
+        """Return the state before the first token, for each sequence to copy. It may take a second.
 
         closed_objects: see `RequestOptions`.
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
@@ -122,7 +122,7 @@ class GrammarCompiler:
         return matcher
 
     def prepare(self) -> LLTokenizer:
-        """The vocabulary for grammars. The first call takes half a second for 150,000 tokens."""
+        """Return the vocabulary for grammars. The first call takes half a second for 150,000 tokens."""
         with self._tokenizer_lock:
             if self._made_tokenizer is None:
                 vocabulary = _VocabularyView(self._tokenizer, self._vocab_size)
@@ -147,7 +147,7 @@ class GrammarState:
         self.error: str | None = None
 
     def copy(self) -> GrammarState:
-        """The same state, for another sequence."""
+        """Return the same state, for another sequence."""
         return GrammarState(self.matcher.deep_copy(), self.filler)
 
     @property
@@ -162,11 +162,11 @@ class GrammarState:
             self.check()
 
     def rows(self, first: int, *, may_end: bool) -> MaskRows:
-        """The rows of masks that begin with row `first`, without drafts yet."""
+        """Return the rows of masks that begin with row `first`, without drafts yet."""
         return MaskRows(first, self, may_end, [])
 
     def num_allowed(self, drafts: list[int]) -> int:
-        """The number of drafts, from the first on, that the grammar allows. An end of text does not count.
+        """Return the number of drafts, from the first on, that the grammar allows. An end of text does not count.
 
         Nothing follows it, so it does not need its own row.
         """
@@ -309,7 +309,7 @@ class _VocabularyView:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The first lines of llguidance's message, without its backtraces."""
+    """Return the first lines of llguidance's message, without its backtraces."""
     error = str(matcher.get_error()).partition("\n<")[0].strip()
     return "it is too large or too complex" if error.startswith("panic") else error
 
@@ -328,7 +328,7 @@ class GrammarSource(NamedTuple):
 
 
 def make_source(params: StructuredOutputsParams, *, closed_objects: bool = False) -> GrammarSource:
-    """The source of a grammar. Raises UsageError for errors that can be found without compiling."""
+    """Return the source of a grammar. Raises UsageError for errors that can be found without compiling."""
     if params.json_object:
         return GrammarSource("json_object", _json_grammar({"type": "object"}))
     if params.json is not None:
@@ -350,7 +350,7 @@ def _refusal(field: str, problem: str) -> UsageError:
 
 
 def _lark(grammar: str) -> str:
-    """A grammar in Lark or GBNF, converted to Lark that llguidance enforces."""
+    """Return a grammar in Lark or GBNF, converted to Lark that llguidance enforces."""
     try:
         return gbnf_to_lark(grammar) if is_gbnf(grammar) else enforceable_lark(grammar)
     except GbnfError as error:

@@ -93,7 +93,7 @@ def is_gbnf(text: str) -> bool:
 
 
 def parse_gbnf(text: str) -> dict[str, Symbol]:
-    """The rules of a grammar by name. Raises GbnfError for wrong syntax, an unknown rule or a missing `root`."""
+    """Return the rules of a grammar by name. Raises GbnfError for wrong syntax, an unknown rule or a missing `root`."""
     return _Parser(text).parse()
 
 
@@ -155,7 +155,7 @@ class _Parser(TextCursor):
         return items[0] if len(items) == 1 else Row(tuple(items))
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """The repetition that follows; None if there is none."""
+        """Return the repetition that follows; None if there is none."""
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return counts
@@ -229,7 +229,7 @@ class _Parser(TextCursor):
         return CharSet(_complement(ranges) if is_negated else tuple(ranges))
 
     def _char(self) -> int:
-        """The next code point, which may be escaped."""
+        """Return the next code point, which may be escaped."""
         if not self._peek():
             raise self._error("unexpected end")
         if found := self._match(_ESCAPE):

@@ -36,7 +36,7 @@ _MAX_VISITS = 200_000
 
 
 def gbnf_to_lark(text: str) -> str:
-    """The grammar in llguidance's Lark. Raises GbnfError for one that is wrong or too large."""
+    """Return the grammar in llguidance's Lark. Raises GbnfError for one that is wrong or too large."""
     if len(text) > MAX_GBNF_CHARS:
         raise GbnfError(f"it has {len(text):,} characters; at most {MAX_GBNF_CHARS:,} are allowed")
     try:
@@ -86,7 +86,7 @@ class _Grammar:
         )
 
     def parts(self, symbol: Symbol) -> list[Symbol]:
-        """The parts of a symbol that is not a lexeme.
+        """Return the parts of a symbol that is not a lexeme.
 
         Neighbouring regular parts are joined. If the result is too long, its last item is split off first, often the
         white
@@ -131,7 +131,7 @@ class _Grammar:
     # --- what may follow ---
 
     def _following(self) -> dict[Symbol, int]:
-        """The characters that may come after each lexeme."""
+        """Return the characters that may come after each lexeme."""
         found: dict[Symbol, int] = {}
         after_rule: dict[str, int] = {"root": 0}
         waiting = deque(["root"])
@@ -172,7 +172,7 @@ class _Grammar:
                     self._nullable |= {name} if nullable else set()
 
     def _beginning(self, symbol: Symbol) -> tuple[int, bool]:
-        """The characters with which a symbol may begin, and whether it may be empty."""
+        """Return the characters with which a symbol may begin, and whether it may be empty."""
         self._visit()
         if isinstance(symbol, Literal):
             return (self._mask([(code, code) for code in symbol.codes[:1]]), not symbol.codes)
@@ -360,7 +360,7 @@ def _escaped(code: int) -> str:
 
 
 def _range(first: int, last: int) -> str:
-    """A range inside a class, without surrogates; empty if nothing is left."""
+    """Return a range inside a class, without surrogates; empty if nothing is left."""
     first = 0xE000 if 0xD800 <= first < 0xE000 else first
     last = 0xD7FF if 0xD800 <= last < 0xE000 else last
     return "" if first > last else f"{_escaped(first)}-{_escaped(last)}"
@@ -395,12 +395,12 @@ def _leaves(symbol: Symbol) -> Iterator[Symbol]:
 
 
 def _named(symbol: Symbol) -> Iterator[Symbol]:
-    """The rules and tokens in a symbol."""
+    """Return the rules and tokens in a symbol."""
     return (leaf for leaf in _leaves(symbol) if isinstance(leaf, (RuleName, Token)))
 
 
 def _from_leaves(rules: dict[str, Symbol]) -> list[str]:
-    """The rules that `root` needs, each after those it refers to, except for cycles."""
+    """Return the rules that `root` needs, each after those it refers to, except for cycles."""
     order: list[str] = []
     seen = {"root"}
     stack = [("root", _named(rules["root"]))]

@@ -56,7 +56,7 @@ class ImageInputs:
         return self.require().gives_vectors
 
     def alone(self, plain: object, given: Mapping[str, Any]) -> Prompt:
-        """The prompt that consists of one image. Raises UsageError for anything more.
+        """Return the prompt that consists of one image. Raises UsageError for anything more.
 
         plain, given: as returned by `split_images`.
         """
@@ -65,7 +65,7 @@ class ImageInputs:
         return prompt_of(images if others else [])
 
     def prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt:
-        """The prompt with each image mark replaced by one of the given images.
+        """Return the prompt with each image mark replaced by one of the given images.
 
         given: as returned by `split_images`.
         Raises UsageError if images cannot be read or their number differs from the marks.
@@ -83,11 +83,13 @@ class ImageInputs:
         return self.place([placeholder_id if token_id == video_id else token_id for token_id in token_ids], items)
 
     def place(self, token_ids: Sequence[int], items: Sequence[Placed]) -> Prompt:
-        """The prompt with each image mark replaced by one of these items. Raises UsageError if their numbers differ."""
+        """Return the prompt with each image mark replaced by one of these items. Raises UsageError if their numbers
+        differ.
+        """
         return place_items(token_ids, items, self.placeholder_id(self.require()), self._encode)
 
     def require(self) -> ImageProcessor:
-        """The processor. Raises UsageError if the model reads only text."""
+        """Return the processor. Raises UsageError if the model reads only text."""
         if self._processor is None:
             raise UsageError(
                 f"the prompt has images, but {self._model} reads text only: leave them out, give the text of a "
@@ -105,7 +107,9 @@ class ImageInputs:
         return is_read_as_text(pdf_as or self._pdf_as, sees=self._processor is not None)
 
     def document_text(self, file: Any) -> str | None:
-        """The text layer of a PDF document (a path or its bytes), or None for anything else. Raises UsageError."""
+        """Return the text layer of a PDF document (a path or its bytes), or None for anything else. Raises
+        UsageError.
+        """
         from octavo.media.reels import kind_of
 
         if not isinstance(file, _FILES) or kind_of(data := _read(file)[0]) != "document":
@@ -124,7 +128,7 @@ class ImageInputs:
         return processor.placeholder.join(processor.wrapping)
 
     def placeholder_id(self, processor: ImageProcessor) -> int:
-        """The token that represents an image. Raises UsageError if the vocabulary has no such token."""
+        """Return the token that represents an image. Raises UsageError if the vocabulary has no such token."""
         token_id = self._token_id(processor.placeholder)
         if token_id is None:
             raise UsageError(f"the vocabulary has no token {processor.placeholder!r}, which stands for an image")
@@ -135,7 +139,7 @@ class ImageInputs:
         return ids[0] if len(ids) == 1 else None
 
     def item(self, image: Any, name: str | None = None) -> MediaItem | ItemSeries:
-        """An image as the engine takes it. The file of a document or video becomes a series of images.
+        """Return an image as the engine takes it. The file of a document or video becomes a series of images.
 
         name: the caller's name for its content, or None for a digest.
         Raises UsageError.
@@ -151,7 +155,7 @@ class ImageInputs:
         return MediaItem(key, layout, processor.resize(picture, layout))
 
     def video(self, video: Any, name: str | None = None) -> MediaItem | ItemSeries:
-        """A video file, or its frames in an array or list, as the engine takes it.
+        """Return a video file, or its frames in an array or list, as the engine takes it.
 
         Frames may be given with their rate: `(frames, {"fps": 30})`; the default is two per second.
         name: as for `item`.
@@ -216,7 +220,7 @@ def has_images(messages: object) -> bool:
 
 
 def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
-    """A prompt without vLLM's image keys, and these keys with their values, or an empty mapping."""
+    """Return a prompt without vLLM's image keys, and these keys with their values, or an empty mapping."""
     if not isinstance(prompt, Mapping):
         return prompt, {}
     given = {key: prompt[key] for key in _KEYS if prompt.get(key)}
@@ -224,7 +228,7 @@ def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]]:
-    """The images or videos, each with the caller's name for it."""
+    """Return the images or videos, each with the caller's name for it."""
     if options := given.get("mm_processor_kwargs"):
         raise _wrong(
             f"mm_processor_kwargs has {next(iter(options))!r:.80}, which is not supported; image_max_tokens limits the "
@@ -259,14 +263,14 @@ def _listed(value: Any, kind: str) -> list[Any]:
 
 
 def _named(name: str, processor: ImageProcessor) -> bytes:
-    """The key of content that the caller names."""
+    """Return the key of content that the caller names."""
     from octavo.media.digest import content_digest
 
     return content_digest("name", name.encode(), processor)
 
 
 def _frames(frames: Any) -> list[Picture]:
-    """The frames of a video: an array of uint8 [frames, height, width, 3], or a list of images of one size."""
+    """Return the frames of a video: an array of uint8 [frames, height, width, 3], or a list of images of one size."""
     if not isinstance(frames, (list, np.ndarray)) or not len(frames):
         raise _wrong(
             f"a video is {type(frames).__name__}; it is a path, bytes, frames of uint8 [frames, height, width, 3] or a "
@@ -289,7 +293,7 @@ def _rate(metadata: Any) -> float:
 
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:
-    """The bytes that identify an image, and its pixels unless the bytes are a file that contains them."""
+    """Return the bytes that identify an image, and its pixels unless the bytes are a file that contains them."""
     from octavo.media.pictures import picture_of, picture_of_array
 
     if isinstance(image, (bytes, bytearray, memoryview)):

@@ -93,10 +93,11 @@ PatternNode: TypeAlias = "Chars | Edge | Unenforceable | Repeat | Alternatives"
 
 
 def translate_pattern(pattern: str) -> str:
-    """The pattern of a JSON schema, which may match anywhere in a string, as one for llguidance of the whole string.
+    r"""Return the pattern of a JSON schema, which may match anywhere in a string, as one for llguidance of the whole
+    string.
 
     Where ECMA-262 knows no meaning, Rust's and Python's is taken if they agree: `(?i)` at the beginning, `(?P<name>)`,
-    `\\A`, `\\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and UnenforceablePatternError for look-around,
+    `\A`, `\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and UnenforceablePatternError for look-around,
     backreferences, word boundaries, and anchors in the middle.
     """
     tree = _Parser(pattern).parse()
@@ -112,7 +113,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
-    """A choice in Rust's syntax.
+    """Return a choice in Rust's syntax.
 
     at_start, at_end: whether the string begins or ends here, or any text may come first or follow.
     """
@@ -198,7 +199,7 @@ class _Parser(TextCursor):
         return Alternatives(tuple(map(tuple, rows)), flags)
 
     def _repeated(self, item: PatternNode) -> PatternNode:
-        """The item with the quantifier after it, if any. Lazy ones match the same strings."""
+        """Return the item with the quantifier after it, if any. Lazy ones match the same strings."""
         start = self._at
         if self._match(_NOT_EVERYWHERE):
             self._doubt("{,n} means different things in different languages; write {0,n}")
@@ -259,7 +260,7 @@ class _Parser(TextCursor):
         return Unenforceable("look-around") if found and found[4] else tree
 
     def _flags(self, on: str, off: str) -> str:
-        """The flag `i` in Rust's syntax. `s` is remembered, and `u` is always on."""
+        """Return the flag `i` in Rust's syntax. `s` is remembered, and `u` is always on."""
         if unknown := (set(on) - set("isu")) | (set(off) - set("is")):
             self._doubt(f"the flag {min(unknown)} is not supported")
         if "s" in on:
@@ -289,7 +290,7 @@ class _Parser(TextCursor):
         return Chars(_one(found) if isinstance(found, int) else f"[{found}--[{_EXCLUDED}]]")
 
     def _class_escape(self) -> int | str:
-        """A character after a backslash, or the inside of a class."""
+        """Return a character after a backslash, or the inside of a class."""
         if found := self._match(_PROPERTY):
             name = found[1] or found[2]
             return f"\\{found[0][0]}{{{name}}}"
@@ -321,7 +322,7 @@ class _Parser(TextCursor):
         return code
 
     def _class(self) -> str:
-        """A class after its opening bracket."""
+        """Return a class after its opening bracket."""
         is_negated = self._take("^")
         if self._take("]"):
             self._has_empty_class = True
@@ -358,7 +359,7 @@ class _Parser(TextCursor):
 
 
 def rust_char(code: int) -> str:
-    """A code point in Rust's syntax, alone or inside a class."""
+    """Return a code point in Rust's syntax, alone or inside a class."""
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 

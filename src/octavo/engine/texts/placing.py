@@ -43,7 +43,7 @@ Placed: TypeAlias = MediaItem | ImageLayout | ItemSeries
 def place_items(
     token_ids: Sequence[int], items: Sequence[Placed], placeholder_id: int, encode: Callable[[str], Sequence[int]]
 ) -> Prompt:
-    """The prompt with the i-th placeholder replaced by the i-th item.
+    """Return the prompt with the i-th placeholder replaced by the i-th item.
 
     encode: the token ids of a mark that is a text.
     A layout represents an item that is not decoded: its positions are counted, but they are no spans.
@@ -73,7 +73,7 @@ def place_items(
 
 
 def prompt_of(items: Sequence[Placed]) -> Prompt:
-    """The prompt that consists of one image, for a model that makes vectors of images. Raises UsageError."""
+    """Return the prompt that consists of one image, for a model that makes vectors of images. Raises UsageError."""
     if len(items) != 1 or not isinstance(items[0], MediaItem):
         raise UsageError(
             "this model makes a vector of a text or of an image: give one of them, and each page or frame by itself",

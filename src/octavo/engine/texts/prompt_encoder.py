@@ -26,7 +26,9 @@ OWN_VARIABLES = frozenset(
 
 
 def plain_prompt(prompt: PromptInput) -> Any:
-    """The text or the token ids of a prompt in any of its forms. Raises UsageError for other keys of a mapping."""
+    """Return the text or the token ids of a prompt in any of its forms. Raises UsageError for other keys of a
+    mapping.
+    """
     if not isinstance(prompt, Mapping):
         return prompt
     given = [key for key, value in prompt.items() if value is not None]
@@ -45,7 +47,9 @@ def plain_prompt(prompt: PromptInput) -> Any:
 
 
 def template_eos_id(tokenizer: Tokenizer) -> int | None:
-    """The end-of-text token of chat templates: the one named by the files, otherwise the first that ends an answer."""
+    """Return the end-of-text token of chat templates: the one named by the files, otherwise the first that ends an
+    answer.
+    """
     named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
     return min(named or tokenizer.eos_token_ids, default=None)
 
@@ -93,7 +97,7 @@ class PromptEncoder:
         return list(prompt)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
-        """A prompt in any of its forms, as the engine takes it. Raises the errors of `encode` and `Prompt`."""
+        """Return a prompt in any of its forms, as the engine takes it. Raises the errors of `encode` and `Prompt`."""
         return prompt if isinstance(prompt, Prompt) else Prompt(self.encode(prompt))
 
     def encode_chat(
@@ -135,7 +139,7 @@ class PromptEncoder:
     def render_chat(
         self, messages: Sequence[Message], *, image_marks: ImageMarks | None = None, **template_arguments: Any
     ) -> str:
-        """The text that the model's template makes from a conversation. Raises the errors of `encode_chat`."""
+        """Return the text that the model's template makes from a conversation. Raises the errors of `encode_chat`."""
         messages = self._with_system(messages)
         if image_marks is not None and image_marks.numbers(messages):
             return self._own_template().render_images(messages, image_marks, **template_arguments)

@@ -23,7 +23,7 @@ _NUMBER = struct.Struct("<q")
 def item_of_file(
     decoder: PictureDecoder, data: bytes, kind: FileKind, processor: ImageProcessor, key: bytes | None = None
 ) -> MediaItem | ItemSeries:
-    """The item or items of a file.
+    """Return the item or items of a file.
 
     key: the name of its content, or None for a digest.
     It is slow. Raises UsageError, the rest of a sentence about the file.
@@ -37,7 +37,7 @@ def item_of_file(
 
 
 def series_of_reel(reel: Reel, shots: Sequence[tuple[UInt8, ...]], processor: ImageProcessor, key: bytes) -> ItemSeries:
-    """The items of a reel.
+    """Return the items of a reel.
 
     shots: the tiles of each.
     key: the name of the content.
@@ -48,7 +48,7 @@ def series_of_reel(reel: Reel, shots: Sequence[tuple[UInt8, ...]], processor: Im
 
 
 def counted(shown: ImageLayout | Reel, processor: ImageProcessor) -> ImageLayout | ItemSeries:
-    """The item without pixels, to count its positions."""
+    """Return the item without pixels, to count its positions."""
     if isinstance(shown, ImageLayout):
         return shown
     return ItemSeries(shown.layouts, shown.texts, processor.wrapping[0])

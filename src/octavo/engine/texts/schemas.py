@@ -59,7 +59,7 @@ class UnenforceableError(ValueError):
 
 
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema for llguidance that allows no value that `schema` forbids.
+    """Return a schema for llguidance that allows no value that `schema` forbids.
 
     With llguidance's option `lenient`, what cannot be enforced is left out. Otherwise UnenforceableError is raised.
     """
@@ -92,7 +92,7 @@ def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with only the properties that it names, in objects where it does not mention others.
+    """Return the schema with only the properties that it names, in objects where it does not mention others.
 
     Objects without `properties` stay unchanged. An object described by several schemas (`allOf`, or `anyOf` next to
     `properties`) has the names of all of them.
@@ -120,7 +120,9 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[list[Any]]:
-    """The schemas that describe the same value as a schema does, besides its own keywords; alternatives together."""
+    """Return the schemas that describe the same value as a schema does, besides its own keywords; alternatives
+    together.
+    """
     lists = {keyword: value for keyword, value in node.items() if isinstance(value, list)}
     groups = [[member] for member in lists.get("allOf", ())]
     groups += [lists[keyword] for keyword in ("anyOf", "oneOf") if keyword in lists]
@@ -133,7 +135,7 @@ def _properties(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
-    """The properties named by a schema, or by schemas of the same value; empty if one mentions other names.
+    """Return the properties named by a schema, or by schemas of the same value; empty if one mentions other names.
 
     Also empty if only alternatives name some, because these can be closed by themselves.
     """
@@ -155,7 +157,7 @@ def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
 
 
 def enforceable_lark(grammar: str) -> str:
-    """A grammar in Lark whose `%json` schemas are enforceable, see `enforceable_schema`."""
+    """Return a grammar in Lark whose `%json` schemas are enforceable, see `enforceable_schema`."""
     if "%json" not in grammar:
         return grammar
     decoder = json.JSONDecoder()
@@ -177,7 +179,7 @@ def enforceable_lark(grammar: str) -> str:
 
 
 def resolve(schema: object, reference: object) -> object:
-    """The target of a reference (`#` and a JSON pointer) within a schema, or None if there is no such target."""
+    """Return the target of a reference (`#` and a JSON pointer) within a schema, or None if there is no such target."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         return None
     found = schema
@@ -193,12 +195,12 @@ def resolve(schema: object, reference: object) -> object:
 
 
 def escaped(name: str) -> str:
-    """A name escaped for a JSON pointer (RFC 6901)."""
+    """Return a name escaped for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def _schemas_within(root: dict[str, Any], node: dict[str, Any], pointer: str) -> Iterator[tuple[Any, str]]:
-    """The schemas in a schema, and the one that it refers to, with their pointers."""
+    """Yield the schemas in a schema, and the one that it refers to, with their pointers."""
     for keyword, value in node.items():
         place = f"{pointer}/{escaped(keyword)}"
         if keyword in MAPS_OF_SCHEMAS and isinstance(value, dict):

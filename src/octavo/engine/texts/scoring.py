@@ -82,7 +82,7 @@ class ScorePlan:
         return sum(len(prompt) for prompt, _ in self.prompts)
 
     def scores(self, vectors: Sequence[Float32]) -> list[float]:
-        """The score of each pair from the vectors of the prompts."""
+        """Return the score of each pair from the vectors of the prompts."""
         return [self._score([vectors[i] for i in numbers]) for numbers in self.pairs]
 
     def _score(self, vectors: list[Float32]) -> float:
@@ -158,7 +158,7 @@ class _Encoder:
         return [*head, *second, *tokenizer.suffix_ids], PoolingParams(task="score", second_start=start)
 
     def question(self, query: str, document: str) -> tuple[list[int], PoolingParams]:
-        """The prompt for a query and a document. Text of neither can become a control token."""
+        """Return the prompt for a query and a document. Text of neither can become a control token."""
         tokenizer = self._tokenizer
         fields = {"query": query, "document": document, "instruction": self._options.instruction}
         rendered = _YES_NO_PROMPT.format(**{name: tokenizer.guard(text) for name, text in fields.items()})
@@ -167,7 +167,7 @@ class _Encoder:
         return [*self._fit(start, len(end)), *end], PoolingParams(task="score", pooling="last")
 
     def _ids(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The tokens of a text. One that is too long and must not be truncated is rejected early."""
+        """Return the tokens of a text. One that is too long and must not be truncated is rejected early."""
         most = self._limit if self._options.truncate_to is None else None
         try:
             return self._tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special, max_tokens=most)
@@ -175,7 +175,7 @@ class _Encoder:
             raise self._too_long(error.found) from None
 
     def _fit(self, ids: list[int], others: int) -> list[int]:
-        """The tokens after truncation to leave room for `others`, which stay whole."""
+        """Return the tokens after truncation to leave room for `others`, which stay whole."""
         excess = len(ids) + others - self._limit
         if excess <= 0:
             return ids

@@ -13,7 +13,7 @@ class TextCursor:
         self._at = 0
 
     def _peek(self) -> str:
-        """The next character, or empty at the end of the text."""
+        """Return the next character, or empty at the end of the text."""
         return self._text[self._at : self._at + 1]
 
     def _take(self, text: str) -> bool:
@@ -23,7 +23,7 @@ class TextCursor:
         return found
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The match that begins here, which is consumed, or None."""
+        """Return the match that begins here, which is consumed, or None."""
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return found

@@ -53,7 +53,9 @@ class TextHeads:
     num_logs: int = 0
 
     def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
-        """The function from a pooled vector, or token vectors, to the result, or None if there is nothing to do."""
+        """Return the function from a pooled vector, or token vectors, to the result, or None if there is nothing to
+        do.
+        """
         if params.task == "score":
             return None if self.yes_no is None else self.yes_no.score
         logs: tuple[Finish, ...] = (saturated,) * self.num_logs
@@ -65,7 +67,7 @@ NO_HEADS = TextHeads()
 
 
 def text_heads(graph: Graph, checkpoint: Checkpoint, texts: TextModel, tokenizer: Tokenizer) -> TextHeads:
-    """The heads of a model, read from its checkpoint. Raises ModelLoadError naming the file."""
+    """Return the heads of a model, read from its checkpoint. Raises ModelLoadError naming the file."""
     yes_no = yes_no_head(graph, checkpoint, tokenizer) if texts.scoring == "yes_no" else None
     dense = tuple(DenseLayer.load(module) for module in checkpoint.pooling.dense)
     return TextHeads(yes_no, dense, checkpoint.pooling.num_logs)

@@ -110,7 +110,7 @@ class YesNoHead:
     cap: float | None
 
     def score(self, hidden_state: Float32) -> Float32:
-        """The probability of yes rather than no: [1]."""
+        """Return the probability of yes rather than no: [1]."""
         logits = (self.weight.astype(np.float64) @ hidden_state + self.bias) * self.scale
         capped = logits if self.cap is None else softcap(logits, self.cap)
         return sigmoid(np.asarray([capped[0] - capped[1]]))
@@ -123,7 +123,7 @@ def sigmoid(x: Array) -> Float32:
 
 
 def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width: int) -> TextModel:
-    """The abilities of a graph and its checkpoint.
+    """Return the abilities of a graph and its checkpoint.
 
     width: of its vectors.
     """
@@ -150,7 +150,9 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width
 
 
 def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
-    """The graph's pooling if it pools by itself, otherwise the checkpoint's. A head uses the token that sees all."""
+    """Return the graph's pooling if it pools by itself, otherwise the checkpoint's. A head uses the token that sees
+    all.
+    """
     if not graph.takes_whole_texts:
         return "last" if pooling.is_classifier else pooling.pooling
     if any(isinstance(node.op, MeanPool) for node in graph.nodes):
@@ -160,7 +162,7 @@ def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
 
 
 def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """The tokens that a causal reranker answers with: its checkpoint's, or `yes` and `no` of a ChatML model."""
+    """Return the tokens that a causal reranker answers with: its checkpoint's, or `yes` and `no` of a ChatML model."""
     if pooling.yes_no is not None:
         return pooling.yes_no if max(pooling.yes_no) < tokenizer.vocab_size else None
     if CHAT_TOKEN not in {tokenizer.tokens[i] for i in tokenizer.special_token_ids}:
@@ -170,7 +172,7 @@ def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] 
 
 
 def yes_no_head(graph: Graph, checkpoint: Checkpoint, tokenizer: Tokenizer) -> YesNoHead | None:
-    """The head of a causal reranker, read from the checkpoint, or None for another model."""
+    """Return the head of a causal reranker, read from the checkpoint, or None for another model."""
     ids = yes_no_ids(checkpoint.pooling, tokenizer)
     head = next((node.op for node in graph.nodes if isinstance(node.op, Logits)), None)
     if ids is None or head is None:
