@@ -1,11 +1,12 @@
 """Admission of requests: a bounded queue, time limits, cancellation and draining.
 
-The engine does not report when it starts a request; the first sign is its first output, which a long prompt can delay
-by itself. Therefore a request counts as waiting while it has no output and is among the last `num_waiting` of those
-without one, in the engine's order of service (priority, then arrival). The others are being computed.
+The engine does not report when it starts a request. The first sign is its first output, which a long prompt alone can
+delay. Therefore a request counts as waiting if it has no output yet and is among the last `num_waiting` requests
+without output, in the order in which the engine serves them (priority, then arrival). The engine is already computing
+the rest.
 
-Half of all places is reserved in equal shares for the API keys of the server, so that one key that fills the queue,
-with responses in the background for example, leaves some to each of the others.
+Half of all places are reserved for the server's API keys in equal shares, so that a key that fills the queue, with
+background responses for example, leaves room for every other key.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _CONTEXTS_QUEUED = 8  # default limit of waiting prompt tokens, in contexts
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Ticket:
-    """One admitted request. Must always be released at its end.
+    """An admitted request. Its holder must always release it in the end.
 
-    It ends a request early by raising from `wait`: OverloadedError if it waited too long or the server shuts down,
+    `wait` raises an error to end the request early: OverloadedError if it waited too long or the server shuts down,
     GenerationTimeoutError if it ran too long, ApiError if it was cancelled.
     """
 
@@ -60,7 +61,9 @@ class Ticket:
     _scopes: set[anyio.CancelScope] = field(default_factory=set)
 
     async def wait(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Result of `call()`, unless the request is ended meanwhile. Every wait for the engine goes through here."""
+        """Return the result of `call()`, unless the request is ended first. Every wait for the engine goes through
+        here.
+        """
         if self._error is None:
             with anyio.CancelScope() as scope:
                 self._scopes.add(scope)
@@ -72,9 +75,10 @@ class Ticket:
         raise self._error
 
     def add_prompt_tokens(self, count: int) -> None:
-        """Add the tokens of all prompts once they are known.
+        """Add the number of tokens in all prompts once it is known.
 
-        Raises OverloadedError if too many are waiting, UsageError for several prompts that could never wait together.
+        Raises OverloadedError if too many tokens are waiting, UsageError for several prompts that could never wait
+        together.
         """
         if self.is_batch:
             return
@@ -87,7 +91,7 @@ class Ticket:
         self.lane.tokens.add(self.tenant, count)
 
     def started(self) -> None:
-        """Mark the request as started by the engine, at its first output. Calling it again is allowed."""
+        """Mark the request as started by the engine, at its first output. Calling this again is allowed."""
         if not self.has_started:
             self.has_started = True
             self.lane.tokens.add(self.tenant, -self.num_prompt_tokens)
@@ -100,7 +104,7 @@ class Ticket:
                 scope.cancel()
 
     def release(self) -> None:
-        """End the request's admission. Calling it twice is allowed."""
+        """End the request's admission. Calling this twice is allowed."""
         if not self.released.is_set():
             for timer in self.timers:
                 timer.cancel()
@@ -110,7 +114,7 @@ class Ticket:
 
 @dataclass
 class _Lane:
-    """Requests of one model, with shares of its places for sequences and for waiting prompt tokens."""
+    """The requests of one model, with per-key shares of its sequence slots and of its waiting prompt tokens."""
 
     places: Shares
     tokens: Shares
@@ -137,7 +141,9 @@ class _Lane:
             raise self._overloaded(message + self._reserved(self.places), num_sequences)
 
     def check_tokens(self, count: int, num_sequences: int, tenant: str) -> None:
-        """Raise OverloadedError if `count` further prompt tokens are too many; any prompt is admitted if none wait."""
+        """Raise OverloadedError if `count` more prompt tokens would exceed the limit. If none are waiting, any prompt
+        is admitted.
+        """
         if self.tokens.total and count > self.tokens.open_to(tenant):
             limit = f"{count} more exceed the limit of {self.tokens.limit} (max_queued_tokens)"
             message = f"prompts of {self.tokens.total} tokens wait; {limit}"
@@ -161,9 +167,9 @@ class _Lane:
         self.places.add(ticket.tenant, -(0 if ticket.is_batch else ticket.num_sequences))
 
     def is_waiting(self, ticket: Ticket, num_waiting: int) -> bool:
-        """True if the engine has not started the request.
+        """Return True if the engine has not started the request.
 
-        num_waiting: requests in the engine's queue.
+        num_waiting: number of requests in the engine's queue
         """
         if ticket.has_started:
             return False
@@ -173,10 +179,10 @@ class _Lane:
         return sum(other.num_prompts for other in later) < num_waiting
 
     def retry_after_s(self, num_sequences: int) -> float:
-        """The time after which a refused request should be retried: 1 to 60 s.
+        """Return the number of seconds after which a refused request should be retried, from 1 to 60.
 
-        Each refused request gets the next slot, at the rate at which requests finish, so that they do not all return at
-        once. The rate follows from Little's law: the number of requests divided by their mean time.
+        Each refused request gets the next slot, at the rate at which requests finish, so that clients do not all return
+        at once. The rate follows from Little's law: the number of requests divided by their mean time.
         """
         now = asyncio.get_running_loop().time()
         rate = self._mean_in_flight / self._mean_stay_s if self._mean_stay_s else _MIN_RATE
@@ -187,9 +193,9 @@ class _Lane:
 
 
 class Admission:
-    """All requests of the server, by model. Belongs to one event loop; decides without waiting.
+    """All requests to the server, by model. Belongs to one event loop and never waits for a decision.
 
-    num_tenants: the number of API keys, whose names are the tenants of requests.
+    num_tenants: number of API keys; their names are the tenants of requests
     """
 
     def __init__(self, config: ServerConfig, num_tenants: int = 0) -> None:
@@ -200,7 +206,7 @@ class Admission:
 
     @property
     def num_requests(self) -> int:
-        """The number of admitted requests that have not ended."""
+        """Number of admitted requests that have not ended."""
         return sum(len(lane.tickets) for lane in self._lanes.values())
 
     def admit(
@@ -214,11 +220,14 @@ class Admission:
         priority: int = 0,
         is_batch: bool = False,
     ) -> Ticket:
-        """Admit a request before any work is done for it. num_sequences: choices of all prompts.
+        """Admit a request before any work is done for it.
 
-        is_batch: a line of a batch, whose runner limits their number: it takes no place and has no time limits.
-        Raises OverloadedError at once, with the time after which to retry; UsageError if the request asks for too many
-        sequences.
+        num_sequences: total number of choices for all prompts
+        is_batch: whether the request is a line of a batch. The batch's runner limits the number of lines, so they take
+        no place and have no time limits.
+
+        Raises OverloadedError at once, with the time after which to retry, and UsageError if the request asks for too
+        many sequences.
         """
         if num_sequences > MAX_SEQUENCES_PER_REQUEST:
             raise UsageError(
@@ -252,7 +261,7 @@ class Admission:
         return lane.num_sequences >= lane.places.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
-        """Cancel the requests with this id. Return False if this tenant has none."""
+        """Cancel the requests with this id. Return False if the tenant has none."""
         tickets = [ticket for lane in self._lanes.values() for ticket in lane.tickets]
         found = [ticket for ticket in tickets if (ticket.request_id, ticket.tenant) == (request_id, tenant)]
         for ticket in found:
@@ -260,7 +269,7 @@ class Admission:
         return bool(found)
 
     async def wait_idle(self) -> None:
-        """Return when no request is left."""
+        """Wait until no request is left."""
         while tickets := [ticket for lane in self._lanes.values() for ticket in lane.tickets]:
             await tickets[0].released.wait()
 

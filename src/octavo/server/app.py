@@ -1,4 +1,4 @@
-"""The ASGI application: the routes of every protocol and of the server itself behind one guard."""
+"""The ASGI application: the routes of every protocol and of the server itself, all behind one guard."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ def build_app(
     salt: bytes | None = None,
     may_see: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
-    """An application with the routes of these modules.
+    """Build an application with the routes of these modules.
 
-    count: called with every answer. salt: of the names of API keys, None: a new one. may_see: whether a model takes
-    images at the moment.
+    count: called with every answer
+    salt: salt for the tenants' names, which are derived from API keys; a new one if None
+    may_see: returns whether a model accepts images at the moment
     """
     app = _Application(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
@@ -74,8 +75,9 @@ def build_app(
 
 
 def route_modules() -> Iterator[ModuleType]:
-    """Every module with a `router`: those in the folders of `octavo.server.protocols`, by name, then those of
-    `octavo.server.endpoints`."""
+    """Yield every module that has a `router`: the modules in the folders of `octavo.server.protocols` by name, then the
+    modules of `octavo.server.endpoints`.
+    """
     protocols, endpoints = octavo.server.protocols, octavo.server.endpoints
     folders = [importlib.import_module(name) for name, is_folder in _submodules(protocols) if is_folder]
     for package in (*folders, endpoints):
@@ -85,12 +87,12 @@ def route_modules() -> Iterator[ModuleType]:
 
 
 def _submodules(package: ModuleType) -> list[tuple[str, bool]]:
-    """(name, whether it is a folder) of everything in the package, by name."""
+    """Return (name, whether it is a folder) for everything in the package, sorted by name."""
     return sorted((f"{package.__name__}.{info.name}", info.ispkg) for info in pkgutil.iter_modules(package.__path__))
 
 
 class _Application(FastAPI):
-    """FastAPI with a description of our own at `/openapi.json`."""
+    """FastAPI with our own API description at `/openapi.json`."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

@@ -1,4 +1,4 @@
-"""Batches of a server: one at a time per API key, through the server's own routes, with the lowest priority."""
+"""Runs the server's batches: one at a time per API key, through the server's own routes, with the lowest priority."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ _MAX_ERRORS = 100  # errors reported about a refused file
 
 
 class BatchWorker:
-    """path: the folder of the store; None: a temporary one, which goes with the server. age_s: see `_AGE_S`.
+    """Runs the batches in a store, on the event loop and one thread for the store.
 
-    salt: of the owners' names, for a new store.
+    path: folder of the store, or None for a temporary one that is deleted with the server
+    age_s: see `_AGE_S`
+    salt: salt for the owners' names in a new store
 
     Raises UsageError if the folder cannot be used.
     """
@@ -63,9 +65,9 @@ class BatchWorker:
         self.figures = BatchFigures()
 
     def start(self, app: ASGIApp) -> None:
-        """Resume the batches of the store. Call it from the event loop.
+        """Resume the batches in the store. Call this from the event loop.
 
-        app: answers the lines.
+        app: application that answers the lines
         """
         self._app = app
         if self._store is not None:
@@ -82,7 +84,7 @@ class BatchWorker:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop, and close the store."""
+        """Stop all batches and close the store."""
         await self.stop()
         self._thread.shutdown(wait=True)
         if self._store is not None:
@@ -91,11 +93,11 @@ class BatchWorker:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     async def use(self, work: Callable[[BatchStore], T]) -> T:
-        """Result of `work` on the store, in its thread."""
+        """Run `work` on the store, in the store's thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
 
     def submit(self, work: Callable[[BatchStore], object]) -> None:
-        """Let the store's thread do `work` after its earlier tasks. Errors are logged."""
+        """Run `work` on the store's thread after its earlier tasks, without waiting for it. Errors are logged."""
 
         def run() -> None:
             try:
@@ -112,19 +114,19 @@ class BatchWorker:
         self._wake(batch.owner)
 
     async def find(self, owner: str, batch_id: str) -> StoredBatch | None:
-        """A batch with its current progress, or None if this owner has none with that id."""
+        """Return a batch with its current progress, or None if this owner has no batch with that id."""
         running = self._running.get(batch_id)
         if running is not None and running.batch.owner == owner:
             return running.batch
         return await self.use(lambda store: store.batch(owner, batch_id))
 
     async def batches(self, owner: str, after: str | None, limit: int) -> list[StoredBatch]:
-        """Batches created before the one with this id, newest first, with their current progress."""
+        """Return the batches created before the batch with id `after`, newest first, with their current progress."""
         stored = await self.use(lambda store: store.batches(owner, after, limit))
         return [self._running[batch.id].batch if batch.id in self._running else batch for batch in stored]
 
     async def cancel(self, batch: StoredBatch) -> StoredBatch:
-        """Start to cancel a batch that has not ended."""
+        """Start cancelling a batch that has not ended."""
         running = self._running.get(batch.id)
         if running is not None:
             batch = running.batch
@@ -188,7 +190,7 @@ class BatchWorker:
             self.figures.num_running = len(self._running)
 
     async def _validate(self, batch: StoredBatch) -> None:
-        """Read all lines; one wrong line fails the file."""
+        """Read all lines of the batch's file. One invalid line fails the whole file."""
         total, errors, model = await self.use(lambda store: _checked(store, batch))
         batch.total, batch.model = total, model
         if errors:
@@ -203,7 +205,9 @@ class BatchWorker:
         await self.use(lambda store: store.save(batch))
 
     def width(self, model: str | None) -> int:
-        """Lines to run at once for each owner with a batch: their share of the rows. Live requests go first."""
+        """Return the number of lines that each owner with a batch may run at once: an equal share of the rows. Live
+        requests go first.
+        """
         with suppress(OctavoError, KeyError):
             info = self._models.entry(model).info
             if info is not None:
@@ -212,7 +216,7 @@ class BatchWorker:
 
 
 def _checked(store: BatchStore, batch: StoredBatch) -> tuple[int, list[dict[str, Any]], str | None]:
-    """Number of lines, errors, and the model of the first line."""
+    """Return the number of lines, their errors, and the model named in the first line."""
     errors: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     model: str | None = None
@@ -285,7 +289,7 @@ class _RunningBatch:
         await use(lambda store: store.save(batch))
 
     async def _run_lines(self, app: ASGIApp, journal: Journal) -> None:
-        """Run the lines without results until all are done, the batch is cancelled or its time is over."""
+        """Run the lines that have no result until all are done, the batch is cancelled or its time is up."""
         lines = await self._worker.use(lambda store: _left(store, self.batch, journal))
         put = partial(self._put, journal)
         runner = BatchRunner(partial(self._call, app), lambda: self._worker.width(self.batch.model), put)
@@ -300,7 +304,7 @@ class _RunningBatch:
             self._lines.result()  # raises
 
     def _put(self, journal: Journal, result: LineResult) -> None:
-        """Write a result, and the counts twice a second, in the store's thread."""
+        """Write a result in the store's thread, and the updated counts twice a second."""
         now = self._ended_at = time.monotonic()
         figures = self._worker.figures
         figures.lines["failed" if result.is_failed else "completed"] += 1
@@ -312,7 +316,7 @@ class _RunningBatch:
             self._worker.submit(lambda _: _count(self.batch, journal))
 
     def _write(self, journal: Journal, result: LineResult) -> None:
-        """Write a result. A full disk ends the batch, because its results would be lost."""
+        """Write a result. A full disk ends the batch, because further results would be lost."""
         try:
             if self._problem is None:
                 journal.put(result)
@@ -342,7 +346,9 @@ class _RunningBatch:
             task.cancel()
 
     def _may_age(self) -> bool:
-        """True if live requests have left this batch no room for long, and no other line was let in for that reason."""
+        """Return True if live requests have left this batch no room for too long and no other line has been let in for
+        that reason.
+        """
         idle_s = time.monotonic() - self._ended_at
         may_age = idle_s >= self._age_s and not self._has_aged
         self._has_aged = idle_s >= self._age_s
@@ -364,7 +370,7 @@ def _count(batch: StoredBatch, journal: Journal) -> None:
 
 
 def _end_rest(store: BatchStore, batch: StoredBatch, journal: Journal, code: str) -> bool:
-    """Give lines without results an error. Return False if there are none."""
+    """Write an error as the result of every line that has none. Return False if there are no such lines."""
     rest = _left(store, batch, journal) if journal.num_completed + journal.num_failed < batch.total else ()
     is_cut = False
     for line in rest:
@@ -375,7 +381,7 @@ def _end_rest(store: BatchStore, batch: StoredBatch, journal: Journal, code: str
 
 
 def _publish(store: BatchStore, batch: StoredBatch) -> None:
-    """Make files of the results, and drop empty ones."""
+    """Turn the results into downloadable files, and drop empty ones."""
     names = {batch.output_file_id: batch.completed, batch.error_file_id: batch.failed}
     for file_id, count in names.items():
         path = store.content_of(file_id)

@@ -20,7 +20,7 @@ _MAX_SECONDS = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Options of a server. Fields are checked on construction; an invalid one raises UsageError."""
+    """Options of a server. Fields are checked on construction; an invalid value raises UsageError."""
 
     host: str = option("127.0.0.1", "address to listen on; anything but loopback needs --api-key")
     port: int = option(8000, "port to listen on; 0: any free port")
@@ -146,7 +146,7 @@ class ServerConfig:
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> ServerConfig:
-        """Make a configuration from the command line: durations may be strings, and repeated options are lists."""
+        """Make a configuration from command-line options. Durations may be strings, and repeated options are lists."""
         durations = {field.name for field in dataclasses.fields(cls) if isinstance(field.default, float)}
         values = dict(options)
         for name, value in options.items():
@@ -157,15 +157,15 @@ class ServerConfig:
         return cls(**values)
 
     def body_limit(self, *, with_images: bool) -> int:
-        """Largest body in bytes.
+        """Return the largest allowed body in bytes.
 
-        with_images: for a route that accepts images.
+        with_images: whether the route accepts images
         """
         return self.max_body_bytes or (64 << 20 if with_images else 8 << 20)
 
     @property
     def models_memory_bytes(self) -> int | None:
-        """`models_memory` as a number."""
+        """`models_memory` in bytes."""
         return None if self.models_memory is None else parse_bytes("models_memory", self.models_memory)
 
 
@@ -173,7 +173,7 @@ _NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # whose default i
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Check a field's type: that of its default or, without one, a text or a number."""
+    """Check a field's type against its default's type. A field without a default must be a string or a number."""
     if isinstance(default, float):
         _check_seconds(name, value)
     elif isinstance(default, bool):
@@ -189,7 +189,7 @@ def _check_type(name: str, value: object, default: object) -> None:
 
 
 def parse_duration(name: str, value: object) -> float:
-    """Parse `30`, `"30s"`, `"2m"`, `"500ms"` or `"1h"` as seconds. Raises UsageError."""
+    """Parse a duration such as `30`, `"30s"`, `"2m"`, `"500ms"` or `"1h"` and return seconds. Raises UsageError."""
     if not isinstance(value, str):
         return _check_seconds(name, value)
     match = _DURATION.fullmatch(value.strip().lower())

@@ -1,4 +1,4 @@
-"""Figures of the dashboard, and their history of the last 15 minutes."""
+"""The dashboard's figures and their history over the last 15 minutes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ INTERVAL_S = 5.0
 
 
 class DashboardHistory:
-    """Snapshots of the last 15 minutes, one every 5 seconds: at most 180 of a few KB each."""
+    """Snapshots of the last 15 minutes, taken every 5 seconds: at most 180, of a few KB each."""
 
     def __init__(self) -> None:
         self._samples: deque[dict[str, Any]] = deque(maxlen=int(SPAN_S / INTERVAL_S))
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Snapshots, oldest first."""
+        """Return the snapshots, oldest first."""
         return list(self._samples)
 
     def add(self, sample: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class DashboardHistory:
 
 
 def snapshot(state: ServerState) -> dict[str, Any]:
-    """All figures of the dashboard, as JSON, without asking an engine. Counters are totals."""
+    """Return all figures of the dashboard as JSON, without asking an engine. Counters are totals."""
     metrics = state.metrics
     metrics.refresh_statuses()
     now = time.monotonic()
@@ -61,7 +61,7 @@ def snapshot(state: ServerState) -> dict[str, Any]:
 
 
 def _model(model: ModelEntry, metrics: ServerMetrics) -> dict[str, Any]:
-    """`state` is that of the engines if it is loaded, else that of the model."""
+    """Return a model's figures. `state` is the engines' state if the model is loaded, otherwise the model's own."""
     figures, info = metrics.of_model(model.name), model.info
     status = model.model.client.status() if model.model is not None else None
     return {
@@ -88,5 +88,7 @@ def _model(model: ModelEntry, metrics: ServerMetrics) -> dict[str, Any]:
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
-    """Bound in seconds, and one more count than bounds, not cumulative."""
+    """Return a histogram's bounds in seconds and its counts, which are not cumulative. There is one more count than
+    bounds.
+    """
     return {"bounds": histogram.bounds, "counts": list(histogram.counts)}

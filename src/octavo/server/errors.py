@@ -1,4 +1,4 @@
-"""Errors of the HTTP interface: one envelope, exact status, type, param and code.
+"""Errors of the HTTP interface: one envelope with an exact status, type, param and code.
 
 `{"error": {"message": str, "type": str, "param": str | null, "code": str | null}}`, as OpenAI's clients expect it.
 """
@@ -61,33 +61,35 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The envelope."""
+        """Return the error's envelope."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class ClientGoneError(Exception):
-    """The client has disconnected; nobody reads the answer."""
+    """The client has disconnected, so nobody will read the answer."""
 
 
 def shutting_down() -> ApiError:
-    """Error for requests that the server does not finish before it exits."""
+    """Return the error for requests that the server does not finish before it exits."""
     message = "the server is shutting down"
     return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """A 400: the request is invalid."""
+    """Return a 400 error: the request is invalid."""
     return ApiError(400, message, param=param, code=code)
 
 
 def refuse(param: str, reason: str, code: str = "unsupported_value") -> UsageError:
-    """Error about a value that is well-formed but cannot be honoured."""
+    """Return the error for a value that is well-formed but unsupported."""
     return UsageError(f"{param} {reason}", param=param, code=code)
 
 
 def to_api_error(error: Exception, request_id: str) -> ApiError:
-    """Convert any exception to an error answer. Internal errors are logged, and the answer has only the request id."""
+    """Convert any exception to an error answer. Internal errors are logged, and the answer contains only the request
+    id.
+    """
     answer = _to_answer(error, request_id)
     if answer.status == 500:
         expected = isinstance(error, (ApiError, OctavoError))  # raised on purpose, so logged without a traceback

@@ -1,4 +1,4 @@
-"""Events of responses streamed from the background: clients may disconnect and return while they are generated."""
+"""Event logs of streamed background responses: clients may disconnect and reconnect while a response is generated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_BYTES = 32 << 20
 
 
 class EventLog:
-    """Events of one response so far, numbered from 0 as in `sequence_number`. Readers wait for later ones."""
+    """One response's events so far, numbered from 0 as in `sequence_number`. Readers wait for later events."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
@@ -19,7 +19,7 @@ class EventLog:
         self.is_over = False
 
     def add(self, chunk: bytes) -> None:
-        """Add whole events in the form of a stream. Comments are dropped."""
+        """Add one or more whole events in stream format. Comments are dropped."""
         new = [part + b"\n\n" for part in chunk.split(b"\n\n") if part and not part.startswith(b":")]
         self._events += new
         self.num_bytes += sum(map(len, new))
@@ -31,7 +31,7 @@ class EventLog:
         self._tell()
 
     async def read(self, first: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events from this number on: existing ones at once, then each new one as it arrives."""
+        """Yield the events from number `first` on: existing ones at once, then each new one as it arrives."""
         position = first
         while True:
             news = self._news
@@ -50,14 +50,14 @@ class EventLog:
 
 
 class EventLogs:
-    """Logs of all running responses, and of ended ones as far as they fit into `max_bytes`."""
+    """Logs of all running responses, and as many logs of ended responses as fit into `max_bytes`."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
     def put(self, response_id: str, log: EventLog) -> None:
-        """Keep a log, dropping the oldest ended ones if needed."""
+        """Keep a log, dropping the oldest ended logs if needed."""
         self._logs[response_id] = log
         ended = [known for known, item in self._logs.items() if item.is_over and known != response_id]
         num_bytes = sum(self._logs[known].num_bytes for known in ended)

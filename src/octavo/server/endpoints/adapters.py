@@ -24,9 +24,9 @@ _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 class LoadRequest(RequestModel):
     """Body of a request to load an adapter.
 
-    lora_path: a path on the server, a hub id, or a name in `--lora-dir`.
-    load_inplace: replace an adapter of the same name.
-    base_model_name: the adapter's model, if there are several.
+    lora_path: a path on the server, a hub id, or a name in `--lora-dir`
+    load_inplace: replace an adapter of the same name
+    base_model_name: the adapter's model, if the server has several
     """
 
     lora_name: _Name
@@ -36,7 +36,10 @@ class LoadRequest(RequestModel):
 
 
 class UnloadRequest(RequestModel):
-    """lora_int_id: ignored."""
+    """Body of a request to unload an adapter.
+
+    lora_int_id: ignored
+    """
 
     lora_name: _Name
     lora_int_id: Int | None = None
@@ -44,7 +47,7 @@ class UnloadRequest(RequestModel):
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_adapter(request: Request, body: LoadRequest) -> Response:
-    """Load an adapter, which requests then use as their model name. Answers when it is ready."""
+    """Load an adapter, whose name requests then use as their model name. Answers when the adapter is ready."""
     models, is_admin = state_of(request).models, check_may_change_adapters(request)
     if not is_admin:
         models.adapters.check_inside(body.lora_path)
@@ -59,7 +62,7 @@ async def load_adapter(request: Request, body: LoadRequest) -> Response:
 
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_adapter(request: Request, body: UnloadRequest) -> Response:
-    """Remove an adapter. Running requests keep it; later ones do not find it."""
+    """Remove an adapter. Running requests keep it; later requests can no longer use it."""
     adapters, is_admin = state_of(request).models.adapters, check_may_change_adapters(request)
     if not is_admin and (owner := tenant_of(request)):  # without keys all clients are one
         adapters.check_owner(body.lora_name, owner)

@@ -1,4 +1,4 @@
-"""`/health`: liveness and readiness of the server, from state that is already known.
+"""`/health`: the server's liveness and readiness, from state that is already known.
 
 A probe asks no engine and never waits.
 """
@@ -27,14 +27,17 @@ _PROBLEMS = {
 
 
 class HealthStatus(BaseModel):
-    """status: alive, ready or draining. Any other state is an error whose message starts with the state."""
+    """Answer to a health probe.
+
+    status: alive, ready or draining. Any other state is an error whose message starts with the state.
+    """
 
     status: str
 
 
 @router.get("/health/live")
 async def live(request: Request) -> HealthStatus:
-    """200 as long as the engines live and make progress, also while models are loaded; else 503."""
+    """Return 200 while the engines are alive and make progress, even while models are being loaded; otherwise 503."""
     state = state_of(request)
     for entry in state.models.entries:
         if entry.model is not None and entry.state == "loaded":
@@ -44,7 +47,9 @@ async def live(request: Request) -> HealthStatus:
 
 @router.get("/health/ready")
 async def ready(request: Request) -> HealthStatus:
-    """200 if a request would be served now; 503 while the server is loading, draining, full or without its engine."""
+    """Return 200 if a request would be served now, and 503 while the server is loading, draining, full or without its
+    engine.
+    """
     state = state_of(request)
     if state.admission.is_draining:
         raise _problem("draining", "the server is shutting down", "server_shutting_down", 5)
@@ -66,7 +71,7 @@ async def health(request: Request) -> HealthStatus:
 
 
 def _check_engine(model: ServedModel) -> None:
-    """Raise ApiError if the engine is not alive or makes no progress."""
+    """Raise ApiError if the model's engine is not alive or makes no progress."""
     engine = model.client.status()
     if engine.state in _PROBLEMS:
         reason = f"{model.name}: {engine.reason or 'unknown reason'}"

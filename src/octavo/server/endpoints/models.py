@@ -1,4 +1,4 @@
-"""`/v1/models`: models, the limits of a request, and manual loading and unloading."""
+"""`/v1/models`: the models, their request limits, and manual loading and unloading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["Models"])
 
 
 class Memory(BaseModel):
-    """The memory of the model, in bytes."""
+    """A model's memory use in bytes."""
 
     weight_bytes: int
     kv_cache_bytes: int
@@ -26,9 +26,9 @@ class Memory(BaseModel):
 
 
 class DefaultSampling(BaseModel):
-    """The sampling of a request that leaves these fields open, with vLLM's names.
+    """The sampling parameters of a request that does not set these fields, under vLLM's names.
 
-    TGI's requests are greedy by default.
+    TGI requests are greedy by default.
     """
 
     temperature: float
@@ -43,14 +43,17 @@ class DefaultSampling(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """OpenAI's fields, Anthropic's (type, display_name, created_at), and additional ones, which are null if they are
-    known only after the model was loaded.
+    """A model: OpenAI's fields, Anthropic's (type, display_name, created_at), and additional fields that are null if
+    they are known only once the model is loaded.
 
-    aliases: its other names. default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
-    loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
-    error of the last failed attempt to load the model. input_modalities: `text`, and `image` if the model sees.
-    `pdf_as` shows how PDF documents are read by default: as pages or as text.
-    parent: the model of an adapter, whose root is what it was loaded from.
+    aliases: the model's other names
+    default_sampling_source: the origin of default_sampling_params, see `--generation-config`
+    loading: only present while the state is `loading`
+    max_model_len: maximum tokens in a request, prompt and answer together
+    reason: error of the last failed attempt to load the model
+    input_modalities: `text`, and `image` if the model accepts images
+    pdf_as: how PDF documents are read by default, as pages or as text
+    parent: for an adapter, the model that it extends; its `root` is the path or id that it was loaded from
     """
 
     id: str
@@ -79,7 +82,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models, loaded or not, with the ends of the page for Anthropic's clients."""
+    """All models, loaded or not, with the first and last id of the page for Anthropic's clients."""
 
     object: str = "list"
     data: list[ModelCard]
@@ -91,7 +94,7 @@ class ModelList(BaseModel):
 @router.get("/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """All models, loaded or not."""
+    """List all models, loaded or not."""
     models = state_of(request).models
     names = [*(entry.name for entry in models.entries), *(each.name for each in models.adapters.entries)]
     cards = [_card(models, name) for name in names]
@@ -101,7 +104,7 @@ async def list_models(request: Request) -> ModelList:
 @router.get("/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> ModelCard:
-    """One model."""
+    """Return one model."""
     return _card(state_of(request).models, model_id)
 
 
@@ -123,9 +126,10 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
 
 @router.post("/v1/models/{model_id:path}/restart")
 async def restart_model(request: Request, model_id: str) -> ModelCard:
-    """Restart a model's replicas one by one, each after its last request. Answers when all have restarted.
+    """Restart a model's replicas one by one, each after its running requests have finished. Answers when all have
+    restarted.
 
-    The other replicas keep serving, so no request is refused. It continues if the client disconnects.
+    The other replicas keep serving, so no request is refused. The restart continues if the client disconnects.
     """
     models = state_of(request).models
     async with models.use(model_id) as model:

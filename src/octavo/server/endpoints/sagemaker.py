@@ -30,7 +30,9 @@ _KINDS: dict[str, tuple[type[RequestModel], Callable[[Request, Any], Coroutine[A
 
 @router.post("/invocations", response_model=None)
 async def invoke(request: Request) -> Response:
-    """A chat (`messages`), a text completion (`prompt`) or embeddings (`input`), as the body says."""
+    """Answer a chat (`messages`), a text completion (`prompt`) or an embeddings request (`input`), depending on the
+    body's fields.
+    """
     body = parse_object(request.scope["state"].pop("body"))
     kind = next((name for name in _KINDS if name in body), None)
     if kind is None:

@@ -1,4 +1,6 @@
-"""The server itself: `/version`, `/load`, `/metrics` for Prometheus, `/dashboard/data`, and cancelling its requests."""
+"""Routes about the server itself: `/version`, `/load`, `/metrics` for Prometheus, `/dashboard/data`, and cancelling
+requests.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,31 @@ class Version(BaseModel):
 
 
 class Load(BaseModel):
-    """server_load: number of running and waiting requests."""
+    """The server's load, in vLLM's form.
+
+    server_load: number of running and waiting requests
+    """
 
     server_load: int
 
 
 @router.get("/version", tags=["Server"])
 async def get_version() -> Version:
-    """The version of the server."""
+    """Return the server's version."""
     return Version(version=__version__)
 
 
 @router.get("/load", tags=["Server"])
 async def get_load(request: Request) -> Load:
-    """Number of requests in the server, in vLLM's form."""
+    """Return the number of requests in the server, in vLLM's form."""
     return Load(server_load=state_of(request).admission.num_requests)
 
 
 @router.get("/metrics", tags=["Server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(request: Request) -> Response:
-    """All metrics, in OpenMetrics format if the Accept header names it, otherwise in Prometheus's own."""
+    """Return all metrics, in OpenMetrics format if the Accept header names it, otherwise in Prometheus's text
+    format.
+    """
     metrics = state_of(request).metrics
     await metrics.refresh()
     body, content_type = export(metrics, request.headers.get("accept", ""))
@@ -47,7 +54,7 @@ async def get_metrics(request: Request) -> Response:
 
 
 class CancelledRequest(BaseModel):
-    """A cancelled request."""
+    """Confirmation that a request has been cancelled."""
 
     id: str
     object: str = "request"
@@ -69,9 +76,10 @@ async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
 
 @router.get("/dashboard/data", include_in_schema=False)
 async def get_dashboard_data(request: Request, history: bool = False) -> JSONResponse:
-    """Figures of the dashboard, without asking an engine.
+    """Return the dashboard's figures, without asking an engine.
 
-    All counters are totals; the page subtracts consecutive answers. With `history`, includes the last 15 minutes.
+    All counters are totals; the page subtracts consecutive answers. With `history`, the answer includes the last 15
+    minutes.
     """
     state = state_of(request)
     data = snapshot(state)

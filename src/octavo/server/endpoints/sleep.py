@@ -13,7 +13,10 @@ router = APIRouter(tags=["Server"])
 
 
 class SleepStatus(BaseModel):
-    """is_sleeping: no model is ready; the next request wakes or loads its model."""
+    """Whether the server is asleep.
+
+    is_sleeping: True if no model is ready; the next request wakes or loads its model
+    """
 
     is_sleeping: bool
 
@@ -22,7 +25,8 @@ class SleepStatus(BaseModel):
 async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) -> SleepStatus:
     """Put all models to sleep once their requests have finished, and answer when their memory is free.
 
-    level: 1 keeps the weights in main memory and frees the GPU's; 2 frees everything. Without a GPU, both unload.
+    level: 1 keeps the weights in main memory and frees GPU memory, 2 frees everything. Without a GPU, both unload the
+    models.
     """
     sleeper = state_of(request).sleeper
     await sleeper.sleep(level)
@@ -39,5 +43,5 @@ async def wake_up(request: Request) -> SleepStatus:
 
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> SleepStatus:
-    """True while no model is ready."""
+    """Return whether no model is ready."""
     return SleepStatus(is_sleeping=state_of(request).sleeper.is_sleeping)

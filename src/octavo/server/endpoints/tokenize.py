@@ -1,4 +1,6 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM: token ids of a text or a conversation, and back."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM: convert a text or a conversation to token ids, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,9 @@ IMAGE_PATHS = ("/tokenize",)
 class TokenizeRequest(TemplateFields):
     """A prompt or messages, or llama.cpp's `content` with its own fields.
 
-    add_special_tokens: None is true for a prompt, and false for messages, whose template writes them. add_special,
-    parse_special: None is false and true.
+    add_special_tokens: by default true for a prompt and false for messages, because the template writes them
+    add_special: false by default
+    parse_special: true by default
     """
 
     model: Text | None = None
@@ -57,7 +60,10 @@ class TokenizeRequest(TemplateFields):
 
 
 class TokenizeResponse(BaseModel):
-    """token_strs: the text of each token; bytes that are a part of a character become U+FFFD."""
+    """The token ids of a text or a conversation.
+
+    token_strs: the text of each token; bytes of an incomplete character become U+FFFD
+    """
 
     count: int
     max_model_len: int
@@ -66,7 +72,10 @@ class TokenizeResponse(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """The facts that `tokenizer_config.json` of transformers has. added_tokens_decoder: the control tokens by id."""
+    """The facts in transformers' `tokenizer_config.json`.
+
+    added_tokens_decoder: control tokens by id
+    """
 
     tokenizer_class: str = "PreTrainedTokenizerFast"
     vocab_size: int
@@ -83,13 +92,13 @@ class DetokenizeRequest(NullIsAbsent):
 
 
 class TokensResponse(BaseModel):
-    """llama.cpp's answer: ids, or ids with their texts, which are lists of bytes where they are not UTF-8."""
+    """llama.cpp's answer: ids, or ids with their texts. A text that is not UTF-8 is a list of bytes."""
 
     tokens: list[int | dict[str, int | str | list[int]]]
 
 
 class DetokenizeResponse(BaseModel):
-    """The text, under vLLM's and llama.cpp's names."""
+    """The text of the tokens, under vLLM's and llama.cpp's names."""
 
     prompt: str
     content: str
@@ -97,7 +106,7 @@ class DetokenizeResponse(BaseModel):
 
 @router.post("/tokenize", response_model=TokenizeResponse | TokensResponse)
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """The token ids of a prompt, the same as for `/v1/completions`, or of a conversation."""
+    """Return the token ids of a prompt, exactly as `/v1/completions` encodes it, or of a conversation."""
     _check_kind(body)
     reading = None if body.messages is None else read_spec(request, lambda: _chat_spec(body))
     spec = None if reading is None else await run_unless_gone(request, reading)
@@ -118,7 +127,9 @@ async def _tokenize(model: ServedModel, body: TokenizeRequest, spec: ChatSpec | 
 
 
 def _answer(model: ServedModel, body: TokenizeRequest, tokens: list[int]) -> bytes:
-    """The answer as JSON, made piece by piece: the texts of many tokens are much larger than their JSON."""
+    """Return the answer as JSON, built piece by piece because the texts of many tokens take much more memory than their
+    JSON.
+    """
     texts, pieces = partial(_text, model.tokenizer), partial(_piece, model.tokenizer)
     if body.content is not None:
         if not body.with_pieces:
@@ -136,7 +147,7 @@ def _list(tokens: list[int], shown: Callable[[int], object]) -> bytes:
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
-    """The text of token ids, control tokens included."""
+    """Return the text of token ids, including control tokens."""
     async with state_of(request).models.use(body.model) as model:
         vocab_size = model.tokenizer.vocab_size
         wrong = next((i for i, token_id in enumerate(body.tokens) if not 0 <= token_id < vocab_size), None)
@@ -151,7 +162,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
 
 @router.get("/tokenizer_info")
 async def get_tokenizer_info(request: Request) -> TokenizerInfo:
-    """The tokenizer of the first model, under the names of `tokenizer_config.json`."""
+    """Describe the first model's tokenizer, under the names used in `tokenizer_config.json`."""
     models = state_of(request).models
     async with models.use(models.default_name) as model:
         tokenizer = model.tokenizer

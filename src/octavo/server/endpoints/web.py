@@ -35,36 +35,36 @@ _HEADERS = {
 
 @router.get("/")
 async def get_chat_page(request: Request) -> Response:
-    """The chat page."""
+    """Return the chat page."""
     return await _respond(request, "chat.html")
 
 
 @router.get("/dashboard")
 async def get_dashboard_page(request: Request) -> Response:
-    """The dashboard."""
+    """Return the dashboard page."""
     return await _respond(request, "dashboard.html")
 
 
 @router.get("/docs")
 async def get_api_page(request: Request) -> Response:
-    """The page that shows `/openapi.json`."""
+    """Return the page that shows `/openapi.json`."""
     return await _respond(request, "docs.html")
 
 
 @router.get("/web/vendor/{name}")
 async def get_vendored_file(request: Request, name: str) -> Response:
-    """A script of a library that the pages use, or its licence."""
+    """Return a script of a library that the pages use, or its licence."""
     return await _respond(request, f"vendor/{name}")
 
 
 @router.get("/web/{name}")
 async def get_web_file(request: Request, name: str) -> Response:
-    """A style sheet, script or picture of the pages."""
+    """Return a style sheet, script or picture used by the pages."""
     return await _respond(request, name)
 
 
 async def _respond(request: Request, name: str) -> Response:
-    """The file, or 304 if the browser has it."""
+    """Return the file, or 304 if the browser already has it."""
     response = await _FILES.get_response(name, request.scope)
     response.headers.update(_HEADERS)
     return response

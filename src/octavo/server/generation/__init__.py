@@ -1,1 +1,1 @@
-"""Turns a checked request into events, the same for every protocol: chat, completions, responses, messages, TGI."""
+"""Turns a checked request into events, the same way for every protocol: chat, completions, responses, messages, TGI."""

@@ -1,4 +1,4 @@
-"""Adapts a conversation to a model: its template, its format of tool calls and its reasoning."""
+"""Adapts a conversation to a model: to its chat template, its tool call format and its reasoning format."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _NUM_LAST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The parts into which an answer is split.
+    """The format that splits an answer into parts.
 
-    create_tool_parser: None if the answer has no calls. reasoning: None if reasoning stays in the text.
-    ignored_fields: fields of the spec without effect on this model.
+    create_tool_parser: None if the answer contains no calls
+    reasoning: None if reasoning stays in the text
+    ignored_fields: fields of the spec that have no effect on this model
     """
 
     create_tool_parser: Callable[[], ToolParser] | None = None
@@ -46,11 +47,11 @@ class AnswerFormat:
 
     @property
     def is_plain(self) -> bool:
-        """True if the answer is text alone: nothing in it ends it early or has tokens that are counted apart."""
+        """Whether the answer is plain text: nothing in it ends it early, and all its tokens are counted together."""
         return self.create_tool_parser is None and self.reasoning is None
 
     def create_reader(self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ChoiceReader:
-        """A reader for choice `index` of the answer to this prompt."""
+        """Create a reader for choice `index` of the answer to this prompt."""
         tools = None if self.create_tool_parser is None else self.create_tool_parser()
         reasoning = None
         if self.reasoning is not None:
@@ -60,10 +61,10 @@ class AnswerFormat:
 
 
 def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
-    """The request adapted to the model's template, with the constraints of its tools, and the format of the answer.
+    """Adapt a request to the model's template and return it with its tools' constraints and the answer format.
 
-    With tools and a JSON format the answer is calls or JSON. Raises UsageError for tools beside another constraint, and
-    for a part of a message that the model cannot read.
+    If both tools and a JSON format are given, the answer is either calls or JSON. Raises UsageError if tools are
+    combined with another constraint, and for a message part that the model cannot read.
     """
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     template = model.tokenizer.template_source(has_tools=bool(tools))
@@ -113,7 +114,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
 def _with_tools(
     spec: ChatSpec, tools: list[Tool], tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> SamplingParams | BeamSearchParams:
-    """The parameters of the request with the constraints of its tools."""
+    """Return the request's parameters with the constraints of its tools."""
     token_ids, params = mark_token_ids(tokenizer, tool_format), spec.params
     if not tokenizer.special_token_ids.isdisjoint(token_ids.values()):
         params = changed(params, skip_special_tokens=False)
@@ -150,7 +151,7 @@ def _with_tools(
 
 
 def _closed(tool: Tool) -> Tool:
-    """The tool with `closed_objects` in its parameters."""
+    """Return the tool with `closed_objects` applied to its parameters."""
     function = tool["function"]
     if not function.get("parameters"):
         return tool
@@ -158,9 +159,9 @@ def _closed(tool: Tool) -> Tool:
 
 
 def _for_template(message: Mapping[str, Any], images: ImagePlan, knows_developers: bool) -> dict[str, Any]:
-    """The message with a content and a role that templates know.
+    """Return the message with content and a role that templates understand.
 
-    images: gets those of the message.
+    images: receives the message's images
     """
     plain = dict(message)
     if plain.get("content") is not None:
@@ -171,13 +172,13 @@ def _for_template(message: Mapping[str, Any], images: ImagePlan, knows_developer
 
 
 def mark_token_ids(tokenizer: Tokenizer, tool_format: ToolFormat) -> dict[str, int]:
-    """The token ids of those marks of a format that are a single token in this vocabulary."""
+    """Return the token ids of the format's marks, as far as they are single tokens in this vocabulary."""
     found = {mark: _token_id(tokenizer, mark) for mark in tool_format.marks}
     return {mark: token_id for mark, token_id in found.items() if token_id is not None}
 
 
 def _token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """The single token with exactly this text; None if there is none."""
+    """Return the id of the single token with exactly this text, or None if there is none."""
     token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
     is_one = len(token_ids) == 1 and tokenizer.token_bytes(token_ids[0]) == text.encode()
     return token_ids[0] if is_one else None

@@ -1,6 +1,6 @@
-"""The content of messages in every protocol: an ordered row of parts, from the request to the chat template.
+"""The content of messages in every protocol: an ordered sequence of parts, from the request to the chat template.
 
-If the model sees, an image becomes a mark in the text. Parts that a model cannot read are refused here.
+If the model accepts images, an image becomes a mark in the text. Parts that a model cannot read are refused here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from octavo.tokenizer.image_marks import ImageMarks
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """before: stands between this text and the one before it, where a template takes a message as one string."""
+    """A text part.
+
+    before: separator between this text and the previous one, for templates that take a message as one string
+    """
 
     text: str
     before: str = ""
@@ -29,11 +32,11 @@ MediaKind: TypeAlias = Literal["image", "audio", "video", "file"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that is no text.
+    """A part that is not text.
 
-    where: the field of the request that holds it.
-    source: of an image, or None if its form is not supported.
-    pdf_as: how to read a PDF document, or None for the default in `EngineConfig.pdf_as`.
+    where: the request's field that contains the part
+    source: an image's source, or None if its form is not supported
+    pdf_as: how to read a PDF document, or None for the default in `EngineConfig.pdf_as`
     """
 
     kind: MediaKind
@@ -54,14 +57,15 @@ _NAMES: dict[MediaKind, str] = {"image": "an image", "audio": "audio", "video": 
 
 
 def plain(text: str) -> MessageContent:
-    """The content that is this text."""
+    """Return content that consists of this text."""
     return (PlainText(text),)
 
 
 def of_file(data: str | None, filename: str | None, where: str, field: str) -> Media:
-    """A file in base64 or a data: URL.
+    """Return the part for a file in base64 or in a data: URL.
 
-    where: its part of the request; field: the field that holds it.
+    where: the file's part of the request
+    field: the field that contains the data
     """
     if data is None or not (data.startswith(READ_URLS) or names_media(filename)):
         return Media("file", where)
@@ -70,26 +74,28 @@ def of_file(data: str | None, filename: str | None, where: str, field: str) -> M
 
 
 def in_a_row(parts: Iterable[MessagePart], separator: str) -> MessageContent:
-    """These parts as one content; the separator stands before each text but the first part."""
+    """Join parts to one content, with the separator before each text except the first part."""
     return tuple(_after(part, separator) if i else part for i, part in enumerate(parts))
 
 
 def joined(first: MessageContent, then: MessageContent, separator: str) -> MessageContent:
-    """One content after another. Nothing separates it from an empty one, which is left out."""
+    """Join two contents. An empty one is left out, without a separator."""
     if not then or not any(isinstance(part, Media) or part.before or part.text for part in first):
         return then or first
     return (*first, _after(then[0], separator), *then[1:])
 
 
 def text_of(content: MessageContent) -> str:
-    """The texts of a content as one string."""
+    """Join all texts in a content to one string."""
     return "".join(part.before + part.text for part in content if isinstance(part, PlainText))
 
 
 class ImagePlan:
-    """The images of a conversation, or of texts, in the order of their marks.
+    """Collects the images of a conversation, or of texts, in the order of their marks.
 
-    model: that is to read them. Raises UsageError, which names the first part that it cannot read.
+    model: the model that will read the images
+
+    Raises UsageError that names the first part that the model cannot read.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -101,7 +107,7 @@ class ImagePlan:
             self.marks = ImageMarks(processor.placeholder, processor.wrapping)
 
     def text(self, content: MessageContent) -> str:
-        """The content as one string, a mark in place of each image, which nothing separates from a text."""
+        """Return the content as one string, with a mark in place of each image and no separator around it."""
         pieces, follows_text = [], True
         for part in content:
             if isinstance(part, Media):
@@ -112,7 +118,7 @@ class ImagePlan:
         return "".join(pieces)
 
     def mark(self, part: Media) -> str:
-        """The mark of a further image."""
+        """Add an image and return its mark."""
         is_known = part.kind == "image" or part.source is not None
         if self.marks is None or not is_known:
             reads = "text only" if self.marks is None else _READS[part.kind]

@@ -1,4 +1,4 @@
-"""The texts of PDF documents in a conversation, in place of the documents that are to be read as text."""
+"""Replaces PDF documents in a conversation by their texts, if they are to be read as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BETWEEN = "\n\n"  # a document and other texts
 
 
 async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:
-    """The conversation with the text layers of documents in their places, where the pages are not to be seen.
+    """Replace documents in the conversation by their text layers, unless the model is to see the pages.
 
     Raises UsageError that names the field.
     """
@@ -27,7 +27,7 @@ async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:
 
 
 def _may_be_text(model: ServedModel, part: MessagePart) -> bool:
-    """Return whether the part is read as text if its file is a document."""
+    """Return whether the part would be read as text if its file is a document."""
     if not isinstance(part, Media) or part.source is None:
         return False
     sees = model.info.images is not None
@@ -51,7 +51,7 @@ async def _with_text(model: ServedModel, message: Mapping[str, Any]) -> Mapping[
 
 
 async def _read(model: ServedModel, part: Media) -> MessagePart:
-    """The text of a document; of another file the part, with what was fetched for it."""
+    """Return a document's text. For any other file, return the part with its fetched data."""
     assert part.source is not None
     source = await model.images.read(part.source)
     text = await model.images.text(source)

@@ -1,6 +1,6 @@
-"""The events of an answer. Every protocol's endpoint turns them into its own format.
+"""Events of an answer. Every protocol's endpoint turns them into its own format.
 
-The answer that is not streamed is the fold of the same events, so the two cannot differ.
+An answer that is not streamed is a fold over the same events, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from octavo.server.tool_parsers.tool_format import ToolParser
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One generated token's log-probability and those of the most likely ones, the token itself first."""
+    """The log-probabilities of one generated token and of the most likely tokens at its position. The generated token
+    is first.
+    """
 
     token_id: int
     entries: dict[int, Logprob]
@@ -29,7 +31,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of the text that the user sees. `logprobs` and `token_ids` are those of its tokens."""
+    """A piece of the text that the user sees, with its tokens' `logprobs` and `token_ids`."""
 
     index: int  # the choice
     text: str
@@ -49,8 +51,9 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call. The first delta of a call has its id and name but no arguments; the joined arguments
-    of all its deltas are its JSON text."""
+    """A piece of a tool call. The first delta of a call contains its id and name but no arguments. The joined arguments
+    of all deltas are the call's JSON text.
+    """
 
     index: int
     call_index: int  # 0 for the first call of this choice
@@ -63,7 +66,10 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """The last event of a choice. stop_reason: the stop string or token id; None: the model's own end."""
+    """The last event of a choice.
+
+    stop_reason: the stop string or token id that ended it, or None if the model ended it
+    """
 
     index: int
     finish_reason: str  # stop, length or tool_calls
@@ -72,7 +78,7 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The last event of all."""
+    """The token counts of an answer, in its very last event."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -84,7 +90,7 @@ class Usage:
 
     @property
     def created_tokens(self) -> dict[float, int]:
-        """Tokens that pins have newly put into the cache, by their seconds."""
+        """Return the number of tokens that pins have added to the cache, by the pins' duration in seconds."""
         created: dict[float, int] = {}
         start = self.num_cached_tokens
         for num_tokens, seconds in self.pins:
@@ -95,7 +101,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """A part of a prompt has been computed. Only of requests that are followed."""
+    """Progress of a prompt's prefill. Sent only for requests that follow their progress."""
 
     index: int  # the first choice of the prompt
     num_tokens: int
@@ -109,10 +115,13 @@ Event: TypeAlias = "ChoiceEvent | PromptProgress | Usage"
 
 
 class ChoiceReader:
-    """Turns the outputs of one choice into its events.
+    """Turns the outputs of one choice into events.
 
-    index: index of the choice. tools: parser of tool calls; None: there are none. reasoning: parser of reasoning; None:
-    there is none. Tokens and log-probabilities go with the first event after them, which held-back text can delay.
+    index: index of the choice
+    tools: parser of tool calls, or None if the answer has none
+    reasoning: parser of reasoning, or None if there is none
+
+    Tokens and log-probabilities are attached to the first event after them, which may be delayed by held-back text.
     """
 
     def __init__(
@@ -136,7 +145,7 @@ class ChoiceReader:
         self.num_reasoning_tokens = 0
 
     def push(self, output: CompletionOutput) -> list[Event]:
-        """The events of this output; none after the ChoiceEnd."""
+        """Return the events of this output. After the ChoiceEnd, there are no more events."""
         if self._is_over:
             return []
         self.num_tokens += len(output.token_ids)
@@ -155,7 +164,7 @@ class ChoiceReader:
         return events
 
     def _parts(self, output: CompletionOutput) -> list[ParsedPart | ReasoningPart]:
-        """The parts of the text of this output, with what was held back before."""
+        """Return the parts of this output's text, including text that was held back before."""
         is_last, cut_before = output.finish_reason is not None, _cut_before(output)
         parts: list[Any] = [output.text] if output.text else []
         if (reasoning := self._reasoning) is not None:
@@ -196,14 +205,16 @@ class ChoiceReader:
 
 
 def _cut_before(output: CompletionOutput) -> str | None:
-    """The stop string before which an answer was cut, "" at another limit; None if the model has ended it."""
+    """Return the stop string before which an answer was cut, "" if it hit another limit, or None if the model
+    ended it.
+    """
     if output.finish_reason == "stop" and output.stop_reason is None:
         return None
     return output.stop_reason if isinstance(output.stop_reason, str) else ""
 
 
 def is_object(arguments: str) -> bool:
-    """True if the arguments of a call are the text of a JSON object, and so complete."""
+    """Return True if the arguments of a call form a complete JSON object."""
     try:
         return isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
@@ -212,7 +223,7 @@ def is_object(arguments: str) -> bool:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A complete call."""
+    """A complete tool call."""
 
     call_id: str
     name: str
@@ -220,13 +231,13 @@ class ToolCall:
 
     @property
     def arguments(self) -> str:
-        """JSON text as generated."""
+        """The arguments' JSON text, as generated."""
         return "".join(self.pieces)
 
 
 @dataclass(slots=True)
 class Choice:
-    """A choice, complete with its last event."""
+    """A choice, assembled from its events. It is complete after its last event."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -238,7 +249,7 @@ class Choice:
 
     @property
     def text(self) -> str | None:
-        """None if the model generated none; likewise `reasoning`."""
+        """The choice's text, or None if the model generated none. The same applies to `reasoning`."""
         return "".join(self.texts) or None
 
     @property

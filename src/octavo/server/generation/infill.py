@@ -1,7 +1,7 @@
-"""Fill-in-the-middle: the prompt between a prefix and a suffix, with the control tokens that the model was trained on.
+"""Fill-in-the-middle: a prompt made of a prefix and a suffix, with the control tokens that the model was trained on.
 
-The layout is prefix, suffix, middle ("PSM", Bavarian et al. 2022); other files of the project come first, as Qwen 2.5
-Coder was trained on them (Hui et al. 2024, section 3.1).
+The layout is prefix, suffix, middle ("PSM", Bavarian et al. 2022). Other files of the project come first, as in Qwen
+2.5 Coder's training (Hui et al. 2024, section 3.1).
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ _PROJECT, _THIS_FILE = "myproject", "filename"  # names that llama.cpp's server 
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A text to write between prefix and suffix. begin: the beginning of it. files: (name, text) of other files."""
+    """A text to write between prefix and suffix.
+
+    begin: how the text begins
+    files: (name, text) of other files
+    """
 
     prefix: str
     suffix: str
@@ -38,14 +42,14 @@ class Infill:
 
 
 def supports_infill(tokenizer: Tokenizer) -> bool:
-    """True if the vocabulary has the control tokens."""
+    """Return True if the vocabulary contains the control tokens for infilling."""
     return _find(tokenizer, _MARKS) is not None
 
 
 def encode_infill(tokenizer: Tokenizer, infill: Infill, max_tokens: int | None = None) -> list[int]:
-    """The token ids of the prompt. Control tokens in the caller's texts are plain text.
+    """Return the prompt's token ids. Control tokens in the caller's texts are treated as plain text.
 
-    Raises UsageError naming `suffix` if the model has no tokens for it, TooManyTokensError beyond max_tokens.
+    Raises UsageError naming `suffix` if the model has no tokens for infilling, TooManyTokensError beyond max_tokens.
     """
     marks = _find(tokenizer, _MARKS)
     if marks is None:
@@ -74,13 +78,13 @@ def encode_infill(tokenizer: Tokenizer, infill: Infill, max_tokens: int | None =
 
 
 def infill_ends(tokenizer: Tokenizer) -> list[int]:
-    """The tokens that end a middle, beside the end of text."""
+    """Return the tokens that end a middle, besides the end-of-text token."""
     ids = _special_ids(tokenizer)
     return [ids[name] for name in _ENDS if name in ids]
 
 
 def _find(tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]]) -> list[int] | None:
-    """The ids of the first row whose tokens are all in the vocabulary."""
+    """Return the ids of the first row whose tokens are all in the vocabulary."""
     ids = _special_ids(tokenizer)
     return next(([ids[name] for name in row] for row in rows if all(name in ids for name in row)), None)
 

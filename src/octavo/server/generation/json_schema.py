@@ -1,8 +1,8 @@
-"""The enforceable part of JSON schema, checked before a request costs anything.
+"""The enforceable part of JSON Schema, checked before a request costs anything.
 
 No constraint is accepted and then ignored: a keyword that cannot be enforced is refused with its JSON pointer.
 llguidance's documentation lists the keywords that it enforces ("JSON schema -> llguidance converter"). The checks here
-name the place and the remedy; llguidance makes the final check, without a tokenizer, in milliseconds.
+name the location and the remedy; llguidance makes the final check, without a tokenizer, in milliseconds.
 """
 
 from __future__ import annotations
@@ -107,20 +107,25 @@ _REMEDIES = {
 
 
 class BlocksLoopError(RuntimeError):
-    """A schema was to be checked on an event loop's thread, where nothing else runs meanwhile; use another thread."""
+    """A schema check was attempted on an event loop's thread, which it would block. Use another thread."""
 
 
 def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:
-    """Check a JSON schema of a request.
+    """Check a JSON schema in a request.
 
-    param: the field of the schema. is_enforced: every keyword must be enforceable. Otherwise the schema only has to be
-    well-formed, because it only describes, such as that of a tool that is not `strict`.
+    param: the field that contains the schema
+    is_enforced: whether every keyword must be enforceable. Otherwise the schema only has to be well-formed because it
+    only describes something, such as the arguments of a tool that is not `strict`.
 
-    Raises UsageError(param=param, code="invalid_json_schema") naming the JSON pointer and the remedy for malformed or
-    unknown keywords, `$ref` to another document, to nothing or in an endless circle, a schema that no value satisfies,
-    more than 512 Ki characters, 96 levels, 5,000 properties in all or 2,048 of one object, minimum lengths above
-    10,000, and maximum lengths above 2^31 - 1. References are never fetched. It may take seconds: on the thread of an
-    event loop it raises BlocksLoopError instead.
+    Raises UsageError(param=param, code="invalid_json_schema"), naming the JSON pointer and the remedy, for:
+
+    - malformed or unknown keywords,
+    - a `$ref` to another document, to nothing, or in an endless circle (references are never fetched),
+    - a schema that no value satisfies,
+    - more than 512 Ki characters, 96 levels, 5,000 properties in all or 2,048 in one object,
+    - minimum lengths above 10,000 and maximum lengths above 2^31 - 1.
+
+    The check may take seconds. On an event loop's thread it raises BlocksLoopError instead.
     """
     if asyncio._get_running_loop() is not None:
         raise BlocksLoopError(f"{param} is checked on the event loop's thread")
@@ -136,14 +141,15 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> None:
-    """Check the tools of a request, in OpenAI's shape with types already checked.
+    """Check the tools of a request, in OpenAI's format with types already checked.
 
-    The parameters of a `strict` tool must be enforceable. Unlike OpenAI, this does not demand that all properties are
-    required and no others allowed. Parameters of other tools only describe the arguments; they have to be well-formed.
+    The parameters of a `strict` tool must be enforceable. Unlike OpenAI, this does not require every property to be
+    required or additional properties to be forbidden. The parameters of other tools only describe the arguments and
+    just have to be well-formed.
 
-    Raises UsageError for more than 128 tools, for names that are not unique or not 1 to 200 letters, digits,
-    underscores or hyphens, and for parameters that are not a schema of an object, with param such as
-    `tools[0].function.name`.
+    Raises UsageError, with a param such as `tools[0].function.name`, for more than 128 tools, for names that are not
+    unique or not 1 to 200 letters, digits, underscores or hyphens, and for parameters that are not the schema of an
+    object.
     """
     if len(tools) > MAX_TOOLS:
         raise refuse(param, f"has {len(tools):,} entries; at most {MAX_TOOLS} are allowed", "array_above_max_length")
@@ -167,7 +173,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
 
 
 def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> None:
-    """Raise UsageError if a tool must be called and the request has none, or none of that name."""
+    """Raise UsageError if a tool must be called but the request has no tools, or none with that name."""
     if tool_choice == "required" and not tools:
         reason = f"is required, but the request has no tools: add tools or leave {param} out"
         raise refuse(param, reason, "invalid_value")
@@ -221,7 +227,9 @@ class _Checker:
             raise SchemaError(place, "is not a keyword that can be enforced; leave it out")
 
     def _num_optional(self, schema: Any) -> int:
-        """The optional properties of an alternative, which may be a reference. It has not been checked yet."""
+        """Return the number of optional properties of an alternative that has not been checked yet and may be a
+        reference.
+        """
         if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
             schema = resolve(self._root, reference) if reference.startswith("#") else None
         if not isinstance(schema, dict) or not isinstance(properties := schema.get("properties"), dict):
@@ -241,7 +249,7 @@ class _Checker:
 
 
 def _check_value(keyword: str, value: Any, place: str) -> None:
-    """Check that a keyword's value is well-formed, whatever else the schema has."""
+    """Check that a keyword's value is well-formed, regardless of the rest of the schema."""
     if keyword == "x-guidance":
         raise SchemaError(place, "is not for requests; leave it out")
     if keyword in _NUMBERS:
@@ -275,7 +283,7 @@ def _check_pattern(pattern: str, place: str) -> None:
 
 
 def _compile(schema: object) -> None:
-    """The compiler's own checks: overlapping alternatives, contradictions, grammars that are too large."""
+    """Run the compiler's own checks for overlapping alternatives, contradictions and grammars that are too large."""
     try:
         schema = enforceable_schema(schema) if isinstance(schema, dict) else schema
     except UnenforceableError as found:
@@ -291,7 +299,7 @@ def _compile(schema: object) -> None:
 
 
 def _compile_error(schema: object) -> str:
-    """llguidance's error message; empty if there is none."""
+    """Return llguidance's error message, or an empty string if there is none."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
@@ -299,7 +307,9 @@ def _compile_error(schema: object) -> str:
 
 
 def _find_endless(schemas: Mapping[str, Any]) -> str | None:
-    """The pointer to a schema whose every value contains another value of it, so that none is finite. Linear time."""
+    """Return the pointer to a schema whose every value must contain another value of the same schema, so that no value
+    is finite. Takes linear time.
+    """
     open_groups: dict[str, set[int]] = {}
     users: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for pointer, schema in schemas.items():
@@ -319,7 +329,7 @@ def _find_endless(schemas: Mapping[str, Any]) -> str | None:
 
 
 def _needs(schema: Any, pointer: str) -> list[list[str]]:
-    """Groups of schemas; this schema has a finite value only if one of each group has one."""
+    """Return groups of schemas. This schema has a finite value only if at least one schema in each group has one."""
     if isinstance(schema, bool) or "enum" in schema or "const" in schema:
         return []
     places: list[str] = []
@@ -332,7 +342,7 @@ def _needs(schema: Any, pointer: str) -> list[list[str]]:
 
 
 def _needed_items(schema: dict[str, Any]) -> list[str]:
-    """Pointers to the schemas of the items that an array must have."""
+    """Return pointers to the schemas of an array's mandatory items."""
     num_needed, items = schema.get("minItems", 0), schema.get("items")
     keyword, prefix = ("items", items) if isinstance(items, list) else ("prefixItems", schema.get("prefixItems", []))
     needed = [f"{keyword}/{index}" for index in range(min(num_needed, len(prefix)))]

@@ -1,4 +1,4 @@
-"""The images of a request at their places in a prompt."""
+"""Places the images of a request at their positions in a prompt."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from octavo.server.models.served_model import ServedModel
 
 
 class PlacedImages:
-    """images: in the order of their marks; layouts instead of items are only counted."""
+    """The images of a request, for placing them in prompts.
+
+    images: in the order of their marks. Layouts instead of items are only counted.
+    """
 
     def __init__(self, model: ServedModel, images: Sequence[Placed]) -> None:
         self._model = model
         self._images = images
 
     def place(self, token_ids: Sequence[int], numbers: Sequence[int]) -> Prompt:
-        """The prompt in which the i-th placeholder is the image with the i-th of these numbers. Raises UsageError if
-        there are not as many."""
+        """Return the prompt in which the i-th placeholder is the image with number `numbers[i]`.
+
+        Raises UsageError if the numbers of placeholders and images differ.
+        """
         if not numbers:
             return Prompt(token_ids)
         return place_items(token_ids, [self._images[i] for i in numbers], self._placeholder_id, self._encode)
 
     def place_in_text(self, text: str, marker: str, numbers: Sequence[int]) -> Prompt:
-        """The prompt of a text in which each marker is the next of these images. Raises UsageError if the text has the
-        model's own placeholder."""
+        """Return the prompt for a text in which each marker is replaced by the next of these images.
+
+        Raises UsageError if the text contains the model's own placeholder.
+        """
         settings = self._model.info.images
         assert settings is not None
         before, after = image_processor(settings).wrapping

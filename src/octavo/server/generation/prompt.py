@@ -1,7 +1,7 @@
-"""Turns the prompt of a request into token ids that fit the context.
+"""Turns a request's prompt into token ids that fit the context.
 
 Tokenizing a book takes a while and other requests must go on, so it runs in a thread, one book at a time. A prompt that
-cannot fit is refused as early as its length, or its first pieces, say so.
+cannot fit is refused as soon as its length or its first pieces show it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ Prepared: TypeAlias = tuple[list[Prompt], int]
 
 
 async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_answered: bool = True) -> Prepared:
-    """The prompts of a request; a conversation, which `plan_chat` has adapted, is one.
+    """Prepare the prompts of a request. A conversation, already adapted by `plan_chat`, is a single prompt.
 
-    is_answered: one token of the context is left for the answer.
+    is_answered: leave one token of the context for the answer
+
     Raises UsageError naming `messages` or `prompt` if one is invalid or does not fit the context.
     """
     limit, room = model.info.max_model_len, spec.truncate_prompt_tokens
@@ -78,7 +79,9 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_a
 
 
 async def find_pins(model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequence[Prompt]) -> tuple[Pin, ...]:
-    """The breakpoints of a request as numbers of tokens in whole blocks, in their order. Several prompts have none."""
+    """Return the request's breakpoints, in order, as numbers of tokens in whole blocks. A request with several prompts
+    has none.
+    """
     if not spec.breakpoints or len(prompts) != 1:
         return ()
     prompt, size = prompts[0], model.info.block_size
@@ -98,7 +101,9 @@ async def find_pins(model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequ
 
 
 def _end_of(text: str, breakpoint_: Breakpoint) -> int:
-    """The end of the last text of a breakpoint; 0: the template has left it out. Of a tool, that of its line."""
+    """Return the end of a breakpoint's last text, or 0 if the template has left it out. For a tool, return the end of
+    its line.
+    """
     end = 0
     for part in breakpoint_.texts or ():
         found = text.find(part.strip(), end)
@@ -126,9 +131,11 @@ def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int, longest: i
 async def prepare_inputs(
     model: ServedModel, texts: Sequence[str | Sequence[int | str]], truncate_to: int | None, side: str = "left"
 ) -> Prepared:
-    """Tokenize texts to embed, which may fill the context because no answer follows.
+    """Tokenize texts to embed. They may fill the context because no answer follows.
 
-    truncate_to, side: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_prompts`.
+    truncate_to, side: see `Common.truncate_prompt_tokens`
+
+    Raises the same errors as `prepare_prompts`.
     """
     limit = model.info.max_model_len
     room = limit if truncate_to == -1 else truncate_to
@@ -149,7 +156,9 @@ async def prepare_inputs(
 
 
 async def prepare_conversation(model: ServedModel, spec: ChatSpec) -> Prepared:
-    """A conversation to embed as the only prompt, with its images. Raises the errors of `prepare_prompts`."""
+    """Prepare a conversation with its images for embedding, as a single prompt. Raises the same errors as
+    `prepare_prompts`.
+    """
     settings = model.info.images
     if settings is not None and image_processor(settings).gives_vectors:
         return await _prepare_alone(model, await with_texts(model, spec))
@@ -157,7 +166,7 @@ async def prepare_conversation(model: ServedModel, spec: ChatSpec) -> Prepared:
 
 
 async def _prepare_alone(model: ServedModel, spec: ChatSpec) -> Prepared:
-    """The text or the image of the only message, of a model that makes vectors of either."""
+    """Prepare the text or the image of the only message, for a model that embeds one or the other."""
     content: MessageContent = spec.messages[0].get("content") or ()
     media, text = [part for part in content if isinstance(part, Media)], text_of(content)
     is_one = len(spec.messages) == 1 and not (media and text.strip())
@@ -176,13 +185,15 @@ async def _prepare_alone(model: ServedModel, spec: ChatSpec) -> Prepared:
 
 
 def max_counted_tokens(model: ServedModel) -> int:
-    """The most tokens of a text or a conversation that is only tokenized, which may be longer than the context."""
+    """Return the token limit for a text or a conversation that is only tokenized. It may exceed the context."""
     return max(_MOST_COUNTED, model.info.max_model_len)
 
 
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
-    """The token ids of a conversation of at most `max_counted_tokens`. Raises UsageError naming `messages` if it has
-    more, or if the template does not accept it."""
+    """Return the token ids of a conversation of at most `max_counted_tokens`.
+
+    Raises UsageError naming `messages` if it is longer, or if the template does not accept it.
+    """
     adapted = await _planned(model, spec)
     most = max_counted_tokens(model)
     try:
@@ -192,9 +203,11 @@ async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
 
 
 async def encode_text(model: ServedModel, text: str, param: str, **options: bool) -> list[int]:
-    """The token ids of a text of at most `max_counted_tokens`. options: of `Tokenizer.encode`.
+    """Return the token ids of a text of at most `max_counted_tokens`.
 
-    Raises UsageError naming `param` if it has more.
+    options: options of `Tokenizer.encode`
+
+    Raises UsageError naming `param` if the text is longer.
     """
     encode = partial(model.tokenizer.encode, text, max_tokens=max_counted_tokens(model), **options)
     try:
@@ -204,21 +217,23 @@ async def encode_text(model: ServedModel, text: str, param: str, **options: bool
 
 
 async def in_thread(num_chars: int, work: Callable[[], T]) -> T:
-    """The result of `work`, which encodes so many characters; long texts wait for each other."""
+    """Run `work`, which encodes `num_chars` characters, in a thread and return its result. Long texts are encoded one
+    at a time.
+    """
     return await run_sync(work, limiter=_LONG_TEXTS if num_chars > PIECE_CHARS else None)
 
 
 def fit_max_tokens(
     model: ServedModel, params: SamplingParams | BeamSearchParams, prompts: Sequence[Prompt]
 ) -> SamplingParams | BeamSearchParams:
-    """The parameters with max_tokens cut to what the context has left."""
+    """Return the parameters with max_tokens cut to the space left in the context."""
     left = model.info.max_prompt_len + 1 - max(map(len, prompts))
     is_cut = params.max_tokens is not None and params.max_tokens > left
     return changed(params, max_tokens=left) if is_cut else params
 
 
 async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
-    """The text of a conversation of any length, with the errors of `encode_conversation`."""
+    """Return the text of a conversation of any length. Raises the same errors as `encode_conversation`."""
     adapted = await _planned(model, spec)
     marks = None if adapted.images is None else adapted.images.marks
     render = partial(model.prompts.render_chat, image_marks=marks, **adapted.template_arguments)
@@ -227,7 +242,7 @@ async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
 
 
 async def _planned(model: ServedModel, spec: ChatSpec) -> ChatSpec:
-    """The conversation for the model's template. It may be long, so it is planned in a thread."""
+    """Adapt the conversation to the model's template, in a thread because it may be long."""
     return (await run_sync(plan_chat, model, await with_texts(model, spec)))[0]
 
 
@@ -245,8 +260,10 @@ def _template_errors() -> Iterator[None]:
 
 
 def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages: Sequence[Message]) -> T:
-    """The result of `render`. If their template takes no text as the arguments of a call, such as those
-    that were cut off, they become objects. Raises the errors of `render`."""
+    """Return the result of `render`, and convert text arguments of calls to objects if the template needs objects.
+
+    Arguments are text if they were cut off, for example. Raises the errors of `render`.
+    """
     try:
         return render(messages)
     except TooManyTokensError:
@@ -263,9 +280,10 @@ def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages:
 async def _encode_chat(
     model: ServedModel, adapted: ChatSpec, room: int | None, max_tokens: int | None, *, counts_only: bool = False
 ) -> tuple[Prompt, int]:
-    """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens.
+    """Return the prompt, and the number of tokens in the turns that were left out to fit it into `room` tokens.
 
-    counts_only: the prompt is as long as it would be, but images are not decoded and are no spans of it.
+    counts_only: return a prompt of the right length, but without decoding images or marking them as spans
+
     Raises TooManyTokensError beyond max_tokens.
     """
     sizes: list[int] = []
@@ -302,7 +320,10 @@ async def _encode_chat(
 
 
 async def _placed_images(model: ServedModel, sources: Sequence[ImageSource], counts_only: bool = False) -> PlacedImages:
-    """The images at these sources, for prompts of the model; counts_only: by their headers alone."""
+    """Load the images at these sources, for prompts to the model.
+
+    counts_only: read the images' headers only
+    """
     if not sources:
         return PlacedImages(model, [])
     files = await model.images.open(model.info, sources)
@@ -312,7 +333,7 @@ async def _placed_images(model: ServedModel, sources: Sequence[ImageSource], cou
 
 
 async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt]:
-    """The prompts of texts with markers: each marker stands for the next image."""
+    """Return the prompts of texts in which each marker represents the next image."""
     plan = ImagePlan(model)
     for part in spec.media:
         plan.mark(part)
@@ -336,9 +357,9 @@ async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt
 
 
 def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: int) -> None:
-    """Raise TooManyTokensError for a message that alone is too long, before a template makes copies of it.
+    """Raise TooManyTokensError for a message that is too long on its own, before a template makes copies of it.
 
-    Templates may leave out what the assistant thought, and white space around a message, but nothing else of the user.
+    Templates may leave out the assistant's reasoning and the white space around a message, but nothing else.
     """
     sizes = model.tokenizer.sizes
     for message in messages:
@@ -350,7 +371,7 @@ def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: 
 
 
 async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds], max_tokens: int | None) -> list[Prompt]:
-    """The prompts of texts. Raises TooManyTokensError for one beyond max_tokens."""
+    """Return the prompts of texts. Raises TooManyTokensError for one beyond max_tokens."""
     known: dict[int, int] = {}
 
     def encode(text: TextOrIds) -> Prompt:
@@ -382,7 +403,9 @@ def _encode_text(model: ServedModel, prompt: TextOrIds, max_tokens: int | None) 
 
 
 def _encode_pieces(model: ServedModel, pieces: Sequence[int | str], max_tokens: int | None) -> list[int]:
-    """Texts and token ids in a row, as one prompt. BOS comes before a text at the start, if the model wants it."""
+    """Return a sequence of texts and token ids as one prompt, starting with BOS if a text comes first and the model
+    needs it.
+    """
     token_ids: list[int] = [] if isinstance(pieces[0], int) else [*model.tokenizer.prefix_ids]
     for piece in pieces:
         if isinstance(piece, str):
@@ -403,7 +426,7 @@ def _check_ids(model: ServedModel, token_ids: Sequence[Any], param: str) -> None
 
 
 def _truncated(prompts: list[Prompt], room: int | None, side: str) -> Prepared:
-    """The prompts cut to `room` tokens each, if that is given, and how many tokens were cut off."""
+    """Return the prompts, each cut to `room` tokens if that is given, and the number of tokens that were cut off."""
     kept = prompts if room is None else [_truncate(prompt, room, side) for prompt in prompts]
     return kept, sum(map(len, prompts)) - sum(map(len, kept))
 

@@ -1,4 +1,4 @@
-"""A running request: its start in the engine, and the outputs of its prompts as events, in the order of arrival."""
+"""A running request: its start in the engine, and the outputs of its prompts as events, in order of arrival."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ PROMPTS_AT_ONCE = 32
 
 
 class Generation:
-    """A running request: an async iterator of `Event`s, the last of them one `Usage`.
+    """A running request: an async iterator of `Event`s that ends with a single `Usage`.
 
-    Raises what ended the request otherwise: an ApiError or OctavoError. One task per prompt fetches its outputs, so
-    that the limits of the request apply even while nobody reads.
+    Raises the ApiError or OctavoError that ended the request early. One task per prompt fetches its outputs, so that
+    the request's limits apply even while nobody reads.
 
-    request_id: the client's or, if it has sent none, the server's. prompt_token_ids: of each prompt, as the engine got
-    them; a conversation is one. num_truncated_tokens: cut off the prompts because the request asked for it.
-    prompt_logprobs: of each prompt, as in `RequestOutput`; complete with the first event. ignored_fields: of the spec,
-    because this model has no use for them.
+    request_id: the client's id or, if it sent none, the server's
+    prompt_token_ids: the token ids of each prompt as passed to the engine; a conversation is a single prompt
+    num_truncated_tokens: number of tokens cut off the prompts because the request asked for it
+    prompt_logprobs: log-probabilities of each prompt, as in `RequestOutput`; complete with the first event
+    ignored_fields: fields of the spec that this model has no use for
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class Generation:
         *,
         is_followed: bool = False,
     ) -> None:
-        """prepared, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1.
+        """Initialize the generation.
 
-        is_followed: see `GenerationRequest`; there is a `PromptProgress` for its beginning and its end at least.
+        prepared, streams: one per prompt
+        readers: one per choice; prompt i has the readers i * n to i * n + n - 1
+        is_followed: see `GenerationRequest`; there is at least one `PromptProgress` at the beginning and one at the end
         """
         prompts, num_truncated_tokens = prepared
         self.ignored_fields = ignored_fields
@@ -110,7 +113,7 @@ class Generation:
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """End the streams that still run and return the admission. May be called twice."""
+        """End the streams that are still running and release the admission. May be called twice."""
         self._is_over = True
         running = [task for task in self._tasks if not task.done()]
         for task in running:
@@ -153,7 +156,9 @@ class Generation:
             self._num_running -= 1
 
     def _tell_progress(self, prompt: int, metrics: RequestMetrics, is_done: bool) -> None:
-        """Add what has not been told: outputs may have been merged on their way."""
+        """Add an event for progress that has not been reported yet, because outputs may have been merged on their
+        way.
+        """
         total, cached = metrics.num_prompt_tokens, metrics.num_cached_tokens
         now = total if is_done else metrics.num_processed_tokens
         for processed, seconds in ((cached, 0.0), (now, metrics.prefill_s)):
@@ -165,7 +170,9 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """The figures so far: those of the first token, or of the last output if the request is followed."""
+        """Return the figures so far: as of the first token or, if the request follows its progress, as of the last
+        output.
+        """
         metrics = _combine(self._metrics)
         return Usage(
             num_prompt_tokens=sum(map(len, self.prompt_token_ids)),
@@ -181,7 +188,9 @@ class Generation:
 async def start_generation(
     state: ServerState, model: ServedModel, spec: ChatSpec | TextSpec, request_id: str, *, is_batch: bool = False
 ) -> Generation:
-    """Start to answer a request; returns when the engine has accepted it. is_batch: see `Admission.admit`.
+    """Start answering a request and return when the engine has accepted it.
+
+    is_batch: see `Admission.admit`
 
     Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
     """
@@ -241,7 +250,7 @@ async def start_generation(
 def _params_of(
     model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequence[Prompt]
 ) -> SamplingParams | BeamSearchParams:
-    """The parameters of a request, with the ends of the answer that its model and its prompts ask for."""
+    """Return the request's parameters, including the stop conditions that its model and its prompts require."""
     params = fit_max_tokens(model, spec.params, prompts)
     if not (isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill)):
         return params
@@ -255,7 +264,10 @@ async def compute_vectors(
     prompts: Sequence[tuple[Prompt, PoolingParams]],
     options: RequestOptions,
 ) -> list[Float32]:
-    """The vectors of prompts, a few at a time, so that others run between. Raises the errors of `start_generation`."""
+    """Return the vectors of prompts, computed a few at a time so that other requests can run in between.
+
+    Raises the same errors as `start_generation`.
+    """
     options = adapted(separated(options, ticket.tenant), model)
     vectors: list[Float32] = []
     for i in range(0, len(prompts), PROMPTS_AT_ONCE):
@@ -283,9 +295,9 @@ async def _vectors(
 
 
 async def submit_to(model: ServedModel, request: GenerationRequest) -> AnswerStream:
-    """Submit a request to the model's engine, which is told of the adapter first if it does not know it.
+    """Submit a request to the model's engine, after loading the adapter there if the engine does not have it yet.
 
-    So it is at the first request, and after an engine's restart.
+    This happens at the first request, and after an engine has restarted.
     """
     try:
         return await model.client.generate(request)
@@ -301,12 +313,12 @@ async def submit_to(model: ServedModel, request: GenerationRequest) -> AnswerStr
 
 
 def adapted(options: RequestOptions, model: ServedModel) -> RequestOptions:
-    """The options with the adapter of the model's name."""
+    """Return the options with the adapter that the model's name refers to."""
     return options if model.adapter is None else changed(options, adapter=model.adapter.engine_name)
 
 
 def separated(options: RequestOptions, tenant: str) -> RequestOptions:
-    """The options with a salt of bounded length that no other tenant has."""
+    """Return the options with a salt of bounded length that is unique to the tenant."""
     if not tenant and not options.cache_salt:
         return options
     salt = hashlib.sha256(f"{len(tenant)}:{tenant}{options.cache_salt}".encode()).hexdigest()
@@ -314,7 +326,9 @@ def separated(options: RequestOptions, tenant: str) -> RequestOptions:
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
-    """The metrics of several prompts that ran side by side: the times of the slowest, the sums of the counts."""
+    """Combine the metrics of several prompts that ran side by side: the times of the slowest, the sums of the
+    counts.
+    """
     if len(metrics) == 1:
         return metrics[0]
     slowest = max(metrics, key=lambda item: item.queue_s + item.prefill_s + item.decode_s)

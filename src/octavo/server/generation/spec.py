@@ -20,21 +20,22 @@ ToolChoice: TypeAlias = "Literal['auto', 'none', 'required'] | NamedTool"
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """The one tool that must be called."""
+    """The name of the tool that must be called."""
 
     name: str
 
 
 def given(body: object, *names: str) -> dict[str, Any]:
-    """The fields with these names that are not None."""
+    """Return the fields with these names that are not None."""
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 def read_options(body: object, **spelled: Any) -> RequestOptions:
-    """The options of a request, each from the field of the same name in its body, if that is given.
+    """Read the options of a request from the fields of the same name in its body, where given.
 
-    spelled: options whose fields have another name there; None: not given. The service tier `flex` is the priority of
-    batches. Raises UsageError for an invalid value.
+    spelled: options whose fields have another name in the body; a value of None means not given
+
+    The service tier `flex` becomes the priority of batches. Raises UsageError for an invalid value.
     """
     tier = {"priority": BATCH_PRIORITY} if getattr(body, "service_tier", None) == "flex" else {}
     others = {name: value for name, value in spelled.items() if value is not None}
@@ -46,10 +47,11 @@ def read_options(body: object, **spelled: Any) -> RequestOptions:
 
 
 class Breakpoint(NamedTuple):
-    """A place in a prompt: its cache is kept up to there, for `seconds`.
+    """A position in a prompt. The cache up to this position is kept for `seconds`.
 
-    texts: the place is the end of the last of these texts, which a conversation has in this order; None: the end of the
-    prompt. is_tool: the last text is the name of a tool.
+    texts: texts that a conversation contains in this order; the position is the end of the last one. None means the end
+    of the prompt.
+    is_tool: the last text is the name of a tool
     """
 
     seconds: float
@@ -59,14 +61,17 @@ class Breakpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """The fields of all kinds of requests, beside the prompt.
+    """The fields that all kinds of requests share, besides the prompt.
 
-    given: fields of params that the request names; the model's defaults fill the others. options: see `read_options`.
-    tenant: identifies the API key; only the same tenant can cancel the request or share its prefix cache, which
-    `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last ones, or all but the
-    middle or the first ones; `turns`: the oldest turns of a conversation go first, and the middle only if its last turn
-    is too long; -1: as many as fit; None: a prompt beyond the context is an error. constraint_field: the field of the
-    request with the structured outputs, for errors about them. is_followed: see `GenerationRequest`.
+    given: fields of params that the request sets; the model's defaults fill the rest
+    options: see `read_options`
+    tenant: identifies the API key. Only the same tenant can cancel the request or share its prefix cache, which
+    `cache_salt` separates further.
+    truncate_prompt_tokens: number of tokens to keep, at the end, at both ends or at the start. With `turns`, the oldest
+    turns of a conversation are dropped first, and the middle is cut only if the last turn is too long. -1 keeps all
+    tokens that fit; None makes a prompt beyond the context an error.
+    constraint_field: the request's field for the structured outputs, to name in errors about them
+    is_followed: see `GenerationRequest`
     """
 
     params: SamplingParams | BeamSearchParams
@@ -82,12 +87,14 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSpec(Common):
-    """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas, the messages with a
-    `MessageContent`, which `plan_chat` makes one string.
+    """A conversation.
 
-    thinking: see `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
-    earlier_token_ids: tokens of an earlier conversation, which this one continues. images: those in the messages, as
-    `plan_chat` finds them.
+    messages: checked, in OpenAI's format, with a `MessageContent` that `plan_chat` turns into one string
+    tools: checked, in OpenAI's format, with their schemas
+    thinking: see `reasoning_arguments`
+    reasoning_effort: for the chat template; none switches reasoning off
+    earlier_token_ids: tokens of an earlier conversation that this one continues
+    images: the images in the messages, as `plan_chat` finds them
     """
 
     messages: Sequence[Mapping[str, MessageContent | Any]]
@@ -103,9 +110,10 @@ class ChatSpec(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec(Common):
-    """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1.
+    """Prompts to continue as they are. Prompt i has the choices with indices i * n to i * n + n - 1.
 
-    media: the other parts of the request, prompt by prompt. media_marker: the text in a prompt that stands for one.
+    media: the request's parts that are not text, for each prompt
+    media_marker: the text that represents such a part in a prompt
     """
 
     prompts: Sequence[TextOrIds]

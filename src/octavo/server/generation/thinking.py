@@ -1,4 +1,4 @@
-"""The template's variables that switch a model's thinking, and set its effort."""
+"""The template variables that turn a model's thinking on or off and set its effort."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _SWITCH = "enable_thinking"
 def reasoning_arguments(
     chat_template: str, thinking: str | None, effort: str | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The template's variables for this thinking and effort, and which of the two fields have no effect.
+    """Return the template variables for this thinking and effort, and the fields out of the two that have no effect.
 
-    thinking: enabled, disabled, or adaptive: the model decides; None: off if that is possible. effort: none switches
-    reasoning off.
-    Raises UsageError naming `thinking.type` or `reasoning_effort` if it switches off what has no switch.
+    thinking: enabled, disabled, or adaptive if the model should decide; None means off where possible
+    effort: reasoning effort; none switches reasoning off
+
+    Raises UsageError naming `thinking.type` or `reasoning_effort` if the model's reasoning cannot be switched off.
     """
     arguments: dict[str, Any] = {}
     ignored: list[str] = []

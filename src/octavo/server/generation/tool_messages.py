@@ -1,4 +1,4 @@
-"""Tool calls and their results of earlier turns, in the form that a chat template expects."""
+"""Converts earlier tool calls and their results to the form that a chat template expects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ MALFORMED = "INVALID_JSON"
 
 
 def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:
-    """Messages for a template with tools. messages: checked, in OpenAI's shape; they are not modified.
+    """Return messages for a template with tools.
 
-    `function.arguments` of a call is JSON text. It becomes an object, as templates expect, unless those of this format
-    want text; text that is not a JSON object stays text. Call ids get the form that the format wants, the same for a
-    call and its result. `content` None beside calls becomes "".
+    messages: checked, in OpenAI's format; they are not modified
+
+    A call's `function.arguments` is JSON text. It becomes an object, as templates expect, unless templates of this
+    format want text. Text that is not a JSON object stays text. Call ids are converted to the form that the format
+    wants, and a call and its result get the same id. If a message with calls has `content` None, it becomes "".
     """
     converted = []
     ids: dict[str, str] = {}  # those of the last calls, where equal ones were given
@@ -39,8 +41,11 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
 
 
 def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Messages for a template that walks through the arguments of a call: those that are text become an object with
-    that text. None: there are no such arguments."""
+    """Return messages for a template that iterates over a call's arguments: text arguments become an object that
+    contains the text.
+
+    Returns None if there are no such arguments.
+    """
     converted, has_changed = [], False
     for message in messages:
         calls = [dict(call) for call in message.get("tool_calls") or ()]
@@ -55,12 +60,15 @@ def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] 
 def for_plain_template(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
-    """Messages for a template without tools, which are described by a system prompt of `tool_format` instead.
+    """Return messages for a template without tools, with a system prompt of `tool_format` that describes the tools
+    instead.
 
-    messages, tools: checked, in OpenAI's shape, with text as content; tools may be empty if only earlier turns had
-    some. The tools are described in the system message, which is added if there is none. Calls become text of the
-    assistant. The results between two answers become one message of the user, together with the user's next text,
-    because such templates require alternating roles.
+    messages, tools: checked, in OpenAI's format, with text as content; tools may be empty if only earlier turns had
+    some
+
+    The tools are described in the system message, which is added if there is none. Calls become text of the assistant.
+    The results between two answers become one user message, together with the user's next text, because such templates
+    require alternating roles.
 
     Raises ValueError if `tool_format` needs a template with tools.
     """
@@ -103,7 +111,7 @@ def _call_for_template(call: Mapping[str, Any], tool_format: ToolFormat, number:
 
 
 def _fitted_id(call_id: str, tool_format: ToolFormat) -> str:
-    """An id of the length that the format wants: the same for equal ids, and different for different ones."""
+    """Return an id of the length that the format wants: the same for equal ids, and different for different ones."""
     num_chars = tool_format.num_call_id_chars
     if num_chars is None or (len(call_id) == num_chars and call_id.isascii() and call_id.isalnum()):
         return call_id
@@ -111,7 +119,7 @@ def _fitted_id(call_id: str, tool_format: ToolFormat) -> str:
 
 
 def _as_object(arguments: str) -> object:
-    """The object of a JSON text; any other text unchanged."""
+    """Parse a JSON object and return it. Any other text is returned unchanged."""
     if not arguments.strip():
         return {}
     try:

@@ -1,6 +1,7 @@
-"""JSON schemas of any draft that are well-formed: their size, the values of their keywords, and their references.
+"""Checks that JSON schemas of any draft are well-formed: their size, the values of their keywords, and their
+references.
 
-That is all that a schema needs which only describes, such as that of a tool whose calls are not enforced.
+That is all that a purely descriptive schema needs, such as that for a tool whose calls are not enforced.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class SchemaError(Exception):
 
 
 def check_well_formed(schema: object) -> None:
-    """Raise SchemaError for a schema that is none in any draft, is too large or refers to what it does not have."""
+    """Raise SchemaError for a schema that is not valid in any draft, is too large, or has a dangling reference."""
     check_size(schema)
     ids, anchors = _names_within(schema)
 
@@ -72,10 +73,10 @@ def check_well_formed(schema: object) -> None:
 
 
 def find_schemas(root: object, check_keyword: CheckKeyword) -> dict[str, Any]:
-    """The schema and all schemas within it, by pointer: objects and booleans.
+    """Return the schema and all schemas within it, which are objects and booleans, by pointer.
 
-    It does not recurse, because a schema is not trusted. Raises SchemaError for one of another type, and for a schema
-    that refers to itself in a circle.
+    This does not recurse because a schema is not trusted. Raises SchemaError for a schema of any other type, and for
+    one that refers to itself in a circle.
     """
     stack: list[SchemaNode] = [(root, "")]
     schemas: dict[str, Any] = {}
@@ -114,9 +115,9 @@ def check_size(schema: object) -> None:
 
 
 def check_type(value: object, kind: Any, place: str) -> None:
-    """Raise SchemaError if a keyword's value has another type.
+    """Raise SchemaError if a keyword's value has the wrong type.
 
-    kind: one of msgspec's.
+    kind: one of msgspec's types
     """
     try:
         msgspec.convert(value, kind)
@@ -126,14 +127,14 @@ def check_type(value: object, kind: Any, place: str) -> None:
 
 
 def check_type_names(value: Any, names: set[str] | tuple[str, ...], place: str) -> None:
-    """Raise SchemaError if the value of `type` names another type than these."""
+    """Raise SchemaError if the value of `type` names any other type than these."""
     for name in value if isinstance(value, list) else [value]:
         if name not in names:
             raise SchemaError(place, f"is {shown(name)}; types are {', '.join(TYPES)}")
 
 
 def schemas_of(keyword: str, value: Any, place: str) -> Iterator[SchemaNode]:
-    """The schemas in the value of a keyword, which has the right type, with their pointers."""
+    """Yield the schemas in a keyword's value, whose type has been checked, with their pointers."""
     if keyword in MAPS_OF_SCHEMAS:
         yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
     elif keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
@@ -143,7 +144,7 @@ def schemas_of(keyword: str, value: Any, place: str) -> Iterator[SchemaNode]:
 
 
 def shown(value: object) -> str:
-    """A value in a bounded form for messages."""
+    """Return a shortened representation of a value, for messages."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "an integer of more than 20 digits"
     text = json.dumps(value, ensure_ascii=True, default=repr)
@@ -151,7 +152,7 @@ def shown(value: object) -> str:
 
 
 def _find_circle(schemas: Mapping[str, Any]) -> str | None:
-    """The pointer to a schema that applies itself to the same value again; None: there is none."""
+    """Return the pointer to a schema that applies itself to the same value again, or None if there is none."""
     targets = {pointer: list(chain(*same_value(schema, pointer))) for pointer, schema in schemas.items()}
     try:
         TopologicalSorter(targets).prepare()
@@ -161,7 +162,7 @@ def _find_circle(schemas: Mapping[str, Any]) -> str | None:
 
 
 def same_value(schema: Any, pointer: str) -> list[list[str]]:
-    """Groups of schemas for the same value, which has to satisfy one of each group."""
+    """Return groups of schemas that apply to the same value. The value has to satisfy one schema in each group."""
     if isinstance(schema, bool):
         return []
     members = {
@@ -183,7 +184,7 @@ def _check_value(keyword: str, value: Any, place: str) -> None:
 
 
 def _check_pattern(pattern: str, place: str) -> None:
-    """Raise SchemaError for what is no regular expression, neither of ECMA-262 nor of Python."""
+    """Raise SchemaError if the pattern is not a regular expression in either ECMA-262 or Python."""
     try:
         check_pattern(pattern)
     except PatternError as error:
@@ -194,7 +195,7 @@ def _check_pattern(pattern: str, place: str) -> None:
 
 
 def _names_within(schema: object) -> tuple[set[str], set[str]]:
-    """The ids and the anchors anywhere in a schema, by which references may name its parts."""
+    """Return the ids and the anchors anywhere in a schema. References may use them to name its parts."""
     ids, anchors = {""}, set()
     waiting = [schema]
     while waiting:
@@ -212,7 +213,9 @@ def _names_within(schema: object) -> tuple[set[str], set[str]]:
 
 
 def _referred(root: Any, reference: str, place: str, ids: set[str], anchors: set[str]) -> Iterator[SchemaNode]:
-    """The schema that a pointer from the root names. Raises SchemaError if a reference names no part of the root."""
+    """Yield the schema that a pointer from the root names. Raises SchemaError if a reference names no part of the
+    root.
+    """
     base, _, fragment = reference.partition("#")
     root_id = str(root.get("$id", root.get("id", "")))
     if base not in ids and urljoin(root_id, base) not in {urljoin(root_id, name) for name in ids}:
