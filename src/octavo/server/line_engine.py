@@ -1,4 +1,4 @@
-"""An engine behind the server's application without a listener: it answers the lines of a batch, and nobody else."""
+"""An engine with the server's application but without a listener. It answers only the lines of a batch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ from octavo.server.startup import build_state
 async def line_engine(
     model: str, config: EngineConfig, report: LoadReport
 ) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """Load a model; gives the call that answers a line, and the lines at once. Raises what loading raises.
+    """Load a model, and yield the call that answers a line and a function that returns the number of lines to run at
+    once.
 
-    model: as it was asked for, which lines may name. config: with the place of its files.
+    model: the model's name as given, which lines may use
+    config: with the path of the model's files
+
+    Raises the same errors as loading.
     """
     logging.getLogger("octavo.access").setLevel(logging.WARNING)
     start_schema_threads()

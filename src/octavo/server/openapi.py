@@ -1,4 +1,4 @@
-"""OpenAPI document of the server: FastAPI's, with our errors, protocols, and example requests."""
+"""The server's OpenAPI document: FastAPI's, with our errors, protocols and example requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. Every operation can answer with every error, in its protocol's schema."""
+    """Return the OpenAPI 3.1 document. Every operation can answer with every error, in its protocol's schema."""
     document = get_openapi(
         title=app.title,
         version=app.version,

@@ -1,10 +1,11 @@
 """Access control: API keys, compared in constant time, and the web pages that may talk to the server.
 
-Browsers name their page in Host and Origin. A server on loopback has no key. Foreign pages in the user's browser must
-not reach it, not even under a name that their owner points to 127.0.0.1 (DNS rebinding).
+Browsers identify their page in Host and Origin. A server on loopback has no key. Foreign pages in the user's browser
+must not reach it, not even under a name that their owner points to 127.0.0.1 (DNS rebinding).
 
-A page can post a form without a preflight, but only with one of three content types, of which JSON is none. Programs
-send JSON under them too: curl does unless it is told otherwise. On loopback such a body is read, but no browser's.
+A page can post a form without a preflight, but only with one of three content types, and JSON is not among them.
+Programs send JSON under those types too; curl does by default. On loopback such a body is accepted, unless it comes
+from a browser.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _BROWSER = b"mozilla/"
 
 
 def configured_keys(config: ServerConfig) -> list[str]:
-    """All keys in the options, including administrators'. Raises UsageError."""
+    """Return all keys in the options, including administrators' keys. Raises UsageError."""
     return [*_keys("--api-key-file", config.api_key, config.api_key_file), *admin_keys(config)]
 
 
 def admin_keys(config: ServerConfig) -> list[str]:
-    """Administrators' keys. Raises UsageError."""
+    """Return the administrators' keys. Raises UsageError."""
     return _keys("--admin-key-file", config.admin_key, config.admin_key_file)
 
 
 def _keys(flag: str, given: Iterable[str], path: str | None) -> list[str]:
-    """Keys of an option, and of a file with one per line."""
+    """Return the keys given by an option, and those in a file with one key per line."""
     keys = list(given)
     if path is not None:
         try:
@@ -63,9 +64,9 @@ def _keys(flag: str, given: Iterable[str], path: str | None) -> list[str]:
 
 
 class ApiKeys:
-    """The keys of a server, as digests. Without keys, every request is allowed.
+    """The server's keys, as digests. Without keys, every request is allowed.
 
-    salt: of the tenants' names, which outlive the server where its responses are stored in a file.
+    salt: salt for the tenants' names, which outlive the server if its responses are stored in a file
     """
 
     def __init__(self, keys: Iterable[str], salt: bytes, admins: Iterable[str] = ()) -> None:
@@ -79,7 +80,7 @@ class ApiKeys:
         self._admins = {tenant for key, tenant in zip(distinct, self._tenants, strict=True) if key in known}
 
     def __len__(self) -> int:
-        """Number of different keys."""
+        """Return the number of different keys."""
         return len(self._digests)
 
     def is_admin(self, tenant: str) -> bool:
@@ -87,7 +88,9 @@ class ApiKeys:
         return tenant in self._admins
 
     def tenant(self, headers: Headers) -> str:
-        """Identify the request's key; "" if the server has no keys. Raises ApiError 401 for a wrong key."""
+        """Return the tenant of the request's key, or "" if the server has no keys. Raises ApiError 401 for a
+        wrong key.
+        """
         if not self._digests:
             return ""
         given = [key for name, value in headers if (key := _key(name, value)) is not None]
@@ -126,9 +129,11 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OriginRules:
-    """host: the address that the server listens on. has_keys: a key is required.
+    """The rules for the browser pages that may send requests.
 
-    cors_origins: `*` allows all pages, `localhost` those of this machine on any port.
+    host: the address that the server listens on
+    has_keys: whether a key is required
+    cors_origins: `*` allows all pages, `localhost` allows this machine's pages on any port
     """
 
     host: str
@@ -136,7 +141,9 @@ class OriginRules:
     cors_origins: tuple[str, ...] = ()
 
     def check(self, headers: Headers, http_version: str) -> None:
-        """Raise ApiError 400 for a broken Host header or two Origins, and 403 for a page that must not call."""
+        """Raise ApiError 400 for a broken Host header or two Origins, and 403 for a page that may not call the
+        server.
+        """
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
             raise bad_request(f"{len(hosts)} Host headers; there must be one")
@@ -161,20 +168,22 @@ class OriginRules:
             raise _forbidden(f"pages of {quote(origin)} may not call this server; --cors-origin allows them")
 
     def is_program_here(self, headers: Headers) -> bool:
-        """True if this is loopback, under its own name, and the request is not from a browser."""
+        """Return True if the server is on loopback, addressed by its own name, and the request is not from a
+        browser.
+        """
         hosts = [_HOST.fullmatch(value.decode("latin-1")) for name, value in headers if name == b"host"]
         is_here = is_loopback(self.host) and all(match is not None and is_loopback(match[1]) for match in hosts)
         return is_here and not is_from_browser(headers)
 
     def allows(self, origin: str) -> bool:
-        """True if `--cors-origin` names this origin, or is `localhost` and the page is of this machine."""
+        """Return True if `--cors-origin` lists this origin, or is `localhost` and the page is from this machine."""
         if "*" in self.cors_origins or origin in self.cors_origins:
             return True
         match = _ORIGIN.fullmatch(origin) if "localhost" in self.cors_origins else None
         return match is not None and origin.lower().startswith(("http://", "https://")) and is_loopback(match[1])
 
     def cors_headers(self, headers: Headers) -> Headers:
-        """The headers that let a browser's page read the answer; none unless configured."""
+        """Return the headers that let a browser page read the answer. There are none unless configured."""
         if not self.cors_origins:
             return []
         origin = next((value for name, value in headers if name == b"origin"), None)
@@ -187,7 +196,9 @@ class OriginRules:
         ]
 
     def preflight_headers(self, headers: Headers) -> Headers | None:
-        """The answer to a browser's preflight request, besides `cors_headers`; None if this is not one."""
+        """Return the headers of the answer to a preflight request, besides `cors_headers`, or None if this is not a
+        preflight.
+        """
         names = {name for name, _ in headers}
         if b"access-control-request-method" not in names or len(self.cors_headers(headers)) < 2:
             return None
@@ -202,7 +213,7 @@ class OriginRules:
 
 
 def is_from_browser(headers: Headers) -> bool:
-    """True if the request has a header that pages send and programs do not."""
+    """Return True if the request has a header that pages send but programs do not."""
     return any(
         name in _OF_PAGES
         or name.startswith(b"sec-fetch-")

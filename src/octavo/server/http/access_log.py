@@ -1,4 +1,4 @@
-"""The access log, one line per request without prompts or keys, and the formats of the server's log."""
+"""The access log, with one line per request and without prompts or keys, and the formats of the server's log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AccessRecord:
     is_abandoned: bool = False  # the client left before the end of a stream
 
     def log(self) -> None:
-        """Write the line. Lines of probes, which come every few seconds, are written only at debug level."""
+        """Write the line. Probes arrive every few seconds, so their lines are written only at debug level."""
         is_routine = self.path in _QUIET_PATHS and (self.status < 400 or self.status == 503)
         level = logging.DEBUG if is_routine else logging.INFO
         if not logger.isEnabledFor(level):
@@ -75,23 +75,25 @@ class AccessRecord:
 
 
 def new_request_id() -> str:
-    """An id for the answer's header and the log."""
+    """Return a new id for the answer's header and the log."""
     return f"req-{secrets.token_hex(12)}"
 
 
 def accepted_request_id(given: Sequence[str]) -> str:
-    """The client's id for its request, if it sent one that fits into a header, a path and a line of the log; else a new
-    one. given: the values of all its `X-Request-Id` headers."""
+    """Return the client's request id if it sent one that is fit for a header, a path and a log line, else a new id.
+
+    given: the values of all its `X-Request-Id` headers
+    """
     return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else new_request_id()
 
 
 def record_of(request: Request) -> AccessRecord:
-    """The record of a request behind the guard."""
+    """Return the record of a request that has passed the guard."""
     return cast(AccessRecord, request.state.access)
 
 
 def printable(text: str) -> str:
-    """A client's string made safe for a log line: bounded, without spaces, control or non-ASCII characters."""
+    """Make a client's string safe for a log line: bounded, without spaces, control or non-ASCII characters."""
     if len(text) > MAX_CLIENT_CHARS:
         text = text[: MAX_CLIENT_CHARS - 3] + "..."
     if text.isascii() and text.isprintable() and " " not in text:
@@ -100,15 +102,15 @@ def printable(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The text without control characters or line breaks, and bounded."""
+    """Return the text cut to a maximum length, without control characters or line breaks."""
     text = text[:MAX_LINE_CHARS]
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class LineFormatter(logging.Formatter):
-    """The format for people: time, level, logger and message in one line, with an indented traceback below.
+    """The log format for people: time, level, logger and message on one line, with an indented traceback below.
 
-    Both may contain a client's text, so neither can look like another line of the log.
+    Message and traceback may contain a client's text, so neither can look like another line of the log.
     """
 
     def __init__(self) -> None:
@@ -123,7 +125,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """The format for machines: one JSON object per line."""
+    """The log format for machines: one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -139,7 +141,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(*, as_json: bool, level: int = logging.INFO) -> None:
-    """Send the log of `octavo` and of the web server to standard error."""
+    """Send the logs of `octavo` and of the web server to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     for name in ("octavo", "uvicorn"):

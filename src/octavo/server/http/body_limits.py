@@ -1,8 +1,8 @@
-"""The largest numbers of items in the lists and objects of a body, as its request model declares them.
+"""The maximum numbers of items in a body's lists and objects, as its request model declares them.
 
-They are read from the model's JSON schema, so that a limit is declared where the field is, and once: `maxItems` and
-`maxProperties`. What declares none has the limits below. All are checked before the model validates anything, because
-validation takes microseconds, and hundreds of bytes, for each item.
+They are read from the `maxItems` and `maxProperties` of the model's JSON schema, so each limit is declared only once,
+with its field. Fields that declare no limit get the defaults below. All limits are checked before the model validates
+anything, because validation takes microseconds and hundreds of bytes for each item.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _Schema: TypeAlias = "Mapping[str, Any]"
 
 
 class BodyLimits:
-    """The limits of one place in a body. schemas: the forms that its value may have."""
+    """The limits at one position in a body.
+
+    schemas: the schemas that the value may have
+    """
 
     def __init__(self, schemas: Sequence[_Schema], definitions: _Schema) -> None:
         self._definitions = definitions
@@ -31,12 +34,12 @@ class BodyLimits:
 
     @classmethod
     def of_model(cls, model: type[BaseModel]) -> BodyLimits:
-        """The limits of a whole body."""
+        """Return the limits of a whole body."""
         schema = model.model_json_schema()
         return cls([schema], schema.get("$defs", {}))
 
     def most_items(self, *, in_list: bool) -> int:
-        """The largest number of items of the list, or of the object, at this place."""
+        """Return the maximum number of items in the list or object at this position."""
         return self._most_in_list if in_list else self._most_in_object
 
     @cached_property
@@ -50,7 +53,7 @@ class BodyLimits:
         return max(limits, default=MAX_ITEMS)
 
     def inside(self, key: str | int) -> BodyLimits:
-        """The limits of an item."""
+        """Return the limits of an item."""
         place = 0 if isinstance(key, int) else key if key in self._names else ""
         if (known := self._inside.get(place)) is None:
             found = [_item(form, place) for form in self._forms]
@@ -66,7 +69,7 @@ class BodyLimits:
         return MAX_TOKEN_IDS if "integer" in kinds else MAX_FREE_ITEMS if None in kinds else MAX_ITEMS
 
     def _resolved(self, schema: _Schema) -> list[_Schema]:
-        """The schemas that stand behind references and alternatives."""
+        """Return the schemas behind references and alternatives."""
         stack, found = [schema], []
         while stack:
             item = stack.pop()

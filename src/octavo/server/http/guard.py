@@ -1,8 +1,8 @@
 """Checks that every request passes before its endpoint, and the answers to all errors.
 
-A request keeps its client's id or gets one. Its Host and Origin, API key, route, content type and body size are
-checked, and anything not explicitly allowed is refused. Errors of endpoints are answered here too, in the format of the
-path's protocol.
+A request keeps its client's id or gets a new one. Its Host and Origin, API key, route, content type and body size are
+checked, and anything not explicitly allowed is refused. Errors raised by endpoints are also answered here, in the
+format of the path's protocol.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], Non
 
 
 class Guard:
-    """ASGI middleware that costs microseconds a request and nothing for each event of a stream.
+    """ASGI middleware that costs microseconds per request and nothing per event of a stream.
 
-    It leaves in the request's state: `access`, its AccessRecord, `tenant`, `is_admin` and `body`.
+    It stores in the request's state: `access` (its AccessRecord), `tenant`, `is_admin` and `body`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Guard:
         await self._app(scope, exchange.receive, exchange.send)
 
     async def _read_body(self, exchange: _Exchange, limit: int, tenant: str) -> bytes:
-        """Read the whole body, of at most `limit` bytes, which count for an API key until it is read.
+        """Read the whole body, at most `limit` bytes. Until it is read, its bytes count towards the API key's share.
 
         Raises ApiError 408, 413, 415 or 503.
         """
@@ -151,9 +151,10 @@ class Guard:
 
 
 class _Exchange:
-    """One request and its answer, which gets the headers of all answers.
+    """One request and its answer. Adds the headers that every answer has.
 
-    length: of the body, as announced. has_more: there is a body, and not all of it has been read.
+    length: announced length of the body
+    has_more: whether there is a body that has not been read completely
     """
 
     def __init__(
@@ -187,8 +188,8 @@ class _Exchange:
     async def fail(self, error: ApiError) -> None:
         """Answer with the error in the protocol's format, unless an answer has begun.
 
-        The rest of the client's body is read for a while and dropped: if the connection were closed at once, a client
-        that writes before it reads would only see a reset.
+        The rest of the client's body is read for a while and dropped. If the connection were closed at once, a client
+        that writes before it reads would see only a reset.
         """
         if self._record.status:
             return
@@ -206,7 +207,8 @@ class _Exchange:
 def _check_type(headers: dict[bytes, bytes], origins: OriginRules) -> None:
     """Raise ApiError 415 unless the body is plain JSON.
 
-    Clients written for Ollama name no type, and curl that of a form. Pages must name JSON, which no form can.
+    Clients written for Ollama send no content type, and curl sends a form's. Pages must send JSON's type, which no form
+    can.
     """
     content_type = headers.get(b"content-type")
     if content_type is None and is_from_browser(list(headers.items())):

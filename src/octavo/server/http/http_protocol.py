@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: uvicorn's protocol with the limits that it lacks.
 
-These are a time limit for the headers, limits on their number and size and on those of trailers and chunk extensions, a
-time limit for unread answers, a limit on connections, and support for clients that close only their sending half (RFC
-9112, section 9.6). Targets may be absolute; answers to HTTP/1.0 end with the connection instead of a last chunk.
+The additions are a time limit for the headers, limits on the number and size of headers, trailers and chunk extensions,
+a time limit for unread answers, a connection limit, and support for clients that close only their sending half (RFC
+9112, section 9.6). Targets may be absolute. Answers to HTTP/1.0 end with the connection instead of a last chunk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once a second; the next line has the number of suppressed ones."""
+    """A warning that is logged at most once a second. The next line contains the number of suppressed warnings."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -56,10 +56,10 @@ class RateLimitedWarning:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection.
+    """The HTTP protocol of one connection, with limits.
 
-    limits: `max_connections` and the time limits count here. num_refused_at_once: connections above the limit that are
-    kept just long enough to send the refusal.
+    limits: the source of `max_connections` and the time limits
+    num_refused_at_once: number of connections above the limit that are kept just long enough to send the refusal
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(ApiError(501, message, code="unsupported_transfer_coding"))
 
     def _make_target_relative(self) -> None:
-        """Of an absolute target, the host takes the place of the Host header (RFC 9112, section 3.2.2)."""
+        """Make an absolute target relative. Its host replaces the Host header (RFC 9112, section 3.2.2)."""
         scheme, found, rest = self.url.partition(b"://")
         if not found or scheme.lower() not in (b"http", b"https"):
             return
@@ -231,7 +231,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers[hosts[0]] = (b"host", host)
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse the data and return the rest, which is still to be parsed."""
+        """Parse the data and return the part that has not been parsed yet."""
         begun, framed = self._is_in_body, self._num_body_bytes + _CHUNK_FRAME_BYTES * self._num_chunks
         try:
             self.parser.feed_data(data)
@@ -246,8 +246,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return b""
 
     def _without_upgrade(self) -> bytes:
-        """The head without an offer of HTTP/2, for a new parser. Java's client makes this offer with every
-        request, even with a body; it is ignored."""
+        """Return the head without its offer of HTTP/2, for a new parser.
+
+        Java's client makes this offer with every request, even one with a body. It is ignored.
+        """
         method = self.parser.get_method()
         headers = [header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -267,7 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(ApiError(431, f"headers of more than {MAX_HEADER_BYTES} bytes", code="headers_too_large"))
 
     def _reject(self, error: ApiError) -> None:
-        """Abort the parsing from within one of its callbacks."""
+        """Abort parsing from within one of the parser's callbacks."""
         self._refusal = error
         raise ValueError(error.message)
 
@@ -282,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bad_request("the request is not valid HTTP/1.1")
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with the error and close, unless an answer to an earlier request is on its way."""
+        """Answer with the error and close, unless the answer to an earlier request is still being sent."""
         self._refusal = error
         self._stop_header_timer()
         if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
@@ -293,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _write_error(self, error: ApiError) -> None:
-        """Answer in the format of the target, as far as it has been seen."""
+        """Answer in the format that the target's protocol uses, as far as the target has been received."""
         dialect, request_id = self._routes.dialect(self.url.partition(b"?")[0].decode("latin-1")), new_request_id()
         headers, body = dialect.error_answer(error, request_id)
         headers += [(b"connection", b"close"), *dialect.id_headers(request_id)]
@@ -327,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """End a running request now, and close when everything is sent or the client has not read it in time."""
+        """End a running request now, and close once everything is sent or the client has not read it in time."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
@@ -363,7 +365,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # A client that has closed its sending half, or left: both look the same until something is sent to it.
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True if the connection stays open for the answer."""
+        """Return True if the connection stays open for the answer."""
         if (
             self.cycle is None
             or self.cycle.response_complete
@@ -380,7 +382,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _probe(self) -> None:
         """Send bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset.
 
-        It is repeated until the answer begins, since the client may leave later; a stream notices this when it writes.
+        This is repeated until the answer begins, since the client may disconnect later. A stream notices that when it
+        writes.
         """
         if self.transport.is_closing():
             return
@@ -406,8 +409,11 @@ def _other_version(version: str) -> ApiError:
 
 
 def _until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """The application for a client of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the
-    connection (RFC 9112, section 6.3). The web server itself would send chunks."""
+    """Wrap the application for an HTTP/1.0 client, which does not understand chunks.
+
+    An answer of unknown length ends with the connection (RFC 9112, section 6.3). The web server itself would send
+    chunks.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_plainly(message: Message) -> None:

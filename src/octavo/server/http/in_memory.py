@@ -1,4 +1,4 @@
-"""Requests to the application from within the process: those of batches, without a socket."""
+"""Requests to the application from within the process, without a socket. Batches use them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ BATCH = "octavo.batch"
 
 @dataclass(frozen=True, slots=True)
 class BatchCaller:
-    """The batch whose line a request is. owner: takes the place of its key. priority: of the request."""
+    """The batch that a request is a line of.
+
+    owner: used in place of the request's key
+    priority: priority of the request
+    """
 
     owner: str
     priority: int
 
 
 async def post(app: ASGIApp, path: str, body: bytes, *, caller: BatchCaller, request_id: str) -> LineAnswer:
-    """The whole answer to a JSON body. Cancelled, it ends the request, as a client does that leaves."""
+    """Send a JSON body and return the whole answer. Cancelling this ends the request as if its client had
+    disconnected.
+    """
     headers = {
         "host": "localhost",
         "content-type": "application/json",

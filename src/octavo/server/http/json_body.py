@@ -1,4 +1,4 @@
-"""Strict parsing of JSON texts, the field types of request models, and the errors about them.
+"""Strict JSON parsing, the field types of request models, and the errors about them.
 
 RFC 8259 leaves some cases to the reader. All of them are refused here: repeated names, NaN and Infinity, numbers beyond
 float64, half surrogate pairs, deep nesting.
@@ -30,7 +30,7 @@ Path: TypeAlias = "tuple[str | int, ...]"
 
 
 def _whole_number(value: object) -> object:
-    """Convert 1.0 to 1: JSON has one type of numbers, and JSON Schema calls 1.0 an integer."""
+    """Convert 1.0 to 1: JSON has only one number type, and JSON Schema considers 1.0 an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -45,7 +45,7 @@ def _finite_number(value: object) -> object:
 
 
 def _whole_numbers(values: object) -> object:
-    """The same for a list, in far less time than one by one."""
+    """Convert the floats in a list like `_whole_number`, in far less time than one by one."""
     has_floats = isinstance(values, list) and float in set(map(type, values))
     return [*map(_whole_number, values)] if has_floats else values  # type: ignore[call-overload]
 
@@ -60,13 +60,13 @@ Text: TypeAlias = str  # the whole body has been checked for half surrogate pair
 
 
 class RequestModel(BaseModel):
-    """Body of a request. Types are not converted, and unknown fields are refused."""
+    """The base class of request bodies. Types are not converted, and unknown fields are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object in `body`. Raises ApiError 400 that says what is wrong, and where."""
+    """Parse the JSON object in `body`. Raises ApiError 400 that describes the problem and its position."""
     return as_object(parse_value(body))
 
 
@@ -85,19 +85,19 @@ def parse_value(body: bytes) -> Any:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Check that a body is an object. Raises ApiError if not."""
+    """Return the body if it is an object. Raises ApiError if not."""
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {_json_type(value)}", code="invalid_type")
     return value
 
 
 def wrong_encoding(byte: int, place: int) -> ApiError:
-    """The error about a byte that is not UTF-8."""
+    """Return the error about a byte that is not UTF-8."""
     return bad_request(f"the body is not UTF-8: byte {byte:#04x} at offset {place}", code="invalid_encoding")
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """The result of `decode_json`. Raises ApiError for malformed text."""
+    """Return the result of `decode_json`. Raises ApiError for malformed text."""
     try:
         return decode_json(text)
     except json.JSONDecodeError as error:
@@ -110,9 +110,10 @@ def _parse(text: str) -> tuple[Any, bool]:
 
 
 def decode_json(text: str) -> tuple[Any, bool]:
-    """The value, and False if a number in it is beyond float64 or has more digits than Python reads. It is inf then.
+    """Return the value, and whether all its numbers fit into float64 and have no more digits than Python reads. A
+    number that does not becomes inf.
 
-    Raises JSONDecodeError, and ApiError for what JSON allows and a body must not have.
+    Raises JSONDecodeError, and ApiError for text that JSON allows but a body may not contain.
     """
     try:
         return _DECODER.decode(text), True
@@ -137,7 +138,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def repeated_name(name: str) -> ApiError:
-    """The error about a name that an object has twice."""
+    """Return the error about a name that occurs twice in an object."""
     return bad_request(f"the name {quote(name)} is in one object twice", code="invalid_json")
 
 
@@ -151,7 +152,7 @@ _LENIENT_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_r
 
 
 def check_depth(text: str) -> None:
-    """Raise ApiError if the text is nested too deeply. Works without recursion, to need no deep stack."""
+    """Raise ApiError if the text is nested too deeply. The check is not recursive, so it needs no deep stack."""
     depth, field, last_string = 0, "", ""
     for token in _STRUCTURE.finditer(text):
         char = token[0][0]
@@ -169,7 +170,9 @@ def check_depth(text: str) -> None:
 
 
 def check_leaves(value: Any, path: Path = ()) -> None:
-    """Raise ApiError for a number beyond float64 and for half a surrogate pair. A name has the path of its object."""
+    """Raise ApiError for a number beyond float64 and for half a surrogate pair. For a name, the error gives the path of
+    its object.
+    """
     if isinstance(value, dict):
         for name, item in value.items():
             check_leaves(name, path)
@@ -190,7 +193,7 @@ def check_leaves(value: Any, path: Path = ()) -> None:
 
 
 def format_path(path: Path) -> str:
-    """The path as in `messages[0].content`. Line ends and other characters that cannot be printed are escaped."""
+    """Format the path as in `messages[0].content`. Line ends and other unprintable characters are escaped."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -202,7 +205,7 @@ def format_path(path: Path) -> str:
 
 
 def quote(value: object, limit: int = 64) -> str:
-    """A caller's value as one short line of ASCII. Of arrays and objects only the type is shown."""
+    """Return a caller's value as one short line of ASCII. For arrays and objects, only the type is shown."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, (list, dict)):
@@ -254,7 +257,9 @@ _WITHOUT_VALUE = ("missing_required_parameter", "unsupported_parameter", "array_
 
 
 def to_bad_request(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """A 400 for the first of pydantic's errors; for a union, the error of the member that is closest to the value."""
+    """Convert the first of pydantic's errors to a 400. For a union, use the error of the member closest to the
+    value.
+    """
     found = [(_path(error, body), error) for error in errors]
     path, error, rivals = _choose(found)
     if isinstance(cause := error.get("ctx", {}).get("error"), UsageError):
@@ -274,7 +279,7 @@ def to_bad_request(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
 def _choose(
     found: list[tuple[Path, Mapping[str, Any]]],
 ) -> tuple[Path, Mapping[str, Any], list[Mapping[str, Any]]]:
-    """(path, error, all errors that together name the types allowed at the path)."""
+    """Return (path, error, all errors that together name the types allowed at the path)."""
     path, error = found[0]
     group = [(p, e) for p, e in found if p[:1] == path[:1]]
     if len(group) == 1 or _judge(error)[0] != "invalid_type":
@@ -294,7 +299,9 @@ def _choose(
 
 
 def _path(error: Mapping[str, Any], body: object) -> Path:
-    """The path in the body, without pydantic's names of union members and validators; or the name in the query."""
+    """Return the path in the body, without pydantic's names of union members and validators, or the name in the
+    query.
+    """
     if error["loc"][:1] == ("query",):
         return tuple(error["loc"][1:])
     parts: list[str | int] = []
@@ -315,7 +322,7 @@ def _path(error: Mapping[str, Any], body: object) -> Path:
 
 
 def _judge(error: Mapping[str, Any]) -> tuple[str, str]:
-    """(code, words) of one of pydantic's errors."""
+    """Return (code, words) for one of pydantic's errors."""
     kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
     other = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
     code, words = _KINDS.get(kind, (other, "is wrong: {msg}"))

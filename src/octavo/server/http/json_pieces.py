@@ -1,8 +1,8 @@
-"""Reads a large JSON body in pieces, so that other threads run between them, and none of it without a limit.
+"""Reads a large JSON body in pieces, so that other threads can run in between and every part has a size limit.
 
-Python's parser keeps the lock of all threads until it is through. Here native code, which does not, counts the values
-of the body and divides its long lists and objects, and the parser gets pieces that take it a millisecond. Lists and
-objects beyond their limits are refused while they are still text.
+Python's parser keeps the GIL until it is done. Native code, which does not, counts the values in the body and splits
+its long lists and objects. The parser then gets pieces that take a millisecond each. Lists and objects beyond their
+limits are refused while they are still text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSE = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
 def parse_large_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
-    """The JSON object in `body`, like `parse_object`. Raises its errors, and one for what is beyond a limit."""
+    """Parse the JSON object in `body`, like `parse_object`. Raises the same errors, and one for exceeding a limit."""
     reader = _Reader(body)
     containers, strings, others, depth = _json_text.measure_json(body)
     if depth > MAX_DEPTH:
@@ -58,7 +58,10 @@ def parse_large_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
 
 
 class _Reader:
-    """is_finite: all numbers so far are within float64."""
+    """Parses a body in pieces.
+
+    is_finite: all numbers so far fit into float64
+    """
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -66,11 +69,11 @@ class _Reader:
         self._integers: dict[int, int] = {}
 
     def read_all(self, limits: BodyLimits) -> Any:
-        """The whole body."""
+        """Parse the whole body."""
         return self.read(self._skip_space(0, len(self.body)), len(self.body), limits, ())
 
     def check_members(self, limits: BodyLimits) -> None:
-        """Raise ApiError for a list or an object in the body that has more items than its limit."""
+        """Raise ApiError if a list or an object in the body has more items than its limit."""
         begin, end = self._skip_space(0, len(self.body)), len(self.body)
         runs = self._runs(begin, end, limits, ()) if self.body[begin] == ord("{") else []
         for first, last, num_items in runs:
@@ -80,7 +83,7 @@ class _Reader:
                     self._runs(start, last, limits.inside(name), (name,))
 
     def wrong(self, problem: str, place: int) -> ApiError:
-        """The error about malformed text at this byte."""
+        """Return the error about malformed text at this byte."""
         line = self.body.rfind(b"\n", 0, place) + 1
         column = len(self.body[line:place].decode("utf-8", "replace")) + 1
         number = self.body.count(b"\n", 0, place) + 1
@@ -88,7 +91,7 @@ class _Reader:
         return bad_request(f"the body is not valid JSON: {problem} at {where}", code="invalid_json")
 
     def read(self, begin: int, end: int, limits: BodyLimits, path: Path) -> Any:
-        """The value that begins at `begin`; white space may stand between it and `end`."""
+        """Return the value that begins at `begin`. Only white space may follow it before `end`."""
         if end - begin > PIECE_BYTES:
             kind = self.body[begin]
             if kind == ord("["):
@@ -133,7 +136,7 @@ class _Reader:
         return found
 
     def _read_name(self, begin: int, end: int) -> tuple[str, int]:
-        """The name of a member of an object, and the place of its value."""
+        """Return the name of an object's member, and the position of its value."""
         start = self._skip_space(begin, end)
         if self.body[start] != ord('"'):
             raise self.wrong("Expecting property name enclosed in double quotes", start)
@@ -143,7 +146,9 @@ class _Reader:
         return self._decode(start, name_end), self._skip_space(colon.end(), end)
 
     def _runs(self, begin: int, end: int, limits: BodyLimits, path: Path) -> list[tuple[int, int, int]]:
-        """The runs of items of the container that begins here. Raises ApiError for too many, or for no proper end."""
+        """Return the runs of items in the container that begins here. Raises ApiError if there are too many, or if it
+        is not closed.
+        """
         most = limits.most_items(in_list=self.body[begin] == ord("["))
         num_items, close, runs = _json_text.split_json(self.body, begin, PIECE_BYTES, most)
         if num_items > most:
@@ -189,7 +194,7 @@ class _Reader:
             raise wrong_encoding(error.object[error.start], begin + error.start) from None
 
     def _skip_space(self, begin: int, end: int) -> int:
-        """The first place that is not white space. Raises ApiError if there is none."""
+        """Return the first position that is not white space. Raises ApiError if there is none."""
         found = _SPACE.match(self.body, begin, end)
         assert found is not None
         if found.end() == end:
@@ -197,14 +202,14 @@ class _Reader:
         return found.end()
 
     def _check_end(self, begin: int, end: int) -> None:
-        """Raise ApiError if there is anything but white space."""
+        """Raise ApiError if anything but white space is left."""
         if _SPACE.fullmatch(self.body, begin, end) is None:
             found = _SPACE.match(self.body, begin, end)
             raise self.wrong("Extra data", begin if found is None else found.end())
 
 
 def check_counts(value: Any, limits: BodyLimits, path: Path) -> None:
-    """Raise ApiError for a list or an object with more items than its limit, in a value that has been parsed."""
+    """Raise ApiError if a list or an object in a parsed value has more items than its limit."""
     if not isinstance(value, (list, dict)):
         return
     if len(value) > (most := limits.most_items(in_list=isinstance(value, list))):

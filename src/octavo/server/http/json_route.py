@@ -1,4 +1,4 @@
-"""Routes whose body is one JSON object: parsed and validated, a large one on another thread."""
+"""Routes whose body is one JSON object. It is parsed and validated, on another thread if it is large."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HUGE_BODIES = CapacityLimiter(1)
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is one JSON object. It leaves `has_large_body` in the request's state."""
+    """A route whose body is one JSON object. It stores `has_large_body` in the request's state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The guard has checked the content type, and lets some clients leave it out.
@@ -80,7 +80,7 @@ class JsonRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """A request whose body is parsed already, because FastAPI hides the errors of its own parsing."""
+    """A request whose body is already parsed, because FastAPI hides the errors of its own parsing."""
 
     parsed: dict[str, Any] | BaseModel
 

@@ -39,9 +39,9 @@ class PortError(OctavoError):
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. It is made before a model is loaded, so that a used port is detected at once.
+    """Return a listening socket. It is opened before a model is loaded, so that a used port is detected at once.
 
-    Raises PortError. A host name with several addresses is bound to its first.
+    A host name with several addresses is bound to the first one. Raises PortError.
     """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -64,7 +64,9 @@ def url_of(config: ServerConfig, sock: socket.socket) -> str:
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """TLS 1.2 or later with the configured certificate, None without one. Raises UsageError."""
+    """Return a context for TLS 1.2 or later with the configured certificate, or None if there is none. Raises
+    UsageError.
+    """
     if config.ssl_certfile is None:
         return None
     certificate, key = config.ssl_certfile, config.ssl_keyfile
@@ -89,7 +91,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 def num_spare_files() -> int:
-    """The number of files that this process may still open, after raising its limit as far as allowed."""
+    """Return the number of files that this process may still open, after raising its limit as far as allowed."""
     return max(2, limits.spare_files() - _NUM_OTHER_FILES)
 
 
@@ -102,7 +104,7 @@ class WebServer(uvicorn.Server):
         self.ending = asyncio.Event()  # set to end `serve`
 
     async def main_loop(self) -> None:
-        """Wake up once a second to update the date header; uvicorn would do so ten times a second."""
+        """Wake up once a second to update the date header. uvicorn would do so ten times a second."""
         while not self.ending.is_set():
             await self.on_tick(0)
             with suppress(asyncio.TimeoutError):
@@ -136,8 +138,11 @@ class WebServer(uvicorn.Server):
 async def serve(
     app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[signal.Signals], Awaitable[None]]
 ) -> None:
-    """Serve until a signal. On SIGTERM or SIGINT it awaits `on_drain` while requests are still answered, then ends
-    the remaining ones with 503 `server_shutting_down`. A second signal ends them at once."""
+    """Serve until a signal arrives.
+
+    On SIGTERM or SIGINT, await `on_drain` while requests are still answered, then end the remaining requests with 503
+    `server_shutting_down`. A second signal ends them at once.
+    """
     loop = asyncio.get_running_loop()
     server = web_server(app, config)
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -161,7 +166,7 @@ async def serve(
 
 
 def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
-    """The web server with all limits of `config`, not yet running."""
+    """Return the web server with all limits of `config`, not yet running."""
     num_files = num_spare_files()
     num_connections = min(config.max_connections, max(1, num_files * 3 // 4))
     if num_connections < config.max_connections:
@@ -200,7 +205,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
 
 
 async def _first_of(task: asyncio.Future[None], signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
-    """The next signal; None if the task is done before it. Raises the task's exception."""
+    """Return the next signal, or None if the task finishes first. Raises the task's exception."""
     waiting = asyncio.create_task(signals.get())
     both: list[asyncio.Future[Any]] = [task, waiting]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +230,9 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
 
 
 def _on_loop_error(warn: RateLimitedWarning, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Log an error of the event loop. Out of file descriptors, it reports every connection."""
+    """Log an error of the event loop, at a limited rate: without free file descriptors, the loop reports every
+    connection.
+    """
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
         warn(f"no new connection can be accepted: {os.strerror(error.errno)}")

@@ -1,6 +1,6 @@
-"""Answers that take time: ended when the client disconnects or the server shuts down, complete or streamed.
+"""Answers that take time, complete or streamed. They end when the client disconnects or the server shuts down.
 
-A stream is written while the answer is generated: as server-sent events (WHATWG HTML, section 9.2) or JSON lines.
+A stream is sent while the answer is generated, as server-sent events (WHATWG HTML, section 9.2) or JSON lines.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. It is cancelled as soon as the client disconnects, which raises ClientGoneError.
+    """Return the result of `work`. If the client disconnects, cancel it and raise ClientGoneError.
 
-    The server ends it early by an error that it sets as the result of a future in `app.state.open_requests`.
+    The server ends it early with an error that it sets as the result of a future in `app.state.open_requests`.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_until_gone(request))
@@ -50,18 +50,20 @@ async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _wait_until_gone(request: Request) -> None:
-    """Return when the client has disconnected or has its whole answer."""
+    """Wait until the client has disconnected or received its whole answer."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """A response of these chunks, each of which is one or several whole events.
+    """A response made of chunks, each with one or more whole events.
 
-    on_error: the last events after an exception of `chunks`. last: the end of every stream, such as `data: [DONE]`.
+    on_error: returns the last events after an exception in `chunks`
+    last: the end of every stream, such as `data: [DONE]`
     held: closed together with `chunks`: at the end, when the client disconnects or does not read for too long, and when
-    the server exits. comment: fills the silence between chunks, so that no proxy considers the stream dead; empty if
-    the format has no comments.
+    the server exits
+    comment: sent during the silence between chunks, so that no proxy considers the stream dead; empty if the format has
+    no comments
 
     The server's flow control holds chunks back while the client does not read. There is no task per event.
     """
@@ -129,7 +131,7 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """A stream of JSON objects, one a line, without comments: readers take every line for an object."""
+    """A stream of JSON objects, one per line, without comments because readers parse every line as an object."""
 
     media_type = "application/x-ndjson"
     comment = b""
@@ -137,7 +139,10 @@ class JsonLines(EventStream):
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """The form of a stream's events. encode: (the event's JSON without line breaks, its type or None) -> its bytes."""
+    """The format of a stream's events.
+
+    encode: (the event's JSON without line breaks, its type or None) -> its bytes
+    """
 
     response: type[EventStream]
     encode: Callable[[bytes, str | None], bytes]

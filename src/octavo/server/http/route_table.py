@@ -1,4 +1,4 @@
-"""The routes of the application: the error format of each path's protocol, and the paths that need no key."""
+"""The application's routes: the error format of each path's protocol, and the paths that need no key."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Headers: TypeAlias = "list[tuple[bytes, bytes]]"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """error_body: makes the body from an error and the request's id. id_header: besides x-request-id, in lower case.
+    """A protocol's error format and id header.
 
-    root: the beginning of all paths of the protocol, known or not, if no other protocol has it.
+    error_body: makes the body from an error and the request's id
+    id_header: header for the request id besides x-request-id, in lower case
+    root: the start of all the protocol's paths, known or not, unless another protocol claims the path
     """
 
     error_body: Callable[[ApiError, str], dict[str, Any]] = lambda error, _request_id: error.body()
@@ -26,12 +28,12 @@ class Dialect:
     root: str | None = None
 
     def id_headers(self, request_id: str) -> Headers:
-        """The headers that tell a client the id."""
+        """Return the headers that give the client its request id."""
         names = [b"x-request-id"] if self.id_header is None else [b"x-request-id", self.id_header]
         return [(name, request_id.encode()) for name in names]
 
     def error_answer(self, error: ApiError, request_id: str) -> tuple[Headers, bytes]:
-        """(headers, body) of the answer to a request that failed, without `id_headers`."""
+        """Return (headers, body) of the answer to a failed request, without `id_headers`."""
         body = json.dumps(self.error_body(error, request_id)).encode()
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
         return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers], body
@@ -41,10 +43,11 @@ DEFAULT_DIALECT = Dialect()
 
 
 class RouteTable:
-    """The paths of an application. Another spelling of a path is another path.
+    """The paths of an application. A different spelling of a path is a different path.
 
-    public: paths that may be read without a key. One that ends in `/` stands for everything below it.
-    bodiless: paths that answer without reading a body, whatever it is. with_images: paths whose bodies may hold images.
+    public: paths that may be read without a key. A path that ends in `/` includes everything below it.
+    bodiless: paths that answer without reading a body
+    with_images: paths whose bodies may contain images
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class RouteTable:
                     self._roots[dialect.root] = dialect
 
     def find(self, path: str, raw_path: bytes) -> str | None:
-        """The route's path, such as `/v1/models/{name}`.
+        """Return the route's path, such as `/v1/models/{name}`.
 
-        path: decoded; raw_path: as the client sent it.
+        path: the decoded path
+        raw_path: the path as the client sent it
         """
         if path in self._fixed:
             return path if raw_path == path.encode() else None
@@ -88,20 +92,24 @@ class RouteTable:
         return None
 
     def is_public(self, method: str, route: str | None) -> bool:
-        """True if the route needs no key. Only reading is free: TGI's `POST /` beside the page at `/` is not."""
+        """Return True if the route needs no key. Only reading is free: TGI's `POST /` is not, although the page at `/`
+        is.
+        """
         is_listed = route is not None and (route in self._public or route.startswith(self._public_folders))
         return is_listed and method in ("GET", "HEAD")
 
     def reads_body(self, route: str) -> bool:
-        """True if a body of this route is read before it answers."""
+        """Return True if the route reads its body before it answers."""
         return route not in self._bodiless
 
     def takes_images(self, route: str) -> bool:
-        """True if a body of this route may hold images, which are large."""
+        """Return True if the route's body may contain images, which are large."""
         return route in self._with_images
 
     def dialect(self, path: str) -> Dialect:
-        """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""
+        """Return the dialect of a path, known or not. It also applies to all paths below, unless they have their
+        own.
+        """
         if (dialect := self._dialects.get(path)) is not None:
             return dialect
         below = [dialect for known, dialect in self._dialects.items() if known != "/" and path.startswith(f"{known}/")]

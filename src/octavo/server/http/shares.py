@@ -1,4 +1,4 @@
-"""Places that the API keys of a server share: half is reserved in equal parts, so that no key can take everything."""
+"""Capacity that the server's API keys share. Half is reserved in equal parts, so that no key can take everything."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Shares:
-    """Places, such as those of a queue or bytes, and the tenants that have them.
+    """Places, such as queue slots or bytes, and the tenants that hold them.
 
-    limit: of all places. num_tenants: those with a reserved share; 0: there is none.
+    limit: total number of places
+    num_tenants: number of tenants with a reserved share, 0 for none
     """
 
     limit: int
@@ -22,13 +23,13 @@ class Shares:
         return self.taken.total()
 
     def add(self, tenant: str, count: int) -> None:
-        """Take places, or give them back."""
+        """Take places, or return them if `count` is negative."""
         self.taken[tenant] += count
         if not self.taken[tenant]:
             del self.taken[tenant]
 
     def open_to(self, tenant: str) -> int:
-        """The number of places that this tenant may take: not those that are reserved for others."""
+        """Return the number of places that this tenant may take. Places reserved for other tenants do not count."""
         share = self.limit // (2 * self.num_tenants) if self.num_tenants > 1 else 0
         used = sum(min(count, share) for name, count in self.taken.items() if name != tenant)
         return self.limit - self.total - max(0, share * (self.num_tenants - 1) - used)

@@ -1,4 +1,4 @@
-"""The images, documents and videos of requests, from what a protocol names to the items of a prompt."""
+"""Reads the images, documents and videos of requests, from their source in the protocol to the items of a prompt."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _WAITING = {"image": CapacityLimiter(4), "document": CapacityLimiter(1), "video"
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """The image as a request names it, or the document or video: its content says which of them it is.
+    """An image, document or video as a request gives it. Only its content shows which of the three it is.
 
-    text: base64 if `is_data`, else a URL.
-    where: the field of the request.
-    detail: `low` asks for few tokens.
-    data: the bytes of the file after it was read.
+    text: base64 if `is_data`, else a URL
+    where: the field of the request
+    detail: `low` asks for few tokens
+    data: the file's bytes, once it has been read
     """
 
     text: str
@@ -57,13 +57,13 @@ _NAMES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".pdf", ".mp4", ".m4
 
 
 def names_media(filename: str | None) -> bool:
-    """True if a file of this name is an image, a document or a video that can be read."""
+    """Return True if a file of this name is a readable image, document or video."""
     return filename is not None and filename.lower().endswith(_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """The bytes of a file with its place in the request, its processor and what the model will see of it."""
+    """The bytes of a file, with its place in the request, its processor and the layout that the model will see."""
 
     data: bytes
     kind: FileKind
@@ -73,7 +73,7 @@ class ImageFile:
 
     @property
     def layout(self) -> ImageLayout | ItemSeries:
-        """Its positions in a prompt, without pixels."""
+        """The file's positions in a prompt, without pixels."""
         return counted(self.shown, self.processor)
 
 
@@ -86,7 +86,7 @@ class ImageReader:
         self._decoder = PictureDecoder(self._config.max_image_pixels)
 
     def check_count(self, sources: Sequence[ImageSource]) -> None:
-        """Raise UsageError for more images, documents and videos than a request may have."""
+        """Raise UsageError if there are more images, documents and videos than a request may contain."""
         most = self._config.max_items_per_request
         if len(sources) > most:
             raise UsageError(
@@ -97,7 +97,9 @@ class ImageReader:
             )
 
     async def open(self, info: ModelInfo, sources: Sequence[ImageSource]) -> list[ImageFile]:
-        """The files of these images; only their headers are read. info: of a model that sees.
+        """Open the files of these images. Only their headers are read.
+
+        info: information about the model, which must accept images
 
         Raises UsageError that names the field.
         """
@@ -131,7 +133,9 @@ class ImageReader:
     async def _shown(
         self, data: bytes, kind: FileKind, source: ImageSource, processor: ImageProcessor
     ) -> tuple[ImageLayout | Reel, int]:
-        """The layouts of a file, and the pixels of an image; those of a document or a video pass one by one."""
+        """Return the layouts of a file and the number of pixels of an image. A document's or video's pixels are read
+        one frame at a time.
+        """
         try:
             if kind == "image":
                 header = self._decoder.header(data)
@@ -141,7 +145,7 @@ class ImageReader:
             raise _about(source, error, kind) from None
 
     async def item(self, file: ImageFile) -> MediaItem | ItemSeries:
-        """The decoded image, document or video. It takes a while. Raises UsageError that names the field."""
+        """Decode an image, document or video. This takes a while. Raises UsageError that names the field."""
         limiter = _WAITING[file.kind]
         try:
             return await run_sync(item_of_file, self._decoder, file.data, file.kind, file.processor, limiter=limiter)
@@ -153,7 +157,9 @@ class ImageReader:
         return replace(source, data=await self._bytes(source))
 
     async def text(self, source: ImageSource) -> str | None:
-        """The text layer of a PDF document; None: the file is none. Raises UsageError that names the field."""
+        """Return the text layer of a PDF document, or None if the file is not a PDF. Raises UsageError that names the
+        field.
+        """
         data = await self._bytes(source)
         if kind_of(data) != "document":
             return None
@@ -185,7 +191,7 @@ class ImageReader:
         raise _wrong(source, "is not a URL of an image; send data:image/png;base64,...")
 
     def _local(self, source: ImageSource) -> bytes:
-        """The bytes of a file of this machine that is inside the folder of such files."""
+        """Read a file of this machine, if it is inside the folder for such files."""
         folder = self._config.allowed_local_media_path
         if folder is None:
             reason = "is a file:// URL, which this server does not read; send the image as data:image/png;base64,..."
@@ -208,16 +214,16 @@ class ImageReader:
 
 @lru_cache(maxsize=16)
 def image_processor(settings: ImageSettings, is_low: bool = False) -> ImageProcessor:
-    """The processor with these settings.
+    """Return the processor with these settings.
 
-    is_low: it gives an image as few tokens as the family allows.
+    is_low: give an image as few tokens as the model family allows
     """
     processor = read_processor(settings.model_type, settings.config, settings.preprocessor)
     return processor.limited(1) if is_low else processor
 
 
 def _decoded(text: str, source: ImageSource) -> bytes:
-    """Strict base64: no white space and no other characters."""
+    """Decode strict base64, without white space or other characters."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -225,13 +231,13 @@ def _decoded(text: str, source: ImageSource) -> bytes:
 
 
 def _tile_bytes(shown: ImageLayout | Reel, processor: ImageProcessor) -> int:
-    """The bytes of the pixels of all tiles of a file."""
+    """Return the number of bytes that the pixels of all tiles of a file take."""
     layouts = (shown,) if isinstance(shown, ImageLayout) else shown.layouts
     return sum(layout.num_bytes(processor.patch_size) for layout in layouts)
 
 
 def _about(source: ImageSource, error: UsageError, kind: FileKind = "image") -> UsageError:
-    """The error about a file with its place in the request."""
+    """Return an error about a file that names the file's place in the request."""
     return UsageError(f"{source.where}: the {kind} {error}", param=source.where, code=error.code)
 
 

@@ -1,4 +1,4 @@
-"""Fetches images from the web for requests, from listed domains and public addresses alone."""
+"""Fetches images from the web for requests, only from listed domains and public addresses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses of a host."""
+    """Return all addresses of a host."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 def is_public(address: str) -> bool:
-    """True for an address of the internet: no loopback, private, link-local, multicast or reserved one, in any form."""
+    """Return True for a public internet address: not loopback, private, link-local, multicast or reserved in any
+    form.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -45,9 +47,13 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class MediaFetcher:
-    """domains: allowed ones, `*` for all; one that begins with http:// is fetched without encryption, too.
+    """Fetches files by URL.
 
-    max_bytes: of a file. resolve, is_allowed, ports: the resolver, the rule of addresses and the ports by scheme.
+    domains: allowed domains, or `*` for all; a domain that begins with http:// may also be fetched without encryption
+    max_bytes: maximum size of a file
+    resolve: the resolver of host names
+    is_allowed: decides which addresses may be contacted
+    ports: ports by URL scheme
     """
 
     def __init__(
@@ -66,7 +72,9 @@ class MediaFetcher:
         self._ports = ports or _PORTS
 
     async def fetch(self, url: str, where: str) -> bytes:
-        """The bytes at this URL. Raises UsageError that names `where`, and says nothing of what lies at the address."""
+        """Fetch the bytes at this URL. Raises UsageError that names `where` and reveals nothing about the content at
+        the address.
+        """
         if not self._domains:
             scheme = urlsplit(url).scheme
             raise UsageError(
@@ -90,7 +98,9 @@ class MediaFetcher:
         raise ValueError("too many redirects")
 
     async def _get(self, url: str) -> tuple[bytes, str | None]:
-        """The bytes, or the address that they are at instead. Raises ValueError for a URL that is not allowed."""
+        """Return the bytes, or the address to which the server redirects. Raises ValueError for a URL that is not
+        allowed.
+        """
         parts = urlsplit(url)
         scheme, host = parts.scheme.lower(), (parts.hostname or "").rstrip(".").lower()
         port = parts.port or self._ports.get(scheme, 0)

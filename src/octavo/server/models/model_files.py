@@ -1,4 +1,4 @@
-"""The files of a model as Ollama and llama.cpp describe them: format, sizes, type of the weights, metadata."""
+"""A model's files as Ollama and llama.cpp describe them: format, sizes, weight type and metadata."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ MAX_METADATA_CHARS = 4096  # of one text; longer ones, such as chat templates, a
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """file_format: gguf or safetensors. weight_type: of most bytes of the weights, such as Q4_K. modified_s: Unix time.
+    """A description of a model's files.
 
-    digest: of path, size and time of the file, as hexadecimal SHA-256: it changes with the file and reads none of it.
-    metadata: numbers and short texts under GGUF's names.
+    file_format: gguf or safetensors
+    weight_type: type of most bytes of the weights, such as Q4_K
+    modified_s: Unix time
+    digest: hexadecimal SHA-256 of the file's path, size and time, so it changes with the file without reading it
+    metadata: numbers and short texts under GGUF's names
     """
 
     file_format: str
@@ -41,7 +44,9 @@ class ModelFiles:
 
 
 def read_model_files(entry: ModelEntry) -> ModelFiles | None:
-    """The files of a model, loaded or not; None if they are not on this machine or cannot be read."""
+    """Describe a model's files, whether it is loaded or not. Return None if they are not on this machine or
+    unreadable.
+    """
     path = env.user_path(entry.config.model if entry.info is None else entry.info.path)
     try:
         file = find_model_file(path)
@@ -96,7 +101,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str | int | float | bool]:
 
 
 def short_count(number: int) -> str:
-    """A number of parameters as their makers write it: `134.52M`, `1.54B`."""
+    """Format a number of parameters as model makers do: `134.52M`, `1.54B`."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if number >= size:
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + unit

@@ -39,16 +39,19 @@ _FIRST_STEP_S = 0.1
 
 
 class LoadReport(Protocol):
-    """A listener to the start of a server, called from any thread."""
+    """A listener for the server's start, called from any thread."""
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """done, total: bytes of a download or a load."""
+        """Report the progress of a download or a load.
+
+        done, total: bytes
+        """
 
     def phase(self, name: str, seconds: float) -> None:
-        """A phase is over."""
+        """Report that a phase has ended."""
 
     def ready(self, model: ServedModel) -> None:
-        """The default model has loaded."""
+        """Report that the default model has been loaded."""
 
 
 class NoReport:
@@ -65,9 +68,9 @@ class NoReport:
 
 
 class ModelLoader:
-    """Starts and ends the engines of models.
+    """Starts and stops models' engines.
 
-    shares: of the memory, for several models or under a limit; None: a single model, which takes the free memory.
+    shares: memory shares for several models or under a limit, or None for a single model that takes all free memory
     """
 
     def __init__(
@@ -85,9 +88,13 @@ class ModelLoader:
         self._plans: dict[str, ModelPlan] = {}  # the latest of each model
 
     async def estimate(self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress) -> ModelMemory:
-        """The memory that the model will take: weights, workspace and KV cache; nothing for the only model.
+        """Estimate the memory that the model will take: weights, workspace and KV cache. Nothing is counted for an only
+        model.
 
-        It is downloaded if needed. held: by the models that are loaded. progress: called from any thread.
+        The model is downloaded if needed.
+
+        held: memory held by the loaded models
+        progress: called from any thread
         """
         shares = self._shares
         if shares is None:
@@ -99,7 +106,7 @@ class ModelLoader:
     async def load(self, name: str, config: EngineConfig, progress: LoadProgress) -> ServedModel:
         """Load the model and return it ready for requests. Raises the error that prevented it.
 
-        progress: called from any thread.
+        progress: called from any thread
         """
         began = time.monotonic()
         path = await self._resolve(config, progress)
@@ -144,7 +151,7 @@ class ModelLoader:
         return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format, images=self._images)
 
     async def unload(self, model: ServedModel) -> None:
-        """End the model's engine and free its memory."""
+        """Stop the model's engine and free its memory."""
         model.prompts.close()
         await model.client.close()
 
@@ -157,10 +164,11 @@ class ModelLoader:
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
-    """Start the chat template's process, so that the first request need not wait for it; returns the seconds it took.
+    """Start the chat template's process, so that the first request need not wait for it, and return the seconds it
+    took.
 
-    Meanwhile the engine runs its first step, which takes several times as long as later ones. The wait for it is
-    short: once begun, the step ends even if nobody wants its token.
+    Meanwhile the engine runs its first step, which takes several times as long as later steps. The wait for it is
+    short: once begun, the step runs to its end even if nobody needs its token.
     """
     began = time.monotonic()
     first_step = asyncio.create_task(_make_token(client))
@@ -189,7 +197,9 @@ def _read_tokenizer(path: Path) -> tuple[Tokenizer, float]:
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """The result of `call()` in a thread that does not keep the process from exiting (a download may hang)."""
+    """Return the result of `call()`, run in a thread that does not keep the process from exiting (a download may
+    hang).
+    """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # nothing stops the call, even if no request waits for it any more
 

@@ -1,4 +1,4 @@
-"""Models of a server: loaded at the start or on demand, and unloaded when others need their memory."""
+"""The server's models: loaded at the start or on demand, and unloaded when other models need their memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading", "s
 
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """Progress of a model that is being loaded. done, total: bytes; a total of 0 means unknown."""
+    """Progress of a model that is being loaded.
+
+    done, total: bytes; a total of 0 means unknown
+    """
 
     phase: str
     done: int = 0
@@ -57,16 +60,16 @@ class _Residency:
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def is_of(self, entry: ModelEntry) -> bool:
-        """True if it is one of this model."""
+        """Return True if this is a residency of the given model."""
         return self.model is not None and self.model.name == entry.name
 
     def report(self, phase: str, done: int, total: int) -> None:
-        """Take the progress of loading, from any thread."""
+        """Receive loading progress, from any thread."""
         self.loading = LoadStatus(phase, done, total)
 
     @contextmanager
     def used(self, turn: int) -> Iterator[None]:
-        """Count one request that uses it or waits for it."""
+        """Count one request that uses the model or waits for it, while the block runs."""
         self.num_users += 1
         self.last_used = turn
         self.idle.clear()
@@ -79,7 +82,7 @@ class _Residency:
 
 
 class ModelEntry:
-    """A model of the server, in memory or not."""
+    """A model that the server offers, in memory or not."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
         self.name = name
@@ -103,12 +106,12 @@ class ModelEntry:
 
     @property
     def loading(self) -> LoadStatus | None:
-        """The progress while the model is being loaded."""
+        """Loading progress, or None if the model is not being loaded."""
         return self.residency.loading if self.residency is not None and self.residency.model is None else None
 
     @property
     def state(self) -> ModelState:
-        """The state for `/v1/models`."""
+        """The model's state for `/v1/models`."""
         if self.residency is None:
             return "unloaded"
         if self.residency.model is None:
@@ -121,10 +124,12 @@ class ModelEntry:
 class ModelManager:
     """All models of a server. Belongs to one event loop.
 
-    configs: of the models, by their ids; the first one is loaded at the start. aliases: further names -> ids.
-    limit: of the memory of all loaded models together; None: there is none. wait_s: maximum time that a request waits
-    for a model to be loaded. max_waiting: maximum number of requests that wait for one model. adapters: those of the
-    models, whose names mean their models, too.
+    configs: the models' configurations by id; the first model is loaded at the start
+    aliases: additional names -> ids
+    limit: memory limit for all loaded models together, or None for no limit
+    wait_s: maximum time that a request waits for a model to be loaded
+    max_waiting: maximum number of requests that wait for one model
+    adapters: the models' adapters, whose names can be used as model names
     """
 
     def __init__(
@@ -154,7 +159,7 @@ class ModelManager:
 
     @property
     def default_name(self) -> str:
-        """The first model, for protocols whose requests name none."""
+        """The first model's name, for protocols whose requests do not name a model."""
         return next(iter(self._entries))
 
     @property
@@ -164,7 +169,7 @@ class ModelManager:
 
     @property
     def is_used(self) -> bool:
-        """True while a model is used or waited for."""
+        """True while a request uses a model or waits for it."""
         return any(entry.residency is not None and entry.residency.num_users for entry in self.entries)
 
     @property
@@ -177,16 +182,16 @@ class ModelManager:
         return self.names.find(name) is not None or self.adapters.find(name) is not None
 
     def adapter(self, name: str | None) -> ServedAdapter | None:
-        """The adapter of this name; None: there is none, or a model has it."""
+        """Return the adapter with this name, or None if there is none or the name is a model's."""
         return None if name is None or self.names.find(name) is not None else self.adapters.find(name)
 
     def shown_name(self, name: str | None) -> str:
-        """The id that answers show for a name. Raises ApiError (404 model_not_found)."""
+        """Return the id that answers show for a name. Raises ApiError (404 model_not_found)."""
         adapter = self.adapter(name)
         return self.entry(name).name if adapter is None else adapter.name
 
     def entry(self, name: str | None) -> ModelEntry:
-        """One model by any of its names, or by that of an adapter; None: the first one.
+        """Return a model by any of its names or by an adapter's name, or the first model if the name is None.
 
         Raises ApiError (404 model_not_found).
         """
@@ -201,11 +206,12 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
-        """The model, loaded if needed and kept in memory until the block ends. name None: the only one.
+        """Yield the model, loaded if needed and kept in memory until the block ends.
 
-        Under an adapter's name it has that adapter; otherwise the one that is applied to the model, if any is.
+        name: the model's or an adapter's name, or None for the only model. Under an adapter's name, the model has that
+        adapter. Otherwise it has the adapter that is applied to it, if any.
 
-        Raises UsageError for None if there are several, ApiError (404 model_not_found), OverloadedError
+        Raises UsageError for None if there are several models, ApiError (404 model_not_found), OverloadedError
         (model_loading) while the server starts or if loading takes too long, or the error that prevented loading.
         """
         if name is None and len(self._entries) > 1:
@@ -233,7 +239,7 @@ class ModelManager:
             yield model
 
     async def load(self, name: str | None) -> None:
-        """Load a model if needed, without a time limit. Raises the errors of `use`."""
+        """Load a model if needed, without a time limit. Raises the same errors as `use`."""
         entry = self.entry(name)
         residency = self._residency(entry)
         with residency.used(self._next_turn()):
@@ -252,7 +258,7 @@ class ModelManager:
             await self._remove(residency)
 
     async def sleep(self, name: str) -> None:
-        """Give back a device's memory, once the model's requests are finished; its weights stay in main memory.
+        """Free a model's device memory once its requests have finished. Its weights stay in main memory.
 
         A model without a device is unloaded.
         """
@@ -288,9 +294,11 @@ class ModelManager:
         return self.last_turn
 
     async def load_adapter(self, given: AdapterGiven, owner: str | None, *, replaces: bool = False) -> ServedAdapter:
-        """Find an adapter, downloaded if needed, read it and make it known by its name. owner: of `ServedAdapter`.
+        """Find an adapter, download it if needed, read it and register its name.
 
-        Raises UsageError, ApiError, or ModelLoadError naming what does not fit the model.
+        owner: see `ServedAdapter`
+
+        Raises UsageError, ApiError, or ModelLoadError that names the part that does not fit the model.
         """
         path = await run_sync(self.adapters.locate, given.source)
         self.adapters.check(given, path, owner, replaces=replaces)
@@ -313,13 +321,13 @@ class ModelManager:
             await model.client.remove_adapter(adapter.engine_name)
 
     def unload_soon(self, name: str | None) -> None:
-        """Start to unload a model, as `unload` does, without waiting for its requests."""
+        """Start unloading a model like `unload`, without waiting for its requests."""
         task = asyncio.create_task(self.unload(name), name="unload soon")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """End all engines, even those in use. Calling it twice is allowed."""
+        """Stop all engines, even those in use. Calling this twice is allowed."""
         tasks = [entry.residency.task for entry in self.entries if entry.residency is not None]
         tasks += self._leaving
         for task in tasks:
@@ -335,7 +343,7 @@ class ModelManager:
             entry.residency = None
 
     def _residency(self, entry: ModelEntry) -> _Residency:
-        """The residency that a new request joins; starts a new one if there is none or the last one is ending."""
+        """Return the residency that a new request joins. Start a new one if there is none or the last one is ending."""
         residency = entry.residency
         if residency is not None and residency.model is not None and not residency.is_leaving:
             # An engine that was given up is unloaded like an idle one.
@@ -345,9 +353,9 @@ class ModelManager:
         return residency
 
     async def _loaded(self, entry: ModelEntry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
-        """Wait until the model is loaded.
+        """Wait until the model is loaded, and return it.
 
-        wait_s: None is no limit.
+        wait_s: time limit, or None for no limit
 
         Raises the error that prevented loading.
         """
@@ -368,7 +376,7 @@ class ModelManager:
         return residency.model
 
     async def _bring_in(self, entry: ModelEntry, residency: _Residency) -> None:
-        """Load the model of a new residency, unloading others if there is no room."""
+        """Load the model of a new residency, unloading other models if there is no room."""
         try:
             for earlier in [one for one in self._resident if one.is_of(entry)]:
                 await earlier.idle.wait()
@@ -400,9 +408,9 @@ class ModelManager:
             raise
 
     async def _add_adapter(self, model: ServedModel, adapter: ServedAdapter) -> None:
-        """Tell a new engine of an adapter.
+        """Register an adapter with a new engine.
 
-        One that cannot be read ends the start of the server. Later only requests that name it fail.
+        While the server starts, an unreadable adapter is fatal. Later, only requests that name it fail.
         """
         try:
             await model.client.add_adapter(adapter.engine_name, str(adapter.path), adapter.scale)
@@ -412,7 +420,7 @@ class ModelManager:
             logger.warning("the adapter %s cannot be loaded: %s", adapter.name, error)
 
     async def _make_room(self, newcomer: _Residency, name: str) -> None:
-        """Unload models, idle and least recently used ones first, until there is room for the new one.
+        """Unload models, idle and least recently used ones first, until there is room for the new model.
 
         Raises InsufficientMemoryError if the new model does not fit even alone.
         """

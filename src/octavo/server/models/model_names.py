@@ -1,4 +1,4 @@
-"""The names by which requests mean a model: its id, its aliases, and the path or repository that was served."""
+"""The names that requests may use for a model: its id, its aliases, and the path or repository that was served."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HUB_FOLDER = re.compile(r"models--([^/]+?)--([^/]+)")
 
 
 def served_name(model: str) -> str:
-    """The id of a model that was given no name.
+    """Return the id of a model that was served without a name.
 
-    Of a file on this machine it is the name without suffix and number of the part, of a folder or of safetensors the
-    folder's name, in the hub's cache the repository. Anything else is a name already.
+    For a file on this machine it is the file name without suffix and part number. For a folder or safetensors it is the
+    folder's name, and for a file in the hub's cache the repository. Anything else is already a name.
     """
     path = env.user_path(model)
     try:
@@ -36,7 +36,7 @@ def served_name(model: str) -> str:
 
 
 def read_aliases(given: Iterable[str], names: Sequence[str]) -> dict[str, str]:
-    """Alias -> id, from the values of `--alias`: `a,b` for the only model, `NAME=a,b` for one of several.
+    """Return alias -> id from the values of `--alias`: `a,b` for the only model, `NAME=a,b` for one of several models.
 
     Raises UsageError.
     """
@@ -59,12 +59,16 @@ def read_aliases(given: Iterable[str], names: Sequence[str]) -> dict[str, str]:
 
 
 def split_names(text: str) -> list[str]:
-    """The names between commas."""
+    """Split a comma-separated list of names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 class ModelNames:
-    """Finds a model's id by any of its names. models: what is served under each id. aliases: of `read_aliases`."""
+    """Finds a model's id by any of its names.
+
+    models: the path or repository served under each id
+    aliases: result of `read_aliases`
+    """
 
     def __init__(self, models: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> None:
         self._known: dict[str, str] = {}
@@ -76,9 +80,9 @@ class ModelNames:
         self._aliases = dict(aliases or {})
 
     def find(self, name: str) -> str | None:
-        """The id; None if no model has this name."""
+        """Return the model's id, or None if no model has this name."""
         return self._known.get(name)
 
     def aliases_of(self, name: str) -> list[str]:
-        """The aliases of an id, in their order."""
+        """Return the aliases of an id, in the given order."""
         return [alias for alias, owner in self._aliases.items() if owner == name]

@@ -1,4 +1,4 @@
-"""The adapters of a server: those of its options, of a folder, and those loaded and unloaded at run time."""
+"""The server's adapters: those in its options, those in a folder, and those loaded and unloaded at run time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ _FOLDER_NAME = re.compile(r"[\w][\w.@+-]{0,127}")  # one component of a path, an
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """An adapter under its own name in requests.
+    """An adapter that requests can use under its own name.
 
-    path: where its files are. parent: the id of its model. number: llama.cpp's id. source: what was given for it.
-    owner: the key that loaded it at run time; None: the server's options. nbytes: of its files. is_of_folder: found in
-    the server's folder by its name; stamps: of its files then (`stamps_of`).
+    path: location of its files
+    parent: id of its model
+    number: llama.cpp's id
+    source: path or repository as given
+    owner: the key that loaded it at run time, or None if it was in the server's options
+    nbytes: size of its files
+    is_of_folder: whether it was found by name in the server's folder
+    stamps: stamps of its files when they were found there (`stamps_of`)
     """
 
     name: str
@@ -45,14 +50,17 @@ class ServedAdapter:
 
     @property
     def engine_name(self) -> str:
-        """Its name in the engine: never that of another one, however often a name is loaded again."""
+        """The adapter's name in the engine. It is unique, however often an adapter of the same name is loaded again."""
         word = self.name.replace("/", "_").replace("\\", "_")
         return f"{self.number}:{self.scale:g}:{word}"[:_MAX_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterGiven:
-    """An adapter as an option or a request names it. parent: None: the first model."""
+    """An adapter as given by an option or a request.
+
+    parent: the adapter's model, or None for the first model
+    """
 
     name: str
     source: str
@@ -61,8 +69,11 @@ class AdapterGiven:
 
     @classmethod
     def parse_all(cls, text: str) -> list[AdapterGiven]:
-        """Of `--lora-modules`: `NAME=PATH` words with spaces between, an object as vLLM has it (name, path,
-        base_model_name), or a JSON list of both. Raises UsageError."""
+        """Parse the value of `--lora-modules`: `NAME=PATH` words separated by spaces, an object in vLLM's form (name,
+        path, base_model_name), or a JSON list of both.
+
+        Raises UsageError.
+        """
         if not text.lstrip().startswith(("{", "[")):
             return [cls._of_word(word) for word in text.split()]
         try:
@@ -101,7 +112,7 @@ class AdapterGiven:
 
 @dataclass(frozen=True, slots=True)
 class AdapterQuota:
-    """The most adapters, and bytes of their files, that one key may have loaded at run time."""
+    """The maximum number of adapters that one key may load at run time, and the maximum size of their files."""
 
     count: int
     nbytes: int
@@ -110,8 +121,9 @@ class AdapterQuota:
 class ServedAdapters:
     """All adapters of a server by name. Belongs to one event loop.
 
-    models: the ids of the models, of which an adapter's name must differ. folder: adapters that requests find by the
-    names of its entries; None: there is none. allows_all: clients without an admin key may load and unload.
+    models: the models' ids, which adapters' names must not repeat
+    folder: folder with adapters that requests can use by the names of its entries, or None
+    allows_all: whether clients without an admin key may load and unload adapters
     """
 
     def __init__(
@@ -132,11 +144,11 @@ class ServedAdapters:
 
     @property
     def entries(self) -> list[ServedAdapter]:
-        """All that are known by name, in the order of their numbers."""
+        """All adapters known by name, ordered by number."""
         return list(self._by_name.values())
 
     def find(self, name: str) -> ServedAdapter | None:
-        """One by its name; of the folder, if it is a name there."""
+        """Return an adapter by its name, looking in the folder too."""
         known = self._by_name.get(name)
         if known is not None and not known.is_of_folder:
             return known
@@ -150,20 +162,22 @@ class ServedAdapters:
         return adapter
 
     def of(self, model: str) -> list[ServedAdapter]:
-        """Those of one model."""
+        """Return the adapters of one model."""
         return [adapter for adapter in self._by_name.values() if adapter.parent == model]
 
     def locate(self, source: str) -> Path:
-        """The files of an adapter, downloaded if needed: a name in the folder, a path or a repository of the hub.
+        """Return the path of an adapter's files, downloaded if needed.
 
-        May take long. Raises ModelLoadError.
+        source: a name in the folder, a path or a repository on the hub
+
+        May take a long time. Raises ModelLoadError.
         """
         return self._in_folder(source) or resolve_adapter(source)
 
     def check(self, given: AdapterGiven, path: Path, owner: str | None, *, replaces: bool = False) -> None:
-        """Raise UsageError for a name or a model that cannot be, ApiError 429 beyond the quota of the key.
+        """Raise UsageError for an invalid name or model, and ApiError 429 beyond the key's quota.
 
-        replaces: an adapter of that name may be there, of the same owner unless that is None.
+        replaces: allow an existing adapter of that name, as long as it has the same owner or `owner` is None
         """
         parent = given.parent or self._models[0]
         if parent not in self._models:
@@ -180,14 +194,14 @@ class ServedAdapters:
             self._check_quota(owner, _nbytes(path), old)
 
     def new(self, given: AdapterGiven, path: Path, owner: str | None = None) -> ServedAdapter:
-        """One that is not known by its name yet, with a number of its own."""
+        """Return a new adapter with its own number. It is not known by its name yet."""
         parent = given.parent or self._models[0]
         self._next_number += 1
         number, nbytes = self._next_number - 1, _nbytes(path)
         return ServedAdapter(given.name, path, parent, number, given.source, owner, nbytes, given.scale)
 
     def put(self, adapter: ServedAdapter) -> ServedAdapter | None:
-        """Make it known by its name, and return the one that had it."""
+        """Register the adapter under its name, and return the adapter that it replaces."""
         old = self._by_name.pop(adapter.name, None)
         if old is not None:
             self._applied.pop(old.number, None)
@@ -195,7 +209,7 @@ class ServedAdapters:
         return old
 
     def remove(self, name: str) -> ServedAdapter:
-        """Forget one; requests that use it go on. Raises ApiError 404."""
+        """Remove an adapter. Requests that use it continue. Raises ApiError 404."""
         if (found := self._by_name.pop(name, None)) is None:
             known = ", ".join(self._by_name) or "none"
             raise ApiError(404, f"there is no adapter {name!r:.100}; loaded are {known}", param="lora_name")
@@ -203,7 +217,8 @@ class ServedAdapters:
         return found
 
     def numbered(self, scales: Iterable[tuple[int, float]], param: str) -> ServedAdapter | None:
-        """The one adapter with a scale other than 0, of llama.cpp's pairs of number and scale; None: there is none.
+        """Return the only adapter with a nonzero scale in llama.cpp's pairs of number and scale, or None if there is
+        none.
 
         Raises UsageError for a number without an adapter, and for two adapters.
         """
@@ -222,17 +237,17 @@ class ServedAdapters:
         return found[0] if found else None
 
     def apply(self, scales: Sequence[tuple[int, float]]) -> None:
-        """Set the scales of requests that name the model itself. Raises the errors of `numbered`."""
+        """Set the scales for requests that name the model itself. Raises the same errors as `numbered`."""
         self.numbered(scales, "id")
         self._applied = dict(scales)
 
     def applied_to(self, model: str) -> ServedAdapter | None:
-        """The adapter of requests that name the model itself."""
+        """Return the adapter for requests that name the model itself."""
         found = self.numbered(self._applied.items(), "id") if self._applied else None
         return found if found is not None and found.parent == model else None
 
     def scale_of(self, adapter: ServedAdapter) -> float:
-        """The scale in requests that name the model itself."""
+        """Return the adapter's scale in requests that name the model itself."""
         return self._applied.get(adapter.number, 0.0)
 
     def check_owner(self, name: str, owner: str) -> None:
@@ -242,14 +257,14 @@ class ServedAdapters:
             raise ApiError(403, f"the adapter {name!r:.100} was loaded by somebody else", code="admin_key_required")
 
     def check_inside(self, source: str) -> None:
-        """Raise ApiError 403 unless the source names an entry of the folder, or there is no folder."""
+        """Raise ApiError 403 if there is a folder and the source does not name one of its entries."""
         if self._folder is None:
             return
         if self._in_folder(source) is None:
             raise ApiError(403, f"lora_path {source!r:.100} is no name in --lora-dir; others need an admin key")
 
     def _in_folder(self, name: str) -> Path | None:
-        """The adapter of this name in the folder, itself and not behind a link to somewhere else."""
+        """Return the adapter with this name if it is really in the folder, and not a link to somewhere else."""
         if self._folder is None or not _FOLDER_NAME.fullmatch(name):
             return None
         root = self._folder.resolve()

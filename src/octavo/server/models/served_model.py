@@ -14,7 +14,10 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenizerTexts:
-    """The texts of a tokenizer that are known also while the model is not loaded. bos_token, eos_token: "" if none."""
+    """A tokenizer's texts, which are known even while the model is not loaded.
+
+    bos_token, eos_token: "" if there is none
+    """
 
     chat_template: str | None
     bos_token: str
@@ -23,10 +26,12 @@ class TokenizerTexts:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """name: its name in requests. tool_format: its format of tool calls; None: its template has no tools.
+    """A loaded model.
 
-    images: reads the images of requests, if the model sees.
-    adapter: that of all requests under this name, which is then the adapter's.
+    name: its name in requests
+    tool_format: its tool call format, or None if its template does not support tools
+    images: reads the images of requests, if the model accepts images
+    adapter: the adapter for all requests under this name, which is then the adapter's name
     """
 
     name: str
@@ -38,7 +43,7 @@ class ServedModel:
 
     @property
     def model_name(self) -> str:
-        """The id of the model itself, whose engine and queue all its adapters share."""
+        """The id of the model itself. All its adapters share its engine and queue."""
         return self.name if self.adapter is None else self.adapter.parent
 
     @property

@@ -1,4 +1,4 @@
-"""Sleep of a server: unload models while nobody uses them, and load them again for the next request."""
+"""The server's sleep: unload models while nobody uses them, and load them again for the next request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sleeper:
-    """Puts all models to sleep, when asked or after some time without a request.
+    """Puts all models to sleep, on request or after a time without requests.
 
-    after_s: seconds without a request; None: only when asked. level: of that sleep.
+    after_s: seconds without a request, or None to sleep only on request
+    level: level of that sleep
     """
 
     def __init__(self, models: ModelManager, after_s: float | None = None, level: int = 2) -> None:
@@ -27,14 +28,14 @@ class Sleeper:
 
     @property
     def is_sleeping(self) -> bool:
-        """True if no model is ready although the server has begun."""
+        """True if no model is ready although the server has started."""
         is_asleep = all(entry.state in ("unloaded", "sleeping") for entry in self._models.entries)
         return self._models.has_begun and is_asleep
 
     async def sleep(self, level: int) -> None:
-        """Put each model to sleep once its requests are finished. Returns when the memory is free.
+        """Put each model to sleep once its requests have finished. Returns when the memory is free.
 
-        level: 1: the weights stay in main memory, and a GPU's memory is given back; 2: all is given back.
+        level: 1 keeps the weights in main memory and frees GPU memory, 2 frees everything
         """
         rest = self._models.sleep if level == 1 else self._models.unload
         if not self.is_sleeping or (level == 2 and any(entry.state == "sleeping" for entry in self._models.entries)):
@@ -47,9 +48,9 @@ class Sleeper:
         await self._models.load(None)
 
     def watch(self, num_requests: int) -> None:
-        """Begin to sleep if it is time. To be called a few times a second.
+        """Start to sleep if it is time. Call this a few times a second.
 
-        num_requests: in the server now.
+        num_requests: number of requests in the server now
         """
         is_used = num_requests > 0 or self._models.is_used  # also by a restart, or a load that takes long
         is_busy = is_used or self._models.last_turn != self._turn or self.is_sleeping
@@ -63,13 +64,13 @@ class Sleeper:
         self._task.add_done_callback(_report_error)
 
     async def close(self) -> None:
-        """End a sleep that has begun; `ModelManager.close` unloads what is left."""
+        """End a sleep that has begun. `ModelManager.close` unloads the remaining models."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
 
 def _report_error(task: asyncio.Task[None]) -> None:
-    """Nobody waits for a sleep that begins by itself."""
+    """Log the error of a sleep that started by itself, because nobody awaits it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("the models could not be put to sleep: %s", error, exc_info=error)

@@ -1,4 +1,4 @@
-"""The figures of a server's batches, beside those of live requests."""
+"""Figures about the server's batches, separate from those about live requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ TOKEN_KINDS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_toke
 
 @dataclass(slots=True)
 class BatchFigures:
-    """Counts since the start of the server, and what runs now.
+    """Counts since the server's start, and the current state.
 
-    ended: batches by status. lines: by result. tokens: of answers, by their names in the usage of a batch.
-    num_batches: those that have not ended. num_running: of these, those whose lines run. num_running_lines: lines that
-    are being answered or wait for a row.
+    ended: batches by status
+    lines: lines by result
+    tokens: tokens of answers, by their names in a batch's usage
+    num_batches: batches that have not ended
+    num_running: batches whose lines are running
+    num_running_lines: lines that are being answered or wait for a row
     """
 
     ended: Counter[str] = field(default_factory=Counter)

@@ -1,6 +1,6 @@
 """The exposition: every metric's name, meaning and labels in one table (Prometheus text format, OpenMetrics).
 
-Names, labels and units are those of vLLM if it has the same metric, so that its dashboards and autoscalers work.
+Metrics that vLLM also has use its names, labels and units, so that its dashboards and autoscalers work.
 """
 
 from __future__ import annotations
@@ -219,7 +219,9 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], Histogram]], ...] =
 
 
 def export(metrics: ServerMetrics, accept: str) -> tuple[bytes, str]:
-    """(body, content type) of the format that fits the Accept header: OpenMetrics or Prometheus's own text."""
+    """Return (body, content type) in the format that fits the Accept header: OpenMetrics or Prometheus's text
+    format.
+    """
     # Our names are valid; the escaping of these libraries would replace the colon of the prefix.
     if "application/openmetrics-text" in accept:
         body: bytes = openmetrics.generate_latest(_Exposition(metrics), escaping=_NO_ESCAPING)  # type: ignore[no-untyped-call]
@@ -229,7 +231,7 @@ def export(metrics: ServerMetrics, accept: str) -> tuple[bytes, str]:
 
 @dataclass(frozen=True)
 class _Exposition(Collector):
-    """All metrics of a server and its process, one family after the other."""
+    """All metrics of a server and its process, one family after another."""
 
     metrics: ServerMetrics
 
@@ -262,7 +264,7 @@ class _Exposition(Collector):
 
 
 def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
-    """The figures of batches, whose lines are in no histogram of live requests."""
+    """Yield the metrics of batches, whose lines do not count in the histograms of live requests."""
     counters = (
         ("batches_ended", "Batches that have ended.", "status", BATCH_ENDS, figures.ended),
         ("batch_lines", "Lines of batches that have their result.", "result", LINE_RESULTS, figures.lines),
@@ -283,7 +285,7 @@ def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
 
 
 def _adapters(prefix: str, metrics: ServerMetrics) -> Iterator[Metric]:
-    """The families of adapters, by their names."""
+    """Yield the families of metrics about adapters, labelled by name."""
     figures, sizes, label = metrics.adapters, metrics.adapter_bytes(), ["adapter"]
     running = ",".join(sorted(name for name, each in figures.items() if each.num_running))
     info = GaugeMetricFamily(
@@ -307,7 +309,7 @@ def _adapters(prefix: str, metrics: ServerMetrics) -> Iterator[Metric]:
 def _families(
     kind: type[CounterMetricFamily | GaugeMetricFamily], prefix: str, rows: Sequence[_Row], engines: _Engines
 ) -> Iterator[Metric]:
-    """One family a row, with the values of each replica of each model."""
+    """Yield one family per row, with the values of each replica of each model."""
     for name, meaning, labels, values_of in rows:
         family = kind(f"{prefix}:{name}", meaning, labels=[*_MODEL_LABELS, *labels])
         for engine, figures in engines.items():
@@ -318,6 +320,6 @@ def _families(
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """The cumulative counts by their upper bounds, for the exposition."""
+    """Return the cumulative counts by their upper bounds, for the exposition."""
     uppers = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
     return [(upper, float(total)) for upper, total in zip(uppers, accumulate(histogram.counts), strict=True)]

@@ -1,8 +1,8 @@
-"""The figures of a server: counts of requests, and the latest figures of its engines.
+"""The server's figures: request counts, and the latest figures of its engines.
 
 Every figure has one source. Requests, tokens and finish reasons are counted when answers leave the server
-(`ObservedClient`). Times, sizes and states are measured once, by the engine, and read from it. `exposition` shows them
-to Prometheus, and `/dashboard/data` to the server's own page.
+(`ObservedClient`). Times, sizes and states are measured once, by the engine, and read from it. `exposition` exports
+them to Prometheus, and `/dashboard/data` to the server's own page.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 @dataclass(slots=True)
 class ModelFigures:
-    """The figures of one replica of a model. Its counts never fall, even if it is restarted or loaded again."""
+    """The figures of one replica of a model. Its counts never decrease, even if it is restarted or loaded again."""
 
     client: EngineReplica | None = None  # None: it is unloaded
     # Counted when answers leave the server.
@@ -78,33 +78,35 @@ class ModelFigures:
 
     @property
     def num_running(self) -> int:
-        """The number of sequences and texts being computed."""
+        """Number of sequences and texts being computed."""
         return self.current.num_running + self.current.num_embedding
 
     @property
     def num_waiting(self) -> int:
-        """The number of sequences and texts that wait."""
+        """Number of waiting sequences and texts."""
         return self.current.num_waiting + self.current.num_embedding_waiting
 
     @property
     def resident_bytes(self) -> int:
-        """Physical memory of the engine's process; 0 if it is gone or unknown."""
+        """Physical memory of the engine's process in bytes, or 0 if it is gone or unknown."""
         if self.status is None or self.status.pid is None:
             return 0
         return processes.resident_bytes(self.status.pid)
 
     def plus(self, other: ModelFigures) -> ModelFigures:
-        """The sums of two replicas, without their states."""
+        """Return the sums of two replicas' figures, without their states."""
         sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
         current, totals = self.current.plus(other.current), self.totals.plus(other.totals)
         return ModelFigures(**sums, current=current, totals=totals)
 
     def serve(self, client: EngineReplica | None) -> None:
-        """Note that this replica is served by this client from now on, or unloaded: its gauges are removed."""
+        """Record that this client now serves the replica, or that the replica is unloaded (None), which removes its
+        gauges.
+        """
         self.client, self.status, self._process = client, None, None
 
     def refresh(self) -> None:
-        """Take the figures that are known without asking the engine, at most a quarter of a second old."""
+        """Update the figures that are known without asking the engine, at most a quarter of a second old."""
         if self.client is not None:
             status = self.client.status()
             self._update(status, status.metrics)
@@ -112,13 +114,16 @@ class ModelFigures:
                 self.info = self.client.info
 
     async def ask(self) -> None:
-        """Get the engine's current figures, within ENGINE_ANSWER_TIMEOUT_S in any case."""
+        """Get the engine's current figures, always within ENGINE_ANSWER_TIMEOUT_S."""
         if self.client is not None:
             with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state tells the reason
                 self._update(self.client.status(), await self.client.metrics())
 
     def _update(self, status: EngineStatus, metrics: EngineMetrics) -> None:
-        """metrics: those of the status, or newer ones."""
+        """Update the figures.
+
+        metrics: metrics from the status, or newer ones
+        """
         process = (status.pid, status.num_restarts)
         if process != self._process:
             self._process, self._ended, self.current = process, self.totals, EngineMetrics()
@@ -130,7 +135,10 @@ class ModelFigures:
 
 @dataclass(slots=True)
 class AdapterFigures:
-    """Counts of one adapter. num_running: requests that an engine has now."""
+    """Counts for one adapter.
+
+    num_running: number of requests that engines are processing now
+    """
 
     num_loads: int = 0
     num_requests: int = 0
@@ -140,12 +148,16 @@ class AdapterFigures:
 class ServerMetrics:
     """All figures of a server. Belongs to its event loop.
 
-    `ObservedClient` counts requests in `models`; the guard calls `http_request` once per response; readers of the
+    `ObservedClient` counts requests in `models`, and the guard calls `http_request` once per response. Readers of the
     figures call `refresh` or `refresh_statuses` first.
     """
 
     def __init__(self, prefix: str = "vllm", *, tracer: RequestTracer | None = None) -> None:
-        """prefix: of the names in the exposition. tracer: traces every request; see `start_tracer`."""
+        """Initialize the metrics.
+
+        prefix: prefix of the names in the exposition
+        tracer: traces every request; see `start_tracer`
+        """
         if not _PREFIX.fullmatch(prefix):
             raise UsageError(
                 f"metrics_prefix is {prefix!r}; it must be letters, digits and _ and not begin with a digit",
@@ -163,15 +175,19 @@ class ServerMetrics:
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
 
     def adapter(self, engine_name: str) -> AdapterFigures:
-        """The figures of an adapter, whose name in the engine is that in requests behind its number and scale."""
+        """Return the figures of an adapter.
+
+        engine_name: its name in the engine, which is its name in requests after its number and scale
+        """
         return self.adapters.setdefault(engine_name.split(":", 2)[-1], AdapterFigures())
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """Count a response.
 
-        route: the route's template, such as `/v1/requests/{id}/cancel`, never the requested path; None: no route
-        matches. method: as received; methods unknown to HTTP count as one. error_code: that of an error response;
-        those of POST requests also count as rejected.
+        route: the route's template, such as `/v1/requests/{id}/cancel`, never the requested path; None if no route
+        matches
+        method: as received; methods unknown to HTTP count as one
+        error_code: code of an error response; errors of POST requests also count as rejected
         """
         known_method = method if method in METHODS else UNKNOWN
         self.http[route or UNKNOWN, known_method, status] += 1
@@ -194,7 +210,7 @@ class ServerMetrics:
             figures.refresh()
 
     def of_model(self, name: str) -> ModelFigures:
-        """The sums of the figures of its replicas."""
+        """Return the sums of the figures of a model's replicas."""
         return functools.reduce(ModelFigures.plus, self.models.get(name, []), ModelFigures())
 
     @property

@@ -100,15 +100,19 @@ class ObservedClient:
 
 
 class ObservedStream:
-    """An answer on its way to the user. stream: the engine's, once it has accepted the request."""
+    """An answer on its way to the user.
+
+    stream: the engine's stream, once it has accepted the request
+    """
 
     stream: AnswerStream | None = None
     adapter: AdapterFigures | None = None
 
     def __init__(self, all_figures: Sequence[ModelFigures], span: RequestSpan | None, *, is_answered: bool) -> None:
-        """all_figures: of the replicas.
+        """Start counting a request.
 
-        is_answered: False for a text to embed, which counts as running only while the engine has it.
+        all_figures: figures of each replica
+        is_answered: False for a text to embed, which counts as running only while the engine processes it
         """
         self._all_figures = all_figures
         self._span = span
@@ -163,9 +167,9 @@ class ObservedStream:
             self._figures.finished["abort"] += 1
 
     def end(self, error: str | None = None) -> None:
-        """End the counting.
+        """Stop counting the request. May be called twice.
 
-        error: the reason why the answer is incomplete. May be called twice.
+        error: the reason why the answer is incomplete
         """
         if not self._has_ended and self._span is not None:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)

@@ -1,6 +1,6 @@
-"""A trace of every request through OpenTelemetry, if enabled and installed.
+"""Traces of every request through OpenTelemetry, if enabled and installed.
 
-Each request has one span with the children `queue`, `prefill` and `decode`, under the trace of the caller's
+Each request has one span with the children `queue`, `prefill` and `decode`, under the trace in the caller's
 `traceparent` (W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI, without the text.
 """
 
@@ -32,7 +32,9 @@ _http_request: ContextVar[Scope | None] = ContextVar("http_request", default=Non
 
 
 def trace_context(app: ASGIApp) -> ASGIApp:
-    """ASGI middleware that stores the caller's trace context for the spans of a request, which is a task of its own."""
+    """Wrap the application in ASGI middleware that stores the caller's trace context for the spans of a request, which
+    runs in a separate task.
+    """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         _http_request.set(scope)
@@ -42,10 +44,11 @@ def trace_context(app: ASGIApp) -> ASGIApp:
 
 
 def start_tracer(endpoint: str | None) -> RequestTracer | None:
-    """A tracer that sends to this OTLP/HTTP endpoint, in the background; None without an endpoint.
+    """Return a tracer that sends to this OTLP/HTTP endpoint in the background, or None without an endpoint.
 
-    endpoint: the collector's URL; `/v1/traces` is added if it has no path. Raises UsageError if it is not a URL, or if
-    OpenTelemetry is not installed.
+    endpoint: the collector's URL; `/v1/traces` is added if it has no path
+
+    Raises UsageError if the endpoint is not a URL, or if OpenTelemetry is not installed.
     """
     if endpoint is None:
         return None
@@ -133,8 +136,8 @@ class RequestSpan:
     def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
         """End the span.
 
-        metrics: the latest known.
-        error: reason of an incomplete answer.
+        metrics: the latest known metrics
+        error: reason for an incomplete answer
         """
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
