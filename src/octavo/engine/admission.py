@@ -1,4 +1,4 @@
-"""Admission and preemption: the groups of sequences that wait and those that run.
+"""Admission and preemption: which groups of sequences wait and which run.
 
 A running group counts towards max_num_seqs, and holds cache blocks and rows of the batch builder's table. When blocks
 run out, the last group in service order (priority, answers before texts, arrival) is preempted: its blocks are freed,
@@ -30,8 +30,8 @@ ANSWERS_A_TEXT = 8  # answers admitted per text while both wait
 class ServiceQueue:
     """Running groups in service order, waiting groups in admission order, and the number of running sequences.
 
-    Answers are admitted before texts, since thousands of texts may arrive at once while somebody waits for a first
-    token. If answers never stop waiting, one text is admitted after every ANSWERS_A_TEXT answers.
+    Answers are admitted before texts, because thousands of texts may arrive at once while a user waits for a first
+    token. If there are always answers waiting, one text is admitted after every ANSWERS_A_TEXT answers.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ServiceQueue:
         self._last = {False: 0, True: 0}
 
     def take_turn(self, groups: list[SequenceGroup]) -> None:
-        """Give a new request its place in the order of admission."""
+        """Place a new request in the admission order."""
         is_text = groups[0].is_text
         time = max(self._now, self._last[is_text]) + (ANSWERS_A_TEXT if is_text else 1)
         self._last[is_text] = time
@@ -84,7 +84,7 @@ class ServiceQueue:
 
 
 class Stages:
-    """The steps in flight of a pipeline. A group is in at most one of them, and each step gets its share of the groups.
+    """The steps in flight of a pipeline. Each step gets a share of the groups, and a group is in at most one step.
 
     busy: groups in a step. Not tracked without a pipeline.
     """
@@ -94,23 +94,23 @@ class Stages:
         self.busy: set[SequenceGroup] = set()
 
     def begin(self, step: Schedule) -> None:
-        """Note that a step is in flight."""
+        """Record that a step is in flight."""
         if self._num_stages > 1:
             self.busy |= step.groups
 
     def end(self, step: Schedule) -> None:
-        """Note that it has ended."""
+        """Record that a step has ended."""
         if self._num_stages > 1:
             self.busy -= step.groups
 
     def share(self, num_groups: int) -> int:
-        """Return the largest number of groups for one step that leaves some for every stage. Unlimited without a
-        pipeline.
+        """Return the largest number of groups for one step that leaves some for every stage. Without a pipeline
+        there is no limit.
         """
         return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
 
     def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
-        """Return the last running group in service order that is in no step in flight."""
+        """Return the last running group in service order that is not part of a step in flight."""
         return next((group for group in reversed(queue.running) if group not in self.busy), None)
 
 
@@ -126,7 +126,7 @@ def _discard(groups: list[SequenceGroup], group: SequenceGroup, order: Callable[
 class GroupAdmission:
     """A queue of waiting and running groups over one KV cache, with at most max_num_seqs running sequences.
 
-    num_stages: steps in flight at once.
+    num_stages: number of steps in flight at once.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class GroupAdmission:
             self.queue.wait(first)
 
     def _load(self, group: SequenceGroup) -> bool:
-        """Load more of a group's prefix from a store, if a store has more than the cache."""
+        """Load more of a group's prefix from a store, if the store has more of it than the cache."""
         tier, max_tokens = self.kv_cache.tier, group.max_cached_tokens()
         if tier is None:
             return False
@@ -230,8 +230,8 @@ class GroupAdmission:
     def admit(self, group: SequenceGroup, step: Schedule) -> bool:
         """Admit a waiting group if sequences, adapter slots and blocks allow it.
 
-        Blocks that running groups still need for their known tokens are not given away. A request of better priority
-        preempts groups of worse priority.
+        Blocks that running groups still need for their known tokens stay reserved. A request with a better priority
+        preempts groups with a worse one.
         """
         request, first, queue = group.request, group.members[0], self.queue
         if group in self._swapped and self._swap_in(group):
@@ -269,7 +269,7 @@ class GroupAdmission:
         return True
 
     def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> int:
-        """Count the cached prefix of an admitted sequence. Return its tokens that come from a store."""
+        """Count the cached prefix of an admitted sequence. Return how many of its tokens come from a store."""
         if not self.kv_cache.enable_prefix_caching:
             return 0
         size = self.kv_cache.block_size
@@ -281,7 +281,7 @@ class GroupAdmission:
         return num_cached_tokens - num_tokens
 
     def _swap_in(self, group: SequenceGroup) -> bool:
-        """Dequeue a preempted group to load what it lost, if loading is faster than computing."""
+        """Remove a preempted group from the queue to load the blocks it lost, if loading is faster than computing."""
         self._swapped.discard(group)
         if not self._load(group):
             return False
@@ -289,7 +289,7 @@ class GroupAdmission:
         return True
 
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
-        """Take a running group's blocks and its part of a step, and let it wait again."""
+        """Take a running group's blocks, remove it from the step, and queue it again."""
         for member in group.members:
             member.draft_token_ids, member.hidden_rows = [], None
             step.remove(member)
@@ -301,7 +301,9 @@ class GroupAdmission:
         group.request.num_preemptions += 1
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
-        """Blocks still needed for the group's known tokens. Unstarted members share the full blocks of the prompt."""
+        """Return how many blocks the group's known tokens still need. Members that have not started share the
+        prompt's full blocks.
+        """
         shared = group.request.num_prompt_tokens
         return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
 
@@ -346,7 +348,7 @@ class GroupAdmission:
         self._metrics.num_wasted_slots_total += num_wasted
 
     def observe_state(self) -> None:
-        """Record the current state, also after requests have ended between steps."""
+        """Record the current state, including requests that ended between steps."""
         metrics, pool = self._metrics, self.kv_cache.pool
         metrics.num_embedding = sum(group.is_text for group in self.queue.running)
         metrics.num_running = len(self.running) - metrics.num_embedding

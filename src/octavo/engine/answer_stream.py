@@ -13,7 +13,7 @@ from octavo.outputs import OutputDelta, PoolingOutput
 class MergedStream:
     """Implements `octavo.engine.client.AnswerStream`. Belongs to one event loop.
 
-    It never holds more than one output, so a slow reader costs only the memory of its text.
+    It never holds more than one output, so a slow reader costs only the memory for its text.
     """
 
     engine = 0  # a client of several engines has its own streams

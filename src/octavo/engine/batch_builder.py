@@ -35,7 +35,7 @@ _Values = TypeVar("_Values", Int32, Float32)
 
 
 class _Rows(NamedTuple):
-    """Output rows: sequences, wanted tokens (-1 for a new one) and their positions, and the drafts before them."""
+    """Output rows: their sequences, wanted tokens (-1 for a new one), positions, and the drafts before them."""
 
     sequences: list[Sequence]
     targets: list[int]
@@ -77,7 +77,9 @@ class SamplingState:
         row["num_logprobs"] = min(sequence.group.consumers[-1].num_logprobs(sequence.request), vocab_size)
 
     def history(self, num_drafts: int = 0) -> tuple[Int32, Int32]:
-        """Distinct token ids so far, including the first num_drafts drafts, and how often each was generated."""
+        """Return the distinct token ids so far, including the first num_drafts drafts, and how often each was
+        generated.
+        """
         sequence = self._sequence
         if num_drafts:
             return self._with_drafts(sequence.draft_token_ids[:num_drafts])
@@ -108,7 +110,9 @@ class SamplingState:
         return np.concatenate([ids, np.array(new_ids, np.int32)]), counts
 
     def bias(self, num_drafts: int = 0) -> tuple[Int32, Float32]:
-        """Distinct token ids and the values added to their logits, for the token after the first num_drafts drafts."""
+        """Return distinct token ids and the values added to their logits, for the token after the first num_drafts
+        drafts.
+        """
         request, bias = self._sequence.request, dict(self._static_bias)
         if self._sequence.num_output_tokens + num_drafts < self._params.min_tokens:
             for token_id in (*request.eos_token_ids, *self._params.stop_token_ids):
@@ -123,7 +127,7 @@ class SamplingState:
 
 
 class BatchBuilder:
-    """Keeps constant parameters in tables indexed by `Sequence.row`, and gathers each step from them.
+    """Keeps constant parameters in tables indexed by `Sequence.row`, and gathers the arrays of each step from them.
 
     num_rows: maximum number of sequences that run at once.
     layout: the groups of layers, each with its own block tables.
@@ -159,7 +163,7 @@ class BatchBuilder:
         """Return the arrays of the step. Output rows are in the order of the sequences and their `rows`.
 
         drawn: from `overlap.as_if_done`, for a step submitted while the previous one runs.
-        ahead: the guesses of that step, if they are made meanwhile.
+        ahead: guesses for that step, if they are made while the previous one runs.
         """
         scheduled = list(step.scheduled.values())
         for item in scheduled:
@@ -221,7 +225,7 @@ class BatchBuilder:
             add_adapters(batch, scheduled, self._adapter_slots)
 
     def follow(self, batch: Batch, step: Schedule) -> Batch:
-        """Return the arrays, except tokens, of a step that `Scheduler.schedule_ahead` made after the step of `batch`.
+        """Return the arrays, except tokens, of the step that `Scheduler.schedule_ahead` made after the step of `batch`.
 
         Every sequence has one more token. Most arrays of plain sequences stay the same, so this takes half as long as
         `build`.
@@ -265,7 +269,7 @@ class BatchBuilder:
         return followed
 
     def _tables_of(self, rows: Int32, seq_lens: Int32, source_lens: Int32 | None) -> Int32:
-        """Return the block tables of sequences in these rows, as wide as the longest sequence or source needs."""
+        """Return the block tables of the sequences in these rows, as wide as the longest sequence or source needs."""
         longest = int(seq_lens.max())
         if source_lens is not None:
             longest = max(longest, int(source_lens.max()))
@@ -305,7 +309,7 @@ class BatchBuilder:
     # --- sampling ---
 
     def _build_rows(self, step: Schedule) -> tuple[Int32, Int32, _Rows]:
-        """Return the indices of tokens whose logits or hidden states are wanted, and what is wanted of the logits."""
+        """Return the indices of tokens whose logits or hidden states are wanted, and what is wanted from the logits."""
         indices: list[int] = []
         hidden: list[int] = []
         rows = _Rows([], [], [], [])
@@ -373,7 +377,9 @@ class BatchBuilder:
         )
 
     def _gather_masks(self, wanted: _Rows, samplers: list[SamplingState | None]) -> NDArray[np.uint32] | None:
-        """Masks of permitted tokens from allowed_token_ids and grammars, or None if all tokens are permitted."""
+        """Return masks of the tokens that allowed_token_ids and grammars permit, or None if all tokens are
+        permitted.
+        """
         if not any(state is not None and state.has_mask for state in samplers):
             return None
         masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
@@ -433,7 +439,7 @@ def _add_sources(
 
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:
-    """Return the type of each token of a step of texts, or None if all are type 0."""
+    """Return the type of each token in a step of texts, or None if all are type 0."""
     seconds = [item.sequence.request.params.second_start for item in scheduled]
     if not any(seconds):
         return None
@@ -445,7 +451,7 @@ def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> 
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:
-    """Compressed rows: the start of each row, then the ids and values of all rows together."""
+    """Compress rows: return the start of each row, and the ids and values of all rows concatenated."""
     starts = np.zeros(len(entries) + 1, np.int32)
     present = [entry for entry in entries if entry is not None]
     if not present:

@@ -62,12 +62,12 @@ class ModelInfo:
 
     @property
     def max_prompt_len(self) -> int:
-        """Tokens of the longest prompt that leaves room for one token of an answer."""
+        """Length in tokens of the longest prompt that leaves room for one answer token."""
         return self.max_model_len - 1 - self.has_sources
 
     @property
     def num_cache_tokens(self) -> int:
-        """Tokens that fit in the cache if none of them leaves a window."""
+        """Number of tokens that fit in the cache if none of them leaves a window."""
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
 
     def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
@@ -79,17 +79,17 @@ class ModelInfo:
 
 
 class AnswerStream(Protocol):
-    """The answer to one request: a series of `OutputDelta`, the last one with `finished` set.
+    """The answer to one request: a series of `OutputDelta`, with `finished` set on the last one.
 
     For PoolingParams it is one `PoolingOutput`.
 
     If the request fails, the stream raises the OctavoError that ended it: UsageError or NumericalError if the request
-    is the cause, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
+    is the cause, EngineDeadError if the engine died. Outputs that nobody has fetched yet are merged into one.
     """
 
     @property
     def request_id(self) -> str:
-        """The engine's own id, unique among its requests. A replacement engine starts counting from scratch."""
+        """The engine's own id, unique among its requests. A replacement engine starts counting from zero again."""
 
     @property
     def engine(self) -> int:
@@ -99,7 +99,7 @@ class AnswerStream(Protocol):
         """Return the stream itself."""
 
     async def __anext__(self) -> OutputDelta | PoolingOutput:
-        """Wait for the part of the answer that is new since the last call."""
+        """Wait for the part of the answer that is new since the last call, and return it."""
 
     async def aclose(self) -> None:
         """End the request within a step and free its blocks. Has no effect after the end; may be called twice."""
@@ -119,7 +119,7 @@ class EngineStatus:
 
 
 class EngineReplica(Protocol):
-    """One engine of a model, as observers see it."""
+    """One of a model's engines, as observers see it."""
 
     @property
     def info(self) -> ModelInfo:
@@ -133,11 +133,11 @@ class EngineReplica(Protocol):
 
 
 class EngineClient(Protocol):
-    """One loaded model. All methods belong to one event loop; none of them blocks it."""
+    """Client of one loaded model. All methods belong to one event loop; none of them blocks it."""
 
     @property
     def replicas(self) -> Sequence[EngineReplica]:
-        """Its engines by number. The objects stay the same when engines are replaced."""
+        """The model's engines by number. The objects stay the same when engines are replaced."""
 
     @property
     def info(self) -> ModelInfo:
@@ -152,31 +152,33 @@ class EngineClient(Protocol):
     async def generate(self, request: GenerationRequest) -> AnswerStream:
         """Submit a request of any kind. Return when the engine has checked and accepted it.
 
-        There is one output per step, or a single one at the end with the output kind FINAL_ONLY, as for beam search.
+        There is one output per step. With the output kind FINAL_ONLY, and for beam search, there is a single one at the
+        end.
 
         Raises UsageError (with param and code) if the request is invalid or could never fit, OverloadedError if the
-        engine
-        is loading, restarting or stalled, EngineDeadError if it was given up.
+        engine is loading, restarting or stalled, and EngineDeadError if the engine was given up.
         """
 
     async def metrics(self) -> EngineMetrics:
         """Return the engine's current metrics. Raises OverloadedError if the engine is not READY."""
 
     async def restart(self) -> None:
-        """Replace all engines one by one, each after its last request, while the remaining ones serve.
+        """Replace the engines one by one, each after its last request, while the remaining ones serve.
 
         Raises UsageError if there is only one engine, and the error that prevented a new one from loading.
         """
 
     async def sleep(self) -> None:
-        """Release the memory of the device and keep the weights in main memory. No request may be running.
+        """Release the device's memory and keep the weights in main memory. No request may be running.
 
         Raises UsageError (code cannot_sleep) if there is no device, and OverloadedError (code engine_stalled) if the
         engine does not answer within a minute.
         """
 
     async def wake_up(self) -> None:
-        """End a sleep, as a new request also does. Raises InsufficientMemoryError, and OverloadedError like `sleep`."""
+        """End a sleep; a new request does this too. Raises InsufficientMemoryError, and OverloadedError like
+        `sleep`.
+        """
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
         """Save, restore or erase the content of a slot as defined by llama.cpp.
@@ -188,7 +190,8 @@ class EngineClient(Protocol):
     async def add_adapter(self, name: str, path: str, scale: float) -> None:
         """Load an adapter into all engines, replacing one of the same name. Return when it has been read.
 
-        Raises ModelLoadError naming what does not fit, and UsageError (code no_adapters) if the engine takes none.
+        Raises ModelLoadError naming what does not fit, and UsageError (code no_adapters) if the engine does not support
+        adapters.
         """
 
     async def remove_adapter(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Decides in which rounds of the step loop the encoder of images or sources runs."""
+"""Decides in which rounds of the step loop the encoder for images or sources runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class EncoderTurns:
     """Runs the encoder every other round while there are streams, and every round without any.
 
-    In the rounds between, prompts are computed together with the streams.
+    In the other rounds, prompts are computed together with the streams.
     """
 
     def __init__(self, encodings: Encodings, scheduler: Scheduler) -> None:
@@ -26,7 +26,9 @@ class EncoderTurns:
         return self._encodings.has_work and not (self._has_run and self._streams())
 
     def run(self) -> bool:
-        """Run the encoder for as long as streams may wait. Return True if streams waited and must not wait longer."""
+        """Run the encoder for as long as streams can wait. Return True if streams have waited and must not wait
+        longer.
+        """
         if not self._encodings.has_work:
             return False
         self._has_run = self.is_due

@@ -1,4 +1,4 @@
-"""The engine: requests in, one step after another, outputs out. Not thread-safe; see `engine_thread`."""
+"""The engine: accepts requests, runs step after step, and returns outputs. Not thread-safe; see `engine_thread`."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class _Step:
 
 
 class Engine:
-    """Schedules and executes steps, takes their tokens and publishes outputs. The executor must have its cache already.
+    """Schedules and executes steps, takes their tokens and publishes outputs. The executor's cache must already be
+    allocated.
 
     `step` runs a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
     of one step and prepares the arrays of the next while a step runs. An executor that takes two steps gets the next
-    one
-    before the first ends. Each stage of a pipeline has a step of other sequences.
+    one before the first ends. Each stage of a pipeline has a step with different sequences.
     Requests may be added and aborted at any time.
     """
 
@@ -103,7 +103,7 @@ class Engine:
         identity: CacheIdentity | None = None,
         store: BlockStore | None = None,
     ) -> None:
-        """texts: the abilities of the model.
+        """texts: what the model can do with texts.
         heads: what follows pooling.
         identity: see `KVCacheManager`.
         store: holds evicted blocks and the states of prefixes. Needs prefix caching.
@@ -161,7 +161,7 @@ class Engine:
     def _settles_drafts(self) -> bool:
         """True if a step may be submitted before it is known which guesses of the previous step are right.
 
-        A device cannot choose states, positions of several components or rows of a source by itself.
+        A device cannot choose states, positions with several components or rows of a source by itself.
         """
         limits = self.limits
         is_plain = not limits.num_states and limits.images.position_components == 1 and not limits.sources.width
@@ -173,7 +173,7 @@ class Engine:
         return self.admission.adapters
 
     def adapt_with(self, adapters: AdapterRegistry | None) -> None:
-        """Use these adapters for requests from now on, or none for None."""
+        """Use these adapters for requests from now on. None disables adapters."""
         self.admission.adapters = self._factory.adapters = adapters
         if adapters is not None:
             adapters.steps_run = lambda: self.has_work
@@ -184,7 +184,7 @@ class Engine:
         self.speculation = Speculation(sources, self.scheduler.times, self.metrics, most)
 
     def see(self, encodings: Encodings) -> None:
-        """Accept images or sources from now on, whose rows come from `encodings`."""
+        """Accept images or sources from now on. Their rows come from `encodings`."""
         from octavo.engine.encoder_turns import EncoderTurns
 
         self.encodings = self.scheduler.encodings = encodings
@@ -194,11 +194,10 @@ class Engine:
         encodings.metrics = self.metrics
 
     def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, head: DraftHead | None = None) -> None:
-        """Also use drafts of a model whose cache mirrors this one's blocks. Raises UsageError if it cannot.
+        """Also use drafts from a model whose cache mirrors this one's blocks. Raises UsageError if it cannot.
 
         max_drafts: limit per sequence in one step.
-        head: for a draft that reads hidden states of this model. The executor then has room for those of all tokens of
-        a
+        head: for a draft that reads this model's hidden states. The executor then has room for those of all tokens of a
         step.
         """
         speculation, limits = self.speculation, self.limits
@@ -245,14 +244,14 @@ class Engine:
         self._is_asleep = True
 
     def wake_up(self) -> None:
-        """End a sleep, if there is one. Raises InsufficientMemoryError and stays asleep."""
+        """End a sleep, if there is one. If memory is short, raises InsufficientMemoryError and stays asleep."""
         if self._is_asleep:
             for executor in self._sleepers():
                 executor.wake_up()
             self._is_asleep = False
 
     def _sleepers(self) -> list[SleepingExecutor]:
-        """Return the executors with device memory: the model's and its encoder's."""
+        """Return the executors that use device memory: the model's and its encoder's."""
         executors = [self.executor] if self.encodings is None else [self.executor, self.encodings.encoder.executor]
         return [each for each in executors if isinstance(each, SleepingExecutor)]
 
@@ -265,17 +264,17 @@ class Engine:
 
     @property
     def has_unsaved(self) -> bool:
-        """True if the store is waiting for something that the last step has computed."""
+        """True if the last step computed something that is not in the store yet."""
         return self._kv_cache.tier is not None and self._kv_cache.tier.has_losses
 
     def save_computed(self) -> None:
-        """Have the store keep what the last step computed, in a step of its own. Only without requests."""
+        """Save what the last step computed to the store, in a step of its own. Only without requests."""
         if self.has_unsaved and not (self._is_asleep or self._in_flight or self._ended):
             self._move_alone()
             self.admission.observe_state()
 
     def _move_alone(self) -> None:
-        """Move blocks between the cache and memory in a step of its own, when nothing else is to be done."""
+        """Move blocks between the cache and memory in a step of its own, when there is nothing else to do."""
         batch = self._kv_cache.saving_batch()
         if batch is not None:
             saved = self._kv_cache.begin_step(batch, [])
@@ -303,7 +302,7 @@ class Engine:
     def prepare_structured_outputs(self) -> None:
         """Prepare for the first structured output, which takes half a second. Thread-safe.
 
-        It holds the interpreter's lock most of that time, so call it before streams run.
+        It holds the GIL most of that time, so call it before streams run.
         """
         self._factory.grammars().prepare()
 
@@ -325,7 +324,7 @@ class Engine:
     def abort(self, request_id: str) -> Output | None:
         """End a request at once and return its output so far, with finish_reason `abort`.
 
-        A request that ended by itself but was not published yet returns its last output. Return None for an unknown
+        If the request has already ended but was not published yet, return its last output. Return None for an unknown
         request.
         """
         self._take()
@@ -345,13 +344,13 @@ class Engine:
     # --- a step ---
 
     def step(self) -> list[Output]:
-        """Run one whole step; return the new outputs of requests."""
+        """Run one whole step and return the new outputs."""
         self.start()
         self.finish()
         return self.publish()
 
     def start(self) -> None:
-        """Hand the next steps, if any, to the executor, and take the tokens of the last one."""
+        """Pass the next steps, if any, to the executor, and take the tokens of the last one."""
         if self._in_flight and self.executor.num_stages == 1:  # `prepare` has submitted it
             self._take()
             return
@@ -385,7 +384,7 @@ class Engine:
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def _propose(self, speculation: Speculation) -> None:
-        """Give sequences drafts for the next step, and no more rows than were timed if prompts wait."""
+        """Give sequences drafts for the next step. If prompts wait, use no more rows than have been timed."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
         self._batch_builder.gives_hidden = speculation.reads_hidden
@@ -427,8 +426,9 @@ class Engine:
         return can and not self.admission.would_preempt
 
     def _lengths_ahead(self, speculation: Speculation, last: Schedule) -> dict[Sequence, int] | None:
-        """Return the guesses that a draft model makes while a step runs, or None if the host must know its tokens
-        first.
+        """Return the number of guesses per sequence that a draft model makes while a step runs.
+
+        None if the host must know the step's tokens first.
         """
         if not self._settles_drafts or not self._is_foreseen(last):
             return None
@@ -437,7 +437,7 @@ class Engine:
     def _submit_ahead(self, last: Schedule, started_at: float, lengths: dict[Sequence, int]) -> None:
         """Schedule and submit the step after the one in flight.
 
-        lengths: number of guesses for its sequences.
+        lengths: number of guesses for each of its sequences.
         """
         with as_if_done(last) as drawn:
             for sequence in drawn:
@@ -450,7 +450,9 @@ class Engine:
             self._submit(schedule, self._batch_builder.build(schedule, drawn, ahead), started_at, ahead)
 
     def finish(self) -> float:
-        """Wait for the oldest step in flight and return its seconds. `start` or `publish` take its tokens."""
+        """Wait for the oldest step in flight and return its duration in seconds. `start` or `publish` take its
+        tokens.
+        """
         if not self._in_flight:
             return 0.0
         step = self._in_flight.popleft()
@@ -498,9 +500,8 @@ class Engine:
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Fill the tokens of the previous step into a prepared one.
 
-        Return False if that is not the next step, because a request came or went, a token ends its sequence, or there
-        are
-        drafts now.
+        Return False if the prepared step is no longer the next one, because a request was added or removed, a token
+        ended its sequence, or there are drafts now.
         """
         if self._ended is None or not isinstance(self._ended.result, StepOutput) or self.admission.may_admit:
             return False
@@ -512,7 +513,7 @@ class Engine:
         return self.speculation is None or not self.speculation.would_draft(schedule.scheduled, token_ids)
 
     def _take(self) -> None:
-        """Take the tokens of the finished step, unless that is done."""
+        """Take the tokens of the finished step, unless they have been taken already."""
         step, self._ended = self._ended, None
         if step is None:
             return
@@ -585,7 +586,7 @@ class Engine:
     def _move_back(self, sequence: Sequence, num_wrong: int) -> int:
         """Tell the next step, if it is in flight, about the wrong guesses of a sequence.
 
-        Return the sequence's tokens that are in the cache after that step, or 0 if it is in no such step.
+        Return the number of the sequence's tokens in the cache after that step, or 0 if it is in no such step.
         """
         item = self._in_flight[0].schedule.scheduled.get(sequence) if self._in_flight else None
         if item is None:
@@ -618,7 +619,7 @@ class Engine:
     # --- failures ---
 
     def _drop_in_flight(self) -> list[Schedule]:
-        """Wait for the steps after one that is repeated, and drop their results."""
+        """Wait for the steps that follow a step to be repeated, and discard their results."""
         dropped, self._in_flight = self._in_flight, deque()
         for step in dropped:
             with suppress(SamplingError):
@@ -629,7 +630,8 @@ class Engine:
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
         """End the requests whose rows have no outcome. All other requests repeat the step as if it had not happened.
 
-        A row after a draft counts only if that draft is right: its sequence repeats the step without drafts.
+        A row after a draft counts only if that draft is right. If such a row fails, its sequence repeats the step
+        without drafts.
         """
         errors: dict[Request, RowError] = {}
         for use, row, _ in schedule.rows():

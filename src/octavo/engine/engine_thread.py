@@ -34,7 +34,9 @@ class EngineThread:
     """An `Engine` with its own thread. Every method may be called from any thread."""
 
     def __init__(self, engine: Engine, on_round_end: Callable[[], None] | None = None) -> None:
-        """on_round_end: called on the engine's thread when all sinks have a step's outputs, and after a failure."""
+        """on_round_end: called on the engine's thread when all sinks have received a step's outputs, and after a
+        failure.
+        """
         self.engine = engine
         self.last_round_at = time.monotonic()  # when the thread last looked for work
         self._on_round_end = on_round_end
@@ -49,7 +51,8 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Queue a request from `Engine.create_request`. `sink` gets its outputs; the last one is finished.
+        """Queue a request from `Engine.create_request`. `sink` receives its outputs; the last one is marked as
+        finished.
 
         Raises EngineDeadError if the engine has failed or was closed.
         """
@@ -62,7 +65,7 @@ class EngineThread:
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
-        """End a request within a step. Its sink gets the output with finish_reason `abort`."""
+        """End a request within a step. Its sink receives the output with finish_reason `abort`."""
         with self._wake:
             self._aborted.append(request_id)
             self._wake.notify()
@@ -131,7 +134,7 @@ class EngineThread:
     def _comes_soon(self) -> bool:
         """True if a caller wants something before an idle engine saves what it computed in a step of its own.
 
-        A request's own step saves as well, and a client that just got an answer must not wait for a saving step.
+        A request's own step saves as well, and a client that just received an answer must not wait for a saving step.
         """
         with self._wake:
             return self._wake.wait_for(
@@ -196,7 +199,9 @@ class EngineThread:
 
     @staticmethod
     def _hand_over(sink: Sink, item: OutputDelta | PoolingOutput | OctavoError) -> bool:
-        """Pass an item to its caller. Return True if it took it: a closed event loop must not affect other callers."""
+        """Pass an item to its caller. Return False if that fails, as with a closed event loop; other callers are not
+        affected.
+        """
         try:
             sink(item)
         except Exception:

@@ -1,4 +1,4 @@
-"""The limits of an engine: sequences, tokens of a step, blocks of the cache."""
+"""The limits of an engine: sequences, tokens per step, images and source texts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class ImageLimits:
     """The sizes of images that a model's encoder takes.
 
-    max_patches: per image, or 0 if no encoder makes the values of spans.
+    max_patches: per image, or 0 if no encoder computes the values of spans.
     patch_size: side of a patch in pixels.
     merge_size: side in patches of a block that becomes one row.
     position_components: per token; more than one only with images.
-    longest_span: tokens of the longest span that must be in one step, or 0 if chunks may cut any.
+    longest_span: tokens of the longest span that must be in one step, or 0 if chunks may split any span.
     """
 
     max_patches: int = 0
@@ -28,11 +28,11 @@ NO_IMAGES = ImageLimits()
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits:
-    """The texts that a model's encoder reads before the model answers.
+    """Limits for the texts that a model's encoder reads before the model answers.
 
     width: columns of their rows, or 0 if the model has no such encoder.
-    start_token_id: the first token of an answer, which is not part of it.
-    max_rows: of all texts whose answers begin in a step.
+    start_token_id: the first token of the decoder, which is not part of the answer.
+    max_rows: rows of all texts whose answers begin in one step.
     """
 
     width: int = 0
@@ -48,7 +48,7 @@ class EngineLimits:
     """The limits of the engine.
 
     max_model_len: prompt and output of one sequence, in tokens.
-    longer_context: for errors, how to allow a longer context; empty at the model's own limit.
+    longer_context: explains in errors how to allow a longer context; empty at the model's own limit.
     """
 
     max_model_len: int

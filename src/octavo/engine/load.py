@@ -63,7 +63,7 @@ _LEAST_MEMORY = 192 << 20  # bytes
 
 @dataclass(slots=True)
 class LoadedModel:
-    """An engine and everything that belongs to it."""
+    """A ready engine and everything that belongs to it."""
 
     engine: Engine
     executor: Executor
@@ -80,9 +80,9 @@ class LoadedModel:
 
 
 def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, is_replica: bool = False) -> LoadedModel:
-    """Find, open and compile the model, and give it a cache.
+    """Find, open and compile the model, and allocate its cache.
 
-    progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
+    progress: called with (phase, bytes loaded, total bytes) while weights are packed.
     is_replica: this is the first of `data_parallel_size` replicas, which leaves the rest their share of cores and
     memory.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
@@ -105,7 +105,9 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Disable garbage collection. Loading makes many lasting objects; scanning them takes a tenth of a short start."""
+    """Disable garbage collection. Loading creates many long-lived objects; scanning them takes a tenth of a short
+    start.
+    """
     if not gc.isenabled():
         yield
         return
@@ -142,12 +144,11 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
 
 
 class _TokenizerInMaking:
-    """The vocabulary, made on a thread while the weights are packed, mostly without the GIL.
+    """Loads the tokenizer on a thread while the weights are packed, mostly without the GIL.
 
     The library holds the GIL for long, so it starts once the packing threads are at work; threads that check packed
-    weights
-    need no GIL. With a limit on the address space it starts earlier, while there is room for it, because a failed
-    allocation would end the process.
+    weights need no GIL. With a limit on the address space it starts earlier, while there is room for it, because a
+    failed allocation would end the process.
     """
 
     def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:
@@ -157,14 +158,14 @@ class _TokenizerInMaking:
             self._begin().exception()
 
     def report(self, phase: str, done: int, total: int) -> None:
-        """The progress of the weights."""
+        """Report the progress of the weights, and start the tokenizer when it is time."""
         if done or phase == CHECKING:
             self._begin()
         if self._progress is not None:
             self._progress(phase, done, total)
 
     def result(self) -> Tokenizer:
-        """Raises ModelLoadError."""
+        """Wait for the tokenizer and return it. Raises ModelLoadError."""
         return self._begin().result()
 
     def _begin(self) -> Future[Tokenizer]:
@@ -174,7 +175,7 @@ class _TokenizerInMaking:
 
 
 def _check_address_space() -> None:
-    """Check the room for the tokenizer: its library ends the process if an allocation fails, as under such a limit."""
+    """Check that the address space has room for the tokenizer. Its library ends the process if an allocation fails."""
     if address_space_limit() is not None and (available := host_memory().available_bytes) < _LEAST_MEMORY:
         raise InsufficientMemoryError(
             f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights"
@@ -244,9 +245,9 @@ def _load(
 
 
 def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | None:
-    """Return the graph of the encoder whose rows a decoder takes, or None if it takes none.
+    """Return the graph of the encoder whose rows a decoder reads, or None if it reads none.
 
-    used: receives the names of its weights.
+    used: receives the names of the encoder's weights.
     """
     if not source_width(graph):
         return None
@@ -256,7 +257,7 @@ def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | Non
 
 
 def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits, graph: Graph) -> EngineLimits:
-    """Return the limits that follow from options and graph."""
+    """Return the engine's limits, derived from the options and the graph."""
     return EngineLimits(
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
@@ -284,7 +285,9 @@ def _encodings(
     opened: ExitStack,
     model_len: int,
 ) -> Encodings | None:
-    """Return the encodings of a model that sees or reads sources with another graph, on its executor's threads."""
+    """Return the encodings of a model that reads images or source texts with a second graph, which runs on the
+    executor's threads.
+    """
     if vision is not None:
         encodings = load_encodings(config, vision)
     elif reader is not None:
@@ -334,7 +337,7 @@ def _use_drafts(
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
-    """Return the available bytes from which a loaded model's cache takes its part."""
+    """Return the available bytes; the cache of a loaded model gets a share of them."""
     if config.num_ranks > 1:
         return _cache_memory_of_ranks(config, cast("GroupExecutor", executor))
     backend = backend_of(config)
@@ -362,7 +365,7 @@ def _cache_memory_of_ranks(config: EngineConfig, group: GroupExecutor) -> int:
 
 
 def _warn_excess(config: EngineConfig, trained: int) -> None:
-    """Warn of a context longer than the model was trained for, and of more threads than CPUs."""
+    """Warn about a context longer than the model was trained for, and about more threads than CPUs."""
     if config.max_model_len is not None and config.max_model_len > trained:
         logger.warning(
             "max_model_len %d exceeds the %d tokens that the model was made for; leave it out to use %d",
@@ -380,13 +383,13 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
 
 
 def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
-    """Return the columns of the vector of a text or token, after the dense layers."""
+    """Return the width of the vector of a text or token, after the dense layers."""
     takes_rows = graph.takes_whole_texts and not checkpoint.pooling.is_classifier
     return checkpoint.pooling.width(graph.output.cols if takes_rows else checkpoint.config.vector_width)
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:
-    """Return the end of an error about the length of a prompt."""
+    """Return the end of an error message about the length of a prompt."""
     if fitting < wanted:
         return ", or raise kv_cache_memory or free memory: the model itself allows more"
     return f", or raise max_model_len, for this model up to {trained}" if fitting < trained else ""
@@ -400,8 +403,9 @@ def _executor(
     progress: LoadProgress,
     head: DraftHead | None,
 ) -> tuple[Executor, tuple[KeepJob, ...]]:
-    """Return the executor, and the job of keeping packed weights. Ranks keep them only on request: mapped files are
-    slower.
+    """Return the executor and the job that keeps packed weights on disk.
+
+    Ranks keep them only on request, because mapped files are slower.
     """
     if config.num_ranks == 1:
         later: list[KeepJob] = []

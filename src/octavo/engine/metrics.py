@@ -1,4 +1,4 @@
-"""Counters and histograms of the engine. Reading them is cheap; other modules export them."""
+"""The engine's counters and histograms. Reading them is cheap; other modules export them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ STEP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of observations by bucket.
+    """Counts of observations per bucket.
 
-    bounds: inclusive upper ends, ascending.
-    counts: one more than bounds.
+    bounds: inclusive upper bounds, ascending.
+    counts: one per bound, and one for larger values.
     """
 
     bounds: tuple[float, ...]
@@ -147,7 +147,7 @@ class EngineMetrics:
             self.time_per_output_token_s.observe(measured.decode_s / steps_after_first)
 
     def kv_waste_since(self, before: EngineMetrics) -> float:
-        """Share of the allocated cache slots that held no token since `before`, a copy of these metrics."""
+        """Return the share of the allocated cache slots that held no token since `before`, a copy of these metrics."""
         allocated = self.num_allocated_slots_total - before.num_allocated_slots_total
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
 
@@ -165,7 +165,7 @@ class EngineMetrics:
         return EngineMetrics(**sums)
 
     def after(self, before: EngineMetrics) -> EngineMetrics:
-        """Return the sum of these counts and those of an earlier engine. The state is this engine's."""
+        """Add these counts to those of an earlier engine. The state is this engine's."""
         names = [item.name for item in fields(self) if not item.name.endswith("_total")]
         state: dict[str, Any] = {name: value for name in names if isinstance(value := getattr(self, name), int)}
         return replace(self.plus(before), **state)

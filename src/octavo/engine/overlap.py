@@ -1,4 +1,4 @@
-"""Schedules a step while the previous one still runs, as if its tokens were already there."""
+"""Schedules a step while the previous one still runs, as if its tokens were already known."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ GUESS = -2  # a guess made by a draft model while it runs
 class DrawnRows(NamedTuple):
     """The rows of a step in flight that draw the next tokens of a sequence.
 
-    row: the first of them.
-    token: the token of that row; the next ones are num_drafts guesses, with one row each.
+    row: the first of these rows.
+    token: the token of that row; the next num_drafts tokens are guesses, with one row each.
     """
 
     row: int
@@ -33,9 +33,9 @@ _NOTHING = DrawnRows(0, 0, 0)
 
 
 def can_be_foreseen(step: Schedule, *, settles_drafts: bool = False) -> bool:
-    """True if a step in flight leaves only its tokens open, and they decide no array of the next step.
+    """True if only the tokens of a step in flight are still unknown, and no array of the next step depends on them.
 
-    So no sequence has to wait for its token because of a grammar, penalties, biases, drafts or beams.
+    Then no sequence has to wait for its token because of a grammar, penalties, biases, drafts or beams.
     settles_drafts: the device finds the right drafts by itself.
     """
     items = [item for item in step.scheduled.values() if item.sequence.status is RequestStatus.RUNNING]
@@ -56,12 +56,12 @@ def _draws(item: ScheduledSequence) -> bool:
 
 
 def _ends(item: ScheduledSequence) -> bool:
-    """True if the next token is certainly the last, or if it would be should all guesses be right."""
+    """True if the next token is certainly the last, or would be if all guesses were right."""
     return len(item.sequence.token_ids) + item.rows[-1].count >= item.sequence.request.max_total_tokens
 
 
 def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False) -> LateTokens | None:
-    """`Batch.late` of sequences, some of which may draw nothing, or None if none of them had guesses."""
+    """Return `Batch.late` for sequences, some of which may draw nothing, or None if none of them had guesses."""
     found = np.array([_NOTHING if each is None else each for each in drawn], np.int32).reshape(-1, 3)
     rows, tokens, counts = np.ascontiguousarray(found.T)
     return LateTokens(rows, tokens, counts, only_outputs) if counts.any() else None
@@ -72,8 +72,7 @@ def as_if_done(step: Schedule) -> Iterator[dict[Sequence, DrawnRows]]:
     """Make the sequences of a step in flight look finished, with UNKNOWN_TOKEN for the tokens it draws.
 
     All guesses count as right. Yields the rows that draw the tokens of each sequence. Sequences that end with the step
-    have
-    nothing to do.
+    are left out.
     """
     rows = {
         use.sequence: DrawnRows(row, token, use.count - 1)

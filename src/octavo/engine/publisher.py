@@ -16,7 +16,7 @@ from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
 
 
 class TextStream:
-    """The text of a growing sequence: only whole characters, with possible stop strings held back.
+    """The text of a growing sequence. It emits only whole characters, and holds back possible stop strings.
 
     `take` returns each character once.
     """
@@ -83,7 +83,7 @@ class Publisher:
         self._admission.finish_request(request)
 
     def build(self, request: Request, finished: bool) -> OutputDelta | PoolingOutput | None:
-        """Return the part of a settled request since the last call, or None if it is only wanted at its end."""
+        """Return the new part of a settled request since the last call, or None if only its final output is wanted."""
         if not finished and request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
         if request.vector is not None:
@@ -98,7 +98,7 @@ class Publisher:
         return delta
 
     def build_progress(self, request: Request, num_processed: int, now: float) -> OutputDelta:
-        """Return the progress of a prompt.
+        """Return an output with the progress of a prompt.
 
         now: as in `RequestTimes`.
         """
@@ -116,7 +116,7 @@ class Publisher:
         sequence.logprob_rows.clear()
 
     def _settle_text(self, sequence: Sequence, stream: TextStream) -> None:
-        """Push new tokens one by one. Tokens after a stop string are removed, and with them a later end."""
+        """Push new tokens one by one. Remove the tokens after a stop string, and with them any later end."""
         request, params = sequence.request, sequence.request.params.sampling
         if not stream.watches_text and params.output_kind is RequestOutputKind.FINAL_ONLY:
             return
@@ -166,7 +166,7 @@ class Publisher:
 
 
 def _ends_by_token(sequence: Sequence) -> bool:
-    """True if the last token itself ends the text, rather than a limit."""
+    """True if the last token itself ends the text, as opposed to a limit."""
     if sequence.finish_reason is not FinishReason.STOP:
         return False
     return sequence.token_ids[-1] in sequence.request.end_token_ids
@@ -179,7 +179,7 @@ def _has_news(sequence: Sequence) -> bool:
 
 
 def _news(sequence: Sequence) -> CompletionOutput:
-    """Return the new part of a choice since the last call."""
+    """Return the part of a choice that is new since the last call."""
     request, token_ids, reason = sequence.request, sequence.token_ids, sequence.finish_reason
     num_prompt_tokens, first = request.num_prompt_tokens, sequence.num_reported_tokens
     sequence.num_reported_tokens = len(token_ids) - num_prompt_tokens
@@ -196,7 +196,9 @@ def _news(sequence: Sequence) -> CompletionOutput:
 
 
 def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None:
-    """One entry per position of the prompt, except the first. None in spans and before the first wanted position."""
+    """Return one entry per position of the prompt, except the first. None in spans and before the first wanted
+    position.
+    """
     if request.params.prompt_logprobs is None:
         return None
     start = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""The life of a request, and its sequences of tokens."""
+"""The life cycle of a request, and its sequences of tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BlockTable:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence of tokens of a request: its only one, one of its n choices, or one beam.
+    """One of a request's token sequences: its only one, one of its n choices, or one beam.
 
     The cache holds keys and values of token_ids[:num_computed_tokens] in the blocks of block_tables.
     draft_token_ids: guesses at the tokens after token_ids, computed by the next step and checked by its consumer.
@@ -113,7 +113,7 @@ class Sequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens that are not computed yet, including drafts."""
+        """Number of tokens that are not computed yet, including drafts."""
         return len(self.token_ids) + len(self.draft_token_ids) - self.num_computed_tokens
 
 
@@ -142,7 +142,7 @@ class SequenceGroup:
         self.adopt(self.members)
 
     def turn_at(self, time: int) -> tuple[int, int, bool, int, int]:
-        """Its turn if it arrives at this time of the queue."""
+        """Return the group's sort key in the queue if it arrives at this time."""
         priority, *rest = self.key
         return (priority, time, *rest)  # type: ignore[return-value]
 
@@ -168,9 +168,10 @@ class SequenceGroup:
         return rows
 
     def max_cached_tokens(self) -> int:
-        """Return the most tokens of the first member to take from the cache, because their rows are not wanted.
+        """Return how many of the first member's tokens may come from the cache at most, because their rows are not
+        wanted.
 
-        At most the prompt if other members will fork there: the part they need may have left a window later.
+        This is at most the prompt if other members will fork there: the part they need may have left a window later.
         """
         sequence = self.members[0]
         starts = [start for start, end in (consumer.wanted(sequence) for consumer in self.consumers) if start < end]
@@ -180,7 +181,7 @@ class SequenceGroup:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """The times of a request's events, in seconds of time.perf_counter. 0.0 for events that have not happened."""
+    """The times of a request's events, in seconds of time.perf_counter. Events that have not happened are 0.0."""
 
     arrival: float = 0.0
     scheduled: float = 0.0
@@ -193,9 +194,9 @@ class Request:
     """One prompt with its parameters. Created once; only scheduler and engine change it.
 
     arrival: number of the request in order of arrival.
-    max_total_tokens: prompt and output of one sequence.
+    max_total_tokens: limit on prompt and output of one sequence together.
     sequences: the user's choices, in order.
-    groups: the computed sequences: the choices, or the beams of a search.
+    groups: the groups of computed sequences: the choices, or the beams of a search.
     prompt_logprobs: collected so far, one entry per prompt position from the second on; None at positions of spans.
     """
 
@@ -238,17 +239,17 @@ class Request:
 
     @property
     def num_source_tokens(self) -> int:
-        """The tokens that an encoder reads before the prompt, or 0 without an encoder."""
+        """Number of tokens that an encoder reads before the prompt, or 0 without an encoder."""
         return 0 if self.prompt.source is None else len(self.prompt.source.token_ids)
 
     @property
     def given_prompt(self) -> Prompt:
-        """The prompt as a client gave it, which may be the source."""
+        """The prompt as the client sent it, which may be the source."""
         return self.prompt if self.prompt.source is None else Prompt(self.prompt.source.token_ids)
 
     @property
     def num_given_tokens(self) -> int:
-        """The tokens of `given_prompt`."""
+        """Number of tokens in `given_prompt`."""
         return self.num_source_tokens or self.num_prompt_tokens
 
     @property
@@ -260,11 +261,10 @@ class Request:
         return True
 
     def release(self) -> None:
-        """Drop the sequences after the last output. They and their grammars are freed when others take their rows.
+        """Drop the sequences after the last output. They and their grammars are freed when their rows are reused.
 
         They refer back to their group and request. In such a cycle they would stay until the next full garbage
-        collection,
-        which does not take the native memory of grammars into account.
+        collection, which does not take the native memory of grammars into account.
         """
         for group in self.groups:
             group.members, group.consumers = [], ()
@@ -274,7 +274,9 @@ class Request:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Return the 64-bit seed of choice `index`: the request's own for choice 0, a hash of both for other choices."""
+    """Return the 64-bit seed of choice `index`: the request's own seed for choice 0, a hash of both for other
+    choices.
+    """
     seed %= 2**64
     if index == 0:
         return seed

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RequestFactory:
-    """Creates the requests of one engine, with the checks that need its model or cache. Thread-safe."""
+    """Creates one engine's requests, with the checks that need its model or cache. Thread-safe."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RequestFactory:
         texts: TextModel = ANSWERS_ONLY,
         heads: TextHeads = NO_HEADS,
     ) -> None:
-        """texts: the abilities of the model.
+        """texts: what the model can do with texts.
         heads: what follows pooling.
         """
         self._tokenizer = tokenizer
@@ -110,7 +110,7 @@ class RequestFactory:
         return request
 
     def _adapter(self, name: str) -> HeldAdapter | None:
-        """Return the adapter of that name, loaded on demand; None for the base model. Raises UsageError or
+        """Return the adapter with this name, loaded on demand, or None for the base model. Raises UsageError or
         ModelLoadError.
         """
         if not name and self.adapters is not None:
@@ -166,8 +166,9 @@ class RequestFactory:
             self._check_span(span)
 
     def _after_source(self, generation: GenerationRequest) -> Prompt:
-        """Return the start of an answer to a text read by the encoder. Raises UsageError for options of plain
-        prompts.
+        """Return the prompt that begins the answer to a text read by the encoder.
+
+        Raises UsageError for options of plain prompts.
         """
         params = generation.params
         if not params.is_answered:

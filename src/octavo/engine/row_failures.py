@@ -8,7 +8,7 @@ from octavo.errors import NumericalError, OctavoError, UsageError
 
 
 def failure_of(request: Request, row_error: RowError) -> OctavoError:
-    """Return the reason why a row has no next token: the grammar, invalid numbers, or the parameters."""
+    """Return the error that explains why a row has no next token: the grammar, invalid numbers, or the parameters."""
     name = request.request_id
     for sequence in request.sequences:
         if sequence.grammar is not None and sequence.grammar.error is not None:

@@ -1,4 +1,4 @@
-"""One step, with the output rows that are wanted from it."""
+"""One scheduled step, with the output rows that are wanted from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ScheduledSequence:
 
     @property
     def num_drafts(self) -> int:
-        """The number of its last tokens that are guesses."""
+        """How many of its last tokens are guesses."""
         return max(self.start + self.num_tokens - len(self.sequence.token_ids), 0)
 
     @property
@@ -50,7 +50,7 @@ class ScheduledSequence:
         return sum(use.count for use in self.rows)
 
     def move_back(self, count: int) -> None:
-        """Record that `count` guesses of the previous step were wrong, unknown when this one was scheduled."""
+        """Record that `count` guesses of the previous step, still unknown when this one was scheduled, were wrong."""
         self.start -= count
         for use in self.rows:
             use.start -= count
@@ -61,7 +61,7 @@ class Schedule:
     """A step, and what is left of its budgets.
 
     is_ahead: scheduled while the previous step, which draws some of its tokens, still runs.
-    is_starved: blocks ran out, and nobody was preempted for that.
+    is_starved: blocks ran out, and no group was preempted to free some.
     """
 
     num_tokens_left: int
@@ -86,7 +86,7 @@ class Schedule:
 
     @property
     def num_decode_rows(self) -> int:
-        """Tokens of the decodes: one each, plus their drafts."""
+        """Number of decode tokens: one per sequence, plus its drafts."""
         return sum(item.num_tokens for item in islice(self.scheduled.values(), self.num_decodes))
 
     @property
@@ -98,9 +98,8 @@ class Schedule:
     def rows(self) -> Iterator[tuple[RowUse, int, int]]:
         """Yield the uses of the step's rows, in output order.
 
-        Each comes with the index of its first row among the logits or hidden states, whichever it wants, and of that
-        row's
-        token in the step.
+        Each comes with two indices for its first row: among the logits or hidden states, whichever it wants, and that
+        of the row's token in the step.
         """
         num_logits = num_hidden = num_tokens = 0
         hidden = RowKind.HIDDEN  # looked up once, because enum members are slow

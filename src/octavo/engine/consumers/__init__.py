@@ -1,1 +1,1 @@
-"""The kinds of row consumers: uses of the output rows of a step."""
+"""Row consumers: the different uses of a step's output rows."""

@@ -46,7 +46,7 @@ class BeamSearch(RowConsumer):
         self._finished: list[tuple[float, Sequence]] = []
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """Return the number of candidates per beam: enough to remain when those that end the text are removed."""
+        """Return the number of candidates per beam. Enough remain after those that end the text are removed."""
         return self._width + len(self._eos_token_ids)
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
@@ -81,7 +81,7 @@ class BeamSearch(RowConsumer):
         self._finished = sorted(self._finished, key=lambda other: -other[0])[: self._width]
 
     def _cannot_improve(self, best_running: float, length: int) -> bool:
-        """True if the search has all its answers and, under early_stopping, no running beam can replace one."""
+        """True if the search has found all its answers and, under early_stopping, no running beam can replace one."""
         if len(self._finished) < self._width:
             return False
         if self._early_stopping is True:

@@ -1,4 +1,4 @@
-"""The row consumer that pools hidden states into vectors, and the end of a request with its vector."""
+"""Pools hidden states into vectors, and ends each request with its vector."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pooler(RowConsumer):
 
 
 def normalized(vector: Float32) -> Float32:
-    """Vectors, [..., width], scaled to length 1; a zero vector stays zero."""
+    """Scale vectors, [..., width], to length 1. A zero vector stays zero."""
     lengths = np.sqrt((vector[..., None, :] @ vector[..., None])[..., 0])  # one dot product per vector
     unit: Float32 = (vector / np.where(lengths == 0, np.float32(1), lengths)).astype(np.float32)
     return unit

@@ -1,4 +1,4 @@
-"""The row consumer of the log-probabilities of a prompt."""
+"""The row consumer that collects the log-probabilities of a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class PromptLogprobs(RowConsumer):
     """Collects the log-probabilities of the prompt's tokens from position `start` on.
 
-    Positions of spans have none, because they hold no token, so the row before such a position is not used. The row of
+    Positions of spans have none, because they hold no token, so the row before such a position is not used. The row at
     a span's last position gives the log-probability of the token after the span.
     """
 

@@ -1,4 +1,4 @@
-"""The protocol of row consumers: which rows of a step they want, and what they make of them.
+"""The protocol of row consumers, which say what rows of a step they want and turn them into results.
 
 Every use of rows is one class. It names the tokens whose rows it wants and turns those rows into an `Outcome`, so the
 scheduler, the batch builder and the engine need not know the kinds of requests.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RowKind(enum.Enum):
-    """Meaning of a row of a step's output."""
+    """What a row of a step's output contains."""
 
     SAMPLE = "sample"  # the next token, drawn by the sequence's parameters
     LOGPROB = "logprob"  # the log-probability of the token that follows
@@ -25,7 +25,7 @@ class RowKind(enum.Enum):
 
 @dataclass(slots=True)  # not frozen: steps make one per sequence, and frozen ones take three times as long
 class RowUse:
-    """One consumer's rows of a sequence in a step, for the tokens from start to start + count."""
+    """The rows that one consumer uses of a sequence in a step, for the tokens from start to start + count."""
 
     consumer: RowConsumer
     sequence: Sequence  # whose parameters apply: the computing one, or a choice that shares its prompt
@@ -35,14 +35,13 @@ class RowUse:
 
 @dataclass(slots=True)  # like `RowUse`
 class Outcome:
-    """The consequences of a consumer's rows for its group. The engine carries them out.
+    """What a consumer's rows mean for its group. The engine carries it out.
 
     tokens: new tokens for each use, in the order of the uses; further drafts are dropped. Empty if no sequence
-    continues
-    by itself.
+    continues by itself.
     finish: the group ends.
     members: the next members as (parent, child) pairs; a child shares its parent's blocks.
-    num_tokens: generated tokens, for the request's times and counts.
+    num_tokens: number of generated tokens, for the request's times and counts.
     """
 
     tokens: list[list[int]]
@@ -52,7 +51,7 @@ class Outcome:
 
 
 class RowConsumer:
-    """A use of the rows of a request's sequences: logits or hidden states, one row per computed token.
+    """Uses the rows of a request's sequences: logits or hidden states, one row per computed token.
 
     Each consumer of a group wants a range of tokens; together the ranges reach the last token.
     """
@@ -61,14 +60,15 @@ class RowConsumer:
     takes_drafts: ClassVar[bool] = False  # whether it takes the rows of drafts and decides which are right
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        """Positions [start, end) of the tokens whose rows are wanted next. None of them may come from the cache.
+        """Return the positions [start, end) of the tokens whose rows are wanted next. None of them may come from the
+        cache.
 
-        By default the row that predicts the next token.
+        By default this is the row that predicts the next token.
         """
         return len(sequence.token_ids) - 1, len(sequence.token_ids)
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """Return the number of most likely tokens to report in addition to a row's token. -1 means no
+        """Return the number of most likely tokens to report in addition to a row's token, or -1 for no
         log-probabilities.
         """
         return -1
@@ -78,5 +78,5 @@ class RowConsumer:
         return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
-        """Take the rows of a step, each use with the index of its first row."""
+        """Consume the rows of a step. Each use comes with the index of its first row."""
         raise NotImplementedError

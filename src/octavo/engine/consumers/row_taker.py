@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RowTaker(RowConsumer):
-    """Takes the single row that the graph returns per text: a vector [hidden_size], or the labels of a head."""
+    """Takes the single row that the graph returns per text: a vector [hidden_size], or a head's labels."""
 
     kind = RowKind.HIDDEN
 

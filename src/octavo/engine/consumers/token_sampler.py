@@ -51,7 +51,7 @@ class TokenSampler(RowConsumer):
 
 
 def _accept(sequence: Sequence, tokens: list[int]) -> FinishReason | None:
-    """Return the reason why the sequence ends with its last new token, as far as that is known without its text."""
+    """Return the reason why the sequence ends with its last new token, as far as it can be known without the text."""
     request, token_id, grammar = sequence.request, tokens[-1], sequence.grammar
     if grammar is not None:
         grammar.accept(token_id)

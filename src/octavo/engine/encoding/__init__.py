@@ -1,1 +1,1 @@
-"""Encoders: rows of images for spans of prompts, and the positions of tokens around them."""
+"""Encoders: image rows for spans of prompts, and the positions of the tokens around them."""

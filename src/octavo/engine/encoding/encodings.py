@@ -1,4 +1,4 @@
-"""The encoded rows of images and sources: which are known, and in which order to make the missing ones."""
+"""The encoded rows of images and sources: which are available, and the order in which to compute the missing ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Encodings:
-    """Rows by item key, encoded when the scheduler asks for them and kept within a limit of bytes.
+    """Rows by item key, encoded when the scheduler asks for them and kept within a byte limit.
 
     The oldest are dropped first, except those that a running sequence still has to compute.
     """
@@ -38,7 +38,7 @@ class Encodings:
         return bool(self._wanted)
 
     def begin_round(self) -> None:
-        """Forget what was wanted; the scheduler asks again."""
+        """Forget the rows that were wanted; the scheduler will ask again."""
         self._wanted.clear()
 
     def rows_of(self, span: Span) -> Float32 | None:
@@ -95,7 +95,7 @@ class Encodings:
             self._evict({*needed(), *(item.key for item, _ in found)})
 
     def _next_items(self) -> list[Item]:
-        """Return the first wanted item, and those after it that fit into the same step."""
+        """Return the first wanted item and the following ones that fit into the same step."""
         items: list[Item] = []
         left = self.encoder.max_inputs
         for item in self._wanted.values():

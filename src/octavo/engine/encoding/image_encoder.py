@@ -1,4 +1,4 @@
-"""The encoder of a model's images: steps of several items, in parts if the executor can."""
+"""The encoder for a model's images. A step encodes several items, and runs in parts if the executor supports that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo.prompt import MediaItem
 
 
 class ImageEncoder(RowEncoder):
-    """Makes rows of images.
+    """Encodes images into rows.
 
     tables: weights read on the host.
     max_patches: limit of one step.

@@ -15,8 +15,10 @@ _COMPONENTS = 3  # time, row, column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryPositions:
-    """prompt: int32 [components, tokens of the prompt].
-    shift: of later positions from their place in the sequence.
+    """Positions of a sequence's tokens.
+
+    prompt: int32 [components, prompt tokens].
+    shift: offset of later positions from their index in the sequence.
     """
 
     prompt: Int32
@@ -37,7 +39,7 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
 
     A block of merge_size^2 patches of a tile is one row.
     Text advances all components at once. A tile keeps the time at which it begins, and its rows and columns count from
-    there. The text after it continues behind the largest row or column, even if the time of a video is later, and so do
+    there. The text after it continues after the largest row or column, even if the time of a video is later, and so do
     the tokens after the prompt, as in transformers. Wang et al., arXiv 2409.12191.
     """
     if not prompt.items:
@@ -62,7 +64,9 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:
-    """Return the position and the last visible position of each token, or None if no span sees both ways."""
+    """Return the position and the last visible position of each token, or None if no span attends in both
+    directions.
+    """
     if not prompt.spans:
         return None
     own = np.arange(len(prompt), dtype=np.int32)
@@ -77,7 +81,7 @@ def _text(position: int, count: int) -> Int32:
 
 
 def _tile(span: Span) -> ImageTile | None:
-    """Return the tile that a span covers, or None if it is not a whole tile."""
+    """Return the tile that a span covers, or None if the span is not a whole tile."""
     if span.item is None:
         return None
     begin = 0

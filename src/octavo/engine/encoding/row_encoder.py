@@ -1,4 +1,6 @@
-"""An encoder whose rows are part of prompts: steps of several items, in parts if the executor can."""
+"""An encoder whose rows become part of prompts. A step encodes several items, and runs in parts if the executor
+supports that.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,10 @@ class _Step:
 
 
 class RowEncoder(ABC):
-    """Makes rows of items, one step at a time. Nothing else may run on the executor's threads meanwhile.
+    """Encodes items into rows, one step at a time. Nothing else may run on the executor's threads meanwhile.
 
     max_inputs: limit for the items of a step (`Item.num_inputs`).
-    processor: of images, or None if it reads none.
+    processor: the image processor, or None if the encoder reads no images.
     """
 
     processor: ImageProcessor | None = None
@@ -50,7 +52,7 @@ class RowEncoder(ABC):
         return () if self._step is None else self._step.items
 
     def begin(self, items: Sequence[Item]) -> None:
-        """Begin a step of items with at most max_inputs inputs, replacing one that is not done."""
+        """Begin a step for items with at most max_inputs inputs, replacing an unfinished one."""
         self._step = _Step(items, self._batch_of(items))
 
     def run(self, seconds: float | None) -> list[tuple[Item, Float32]]:
@@ -69,7 +71,7 @@ class RowEncoder(ABC):
                 return []
 
     def drop(self) -> None:
-        """Forget the current step."""
+        """Discard the current step."""
         self._step = None
 
     def close(self) -> None:

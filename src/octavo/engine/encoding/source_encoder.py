@@ -1,4 +1,4 @@
-"""The encoder of the texts that a model reads before it answers."""
+"""The encoder for texts that a model reads before it answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.prompt import SourceText
 
 
 class SourceEncoder(RowEncoder):
-    """Makes one row per token of a text, with whole texts in a step."""
+    """Encodes a text into one row per token. A step encodes whole texts only."""
 
     def _batch_of(self, items: Sequence[Item]) -> Batch:
         texts = [item.token_ids for item in items if isinstance(item, SourceText)]

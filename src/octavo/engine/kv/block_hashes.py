@@ -1,4 +1,4 @@
-"""The hashes of a sequence's blocks, by which their content is found again."""
+"""The hashes that identify the content of a sequence's blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def _root(identity: CacheIdentity, request: Request) -> bytes:
 
 
 def _activation(request: Request, start: int, size: int) -> bytes:
-    """Return the mark of the block in which an activated adapter starts to act. Earlier blocks are the base's."""
+    """Return the mark of the block in which an activated adapter starts to act. Earlier blocks are the same as the
+    base model's.
+    """
     if request.adapter is None or not start <= request.adapter_start < start + size or not request.adapter_start:
         return b""
     position = (request.adapter_start - start).to_bytes(4, "little")

@@ -10,10 +10,9 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks, and the prefixes that they hold.
 
     A block is free (content unused), in use (reference count above 0) or evictable (count 0, but its content is
-    registered under a hash and may be needed again). The least recently used block is evicted first, and pinned ones
-    last.
-    on_loss: called with a block and its hash before a registered content is given up, while it is still there. Invalid
-    content is not reported.
+    registered under a hash and may be needed again). The least recently used block is evicted first, pinned ones last.
+    on_loss: called with a block and its hash before registered content is given up, while it is still intact. Not
+    called for invalid content.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -30,7 +29,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now, evictable ones included."""
+        """Number of blocks that can be allocated now, including evictable ones."""
         return len(self._free) + len(self._evictable) + len(self._pinned_evictable)
 
     @property
@@ -67,7 +66,7 @@ class BlockPool:
         return self._pinned_evictable if self._hashes[block_id] in self.pinned else self._evictable
 
     def pin(self, block_hash: bytes) -> None:
-        """Evict the block of this hash, present or future, after all others."""
+        """Evict the block with this hash, present or future, after all others."""
         self._set_pin(block_hash, is_pinned=True)
 
     def unpin(self, block_hash: bytes) -> None:
@@ -87,7 +86,9 @@ class BlockPool:
         return self._ref_counts[block_id] > 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Make a full block findable. The first block with a content keeps the hash; copies stay private."""
+        """Make a full block findable by its hash. The first block with the same content keeps the hash; copies stay
+        private.
+        """
         if block_hash not in self._block_of_hash and self._hashes[block_id] is None:
             self._hashes[block_id] = block_hash
             self._block_of_hash[block_hash] = block_id
@@ -99,7 +100,9 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def forget(self, block_id: int) -> None:
-        """Make a block unfindable because its content is about to change. Every valid content is given up here."""
+        """Make a block unfindable because its content is about to change. All valid content is given up through this
+        method.
+        """
         block_hash = self._unregister(block_id)
         if block_hash is not None and self.on_loss is not None:
             self.on_loss(block_id, block_hash)

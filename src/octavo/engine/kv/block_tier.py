@@ -1,4 +1,4 @@
-"""Blocks and states beyond the cache: evicted ones go to a store and are loaded when needed."""
+"""Blocks and states below the cache: evicted ones go to a store and are loaded again when needed."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Arrival(Protocol):
 
     @property
     def seconds(self) -> float:
-        """The time from the start of the load until all records were there. Only valid then."""
+        """The time from the start of the load until all records had arrived. Valid only once they have."""
 
     def wait(self, timeout_s: float) -> Sequence[StoredRecord] | None:
-        """One record per key, or None while they are not there."""
+        """Return one record per key, or None if they have not all arrived."""
 
 
 class BlockStore(Protocol):
     """Records by the keys of blocks and states; may be slow. No method waits, because the engine's thread calls them.
 
     A store that raises is not used again; the engine goes on without it.
-    keeps_prompts: blocks of prompts are saved as soon as they are computed, because the store outlives the cache.
+    keeps_prompts: prompt blocks are saved as soon as they are computed, because the store outlives the cache.
     keeps_private: blocks that belong to a salt are saved too.
     """
 
@@ -64,13 +64,15 @@ class BlockStore(Protocol):
         """Begin to load records."""
 
     def save(self, key: bytes, data: BlockRow) -> bool:
-        """Keep the record of these bytes (see `sealed`), which nobody changes. Return False if there is no room."""
+        """Keep a record with these bytes (see `sealed`), which must not be changed. Return False if there is no
+        room.
+        """
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Mark these keys as in use, so that others are given up first."""
+        """Mark these keys as in use, so that other records are given up first."""
 
     def pin(self, keys: Iterable[bytes], seconds: float) -> None:
-        """Write these keys before others and give them up last, for `seconds`."""
+        """For `seconds`, write these keys before others and give them up last."""
 
     def discard(self, key: bytes) -> None:
         """Forget a record whose content is wrong."""
@@ -80,7 +82,7 @@ class BlockStore(Protocol):
 
 
 class LoadedBlock(NamedTuple):
-    """A block whose bytes a step is to load, or a slot for states.
+    """A block, or a slot for states, that a step loads.
 
     position: its index in the block table.
     """
@@ -92,7 +94,7 @@ class LoadedBlock(NamedTuple):
 
 
 class SavedKeys(NamedTuple):
-    """The keys of what a step saves, in the order of its batch's rows."""
+    """The keys of the records that a step saves, in the order of its batch's rows."""
 
     blocks: list[bytes]
     states: list[bytes]
@@ -108,7 +110,10 @@ class StoredPrefix(NamedTuple):
 
 
 class _OpenedRecords(NamedTuple):
-    """seconds: time of the check."""
+    """Records whose digests were checked.
+
+    seconds: duration of the check.
+    """
 
     found: dict[bytes, BlockRow]
     damaged: list[bytes]
@@ -125,9 +130,7 @@ class BlockLoad:
         self._opening: Future[_OpenedRecords] | None = None
 
     def wait(self, timeout_s: float) -> dict[bytes, BlockRow] | None:
-        """Return the undamaged records by key, or None while they are loading. After the deadline nothing more
-        arrives.
-        """
+        """Return the undamaged records by key, or None while they are loading. No records arrive after the deadline."""
         if self._opening is None:
             nothing: Sequence[StoredRecord] | None = [None] * len(self._keys)
             records = self._tier.ask(lambda: self._arrival.wait(timeout_s), nothing)
@@ -146,8 +149,7 @@ class BlockLoad:
 class BlockTier:
     """A store below the cache of an engine.
 
-    A block, or a snapshot of states, that is about to lose its content is saved by the next step, before that step
-    changes
+    When a block or a snapshot of states is about to lose its content, the next step saves it before that step changes
     anything. If the store keeps prompts, their blocks are saved by the step after the one that computed them.
     """
 
@@ -167,7 +169,7 @@ class BlockTier:
         self._thread = ThreadPoolExecutor(1, "octavo-blocks")
 
     def watch(self, blocks: BlockPool, states: BlockPool | None) -> None:
-        """Save what these pools are about to lose."""
+        """Save the content that these pools are about to lose."""
         blocks.on_loss = lambda block_id, key: self._note_loss(self._lost_blocks, block_id, key)
         if states is not None:
             states.on_loss = lambda slot, key: self._note_loss(self._lost_states, slot, key)
@@ -176,7 +178,9 @@ class BlockTier:
         return key not in self._refused and self.ask(lambda: self._store.has(key), False)
 
     def load(self, prefix: StoredPrefix) -> BlockLoad | None:
-        """Begin to load a prefix. Return None if nothing will come or computing it is probably faster."""
+        """Begin to load a prefix. Return None if no records will arrive or if computing the prefix is probably
+        faster.
+        """
         keys, start, count = prefix.keys, prefix.start, prefix.end - prefix.start
         if not keys or not self._rates.is_worth(self._num_bytes(keys), start, count):
             return None
@@ -208,16 +212,18 @@ class BlockTier:
         self._lost_states.clear()
 
     def note_computed(self, block_id: int, key: bytes, *, of_states: bool = False) -> None:
-        """Save a block of a prompt, or a slot with states, that has become findable."""
+        """Save a prompt's block, or a slot with states, that has become findable."""
         if self._store.keeps_prompts:
             self._note_loss(self._lost_states if of_states else self._lost_blocks, block_id, key)
 
     def is_private(self, salt: str) -> bool:
-        """True if what a request with this salt computes is not saved. A server assigns each API key a salt."""
+        """True if the store does not save what requests with this salt compute. A server assigns each API key a
+        salt.
+        """
         return bool(salt) and not self._store.keeps_private
 
     def hide(self, key: bytes) -> None:
-        """Do not save content that has become findable."""
+        """Mark findable content as private, so that it is not saved."""
         self._private.add(key)
 
     @property
@@ -226,7 +232,7 @@ class BlockTier:
         return bool(self._lost_blocks or self._lost_states) and not self._has_failed
 
     def close(self) -> None:
-        """Close the store once it has written what was saved."""
+        """Close the store once it has written everything that was saved."""
         self._thread.shutdown()
         self.ask(self._store.close, None)
 
@@ -281,7 +287,7 @@ class BlockTier:
         return records.found
 
     def give_up(self, keys: Sequence[bytes], seconds: float) -> None:
-        """Record that a load did not arrive in time, so that the store counts as that slow."""
+        """Record that a load did not arrive within `seconds`. The store is then assumed to be that slow."""
         self._rates.observe(self._num_bytes(keys), seconds)
 
     def _num_bytes(self, keys: Sequence[bytes]) -> int:
@@ -313,7 +319,7 @@ class BlockTier:
 
 
 def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> Batch:
-    """Return a step of one dummy token that carries saves.
+    """Return a step with one dummy token whose only purpose is to save.
 
     slot: for states, or -1 if the model has none.
     """
@@ -331,10 +337,10 @@ def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:
 
 
 def fresh_memory(num_bytes: int) -> BlockRow:
-    """Short-lived memory [num_bytes] in pages of the usual size.
+    """Return short-lived memory [num_bytes] in pages of the usual size.
 
-    numpy asks for huge pages. In a virtual machine the host often has not backed free ones yet, and each then takes 5
-    ms.
+    numpy asks for huge pages. In a virtual machine the host often has not backed free ones yet, and each one then takes
+    5 ms.
     """
     return np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), np.uint8)[:num_bytes]
 
@@ -344,7 +350,7 @@ def _content(loads: Sequence[LoadedBlock]) -> BlockBytes:
 
 
 def as_one(rows: Sequence[BlockRow]) -> NDArray[np.uint8]:
-    """Rows of equal size as an array [B, bytes], without a copy if they come from one read of a file."""
+    """Return rows of equal size as an array [B, bytes], without a copy if they come from one read of a file."""
     starts = [row.__array_interface__["data"][0] for row in rows]
     steps = {later - sooner for sooner, later in pairwise(starts)}
     owners = [getattr(row.base, "obj", None) for row in rows]  # the owner of the memory, if the base is a view of it

@@ -26,12 +26,12 @@ class CacheIdentity:
 
     @classmethod
     def unique(cls) -> CacheIdentity:
-        """Return an identity that no other engine has, for a model about which nothing is known."""
+        """Return an identity that no other engine has, for a model whose content is unknown."""
         return cls(secrets.token_bytes(_KEY_BYTES), b"")
 
     @property
     def is_unique(self) -> bool:
-        """True for the result of `unique`: nothing named by it can be found again."""
+        """True for the result of `unique`: nothing stored under it can be found again."""
         return not self.layout
 
     def root(self, salt: str = "", adapter: bytes = b"") -> bytes:

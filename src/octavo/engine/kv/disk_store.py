@@ -1,8 +1,8 @@
-"""Blocks in files: a store that outlives its process, in append-only segments that several processes read.
+"""Blocks in files: a store that outlives its process, in append-only segments that several processes can read.
 
-A folder has the segments of one `CacheIdentity`. One process at a time may write there; it holds the lock of the file
-`writer.lock`. The index is built from the headers when the folder is opened. Whatever is wrong with a file costs only
-the records in it.
+A folder holds the segments of one `CacheIdentity`. One process at a time may write there; it holds a lock on the file
+`writer.lock`. The index is built from the headers when the folder is opened. A damaged file costs only the records in
+it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class DiskArrival:
 
 
 class DiskStore:
-    """A `BlockStore` in a folder. A problem with writing is logged once; then nothing more is written.
+    """A `BlockStore` in a folder. After a write error, which is logged once, nothing more is written.
 
-    New records replace the oldest segment. Its records that were used since they were written are appended again.
+    New records replace the oldest segment. Records in it that were used since they were written are appended again.
     """
 
     keeps_prompts = True
@@ -82,7 +82,7 @@ class DiskStore:
 
     def __init__(self, folder: Path, identity: bytes, limit_bytes: int, label: str = "") -> None:
         """identity: 32 bytes.
-        limit_bytes: of all segments.
+        limit_bytes: total size of all segments.
         Raises OSError or WrongFileError.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class DiskStore:
     # --- the engine's thread: nothing waits for the disk ---
 
     def has(self, key: bytes) -> bool:
-        """See `BlockStore`. A thread looks for records of other processes now and then."""
+        """See `BlockStore`. A background thread looks for other processes' records now and then."""
         with self._lock:
             if key in self._index or key in self._queued:
                 return True
@@ -157,7 +157,7 @@ class DiskStore:
                 self._pinned[key] = max(self._pinned.get(key, 0.0), now + seconds)
 
     def discard(self, key: bytes) -> None:
-        """See `BlockStore`. The record does not come back after a restart either."""
+        """See `BlockStore`. The record stays away after a restart, too."""
         with self._lock:
             is_known = self._index.pop(key, None) is not None or self._unqueue(key, self._queued.get(key))
             self._used.discard(key)
@@ -170,7 +170,7 @@ class DiskStore:
         self._writing.submit(self._is_hurried.clear).result()
 
     def close(self) -> None:
-        """Write what is queued, and let another process write."""
+        """Write the queued records, and let another process write."""
         self._is_hurried.set()
         self._writing.shutdown()
         self._reading.shutdown()
@@ -250,14 +250,14 @@ class DiskStore:
             self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
 
     def _first_queued(self) -> tuple[bytes, BlockRow] | None:
-        """Return the first pinned record, otherwise the first record."""
+        """Return the first pinned record, or else the first record."""
         with self._lock:
             pinned = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
             key = next(iter(self._queued), None) if pinned is None else pinned
             return None if key is None else (key, self._queued[key])
 
     def _unqueue(self, key: bytes, data: BlockRow | None) -> bool:
-        """Remove a record from the queue if it has these bytes. The caller holds the lock."""
+        """Remove a record from the queue if it has these bytes. Call it with the lock held."""
         if data is None or self._queued.get(key) is not data:
             return False
         del self._queued[key]
@@ -265,7 +265,7 @@ class DiskStore:
         return True
 
     def _write(self, key: bytes, data: BlockRow | None) -> None:
-        """Append a record, or with data None a note that earlier records of the key do not count."""
+        """Append a record. If data is None, append a note that the key's earlier records do not count."""
         try:
             if self._can_write and self._may_write():
                 pieces: list[_Piece] = [] if data is None else [digest_of(key, data.data), data.data]
@@ -389,7 +389,7 @@ def _writable(segment: Segment) -> Segment:
 
 
 def _write_at(segment: Segment, *content: _Piece) -> None:
-    """Append to a segment, or raise OSError and leave it unchanged."""
+    """Append to a segment, or raise OSError and leave the segment unchanged."""
     file, left, end = segment.file.fileno(), deque(memoryview(each) for each in content), segment.end
     try:
         while left:

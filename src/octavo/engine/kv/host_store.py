@@ -1,4 +1,4 @@
-"""Blocks in main memory below the cache of a GPU, optionally with a store on disk below them."""
+"""Blocks in main memory below a GPU's cache, optionally with a store on disk below them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.engine.kv.block_tier import Arrival, BlockRow, BlockStore, StoredRec
 
 
 class HostArrival:
-    """Records, some in memory and some on their way from the store below."""
+    """Records that are partly in memory and partly on their way from the store below."""
 
     def __init__(self, found: dict[bytes, BlockRow], keys: Sequence[bytes], below: Arrival | None) -> None:
         self._found, self._keys, self._below = found, keys, below
@@ -32,10 +32,10 @@ class HostArrival:
 
 
 class HostStore:
-    """A `BlockStore` of the last used blocks in main memory, which is pinned if there is CUDA.
+    """A `BlockStore` of the most recently used blocks in main memory, which is pinned if there is CUDA.
 
-    Everything it gets also goes to the store below, which has its own limit.
-    below: None for no such store.
+    Everything it stores also goes to the store below, which has its own limit.
+    below: the store below, or None.
     """
 
     def __init__(self, limit_bytes: int, block_bytes: int, below: BlockStore | None = None) -> None:
@@ -79,7 +79,7 @@ class HostStore:
             self._below.touch(used)
 
     def pin(self, keys: Iterable[bytes], seconds: float) -> None:
-        """See `BlockStore`. In memory they only count as used."""
+        """See `BlockStore`. In memory, a pinned record only counts as recently used."""
         used = list(keys)
         self.touch(used)
         if self._below is not None:
@@ -99,7 +99,7 @@ class HostStore:
 
 
 def _pinned_rows(count: int, num_bytes: int) -> BlockRow:
-    """Memory [count, num_bytes], pinned where torch has CUDA."""
+    """Return memory [count, num_bytes], pinned where torch has CUDA."""
     torch = sys.modules.get("torch")  # an engine on a GPU has loaded it
     if torch is not None and torch.cuda.is_available():
         rows: BlockRow = torch.empty((count, num_bytes), dtype=torch.uint8, pin_memory=True).numpy()

@@ -27,14 +27,13 @@ class KVCacheManager:
 
     Only full blocks are shared through the prefix cache, and a sequence's last token is never taken from it, so a
     registered block is never written again. A fork also shares the partly filled last block; the first sequence to
-    write
-    into it gets a copy. Blocks that have left the window of their group are freed.
+    write into it gets a copy. Blocks that have left the window of their group are freed.
 
     layout: None for one group without a window.
     max_step_tokens: most tokens that a step computes for a sequence; only matters for windows.
     num_states: slots for the states of sequences, at least one for each that may run (see `StateSlots`); 0 if the model
     keeps none.
-    identity: the root of the names of blocks; None for one that no other cache has.
+    identity: the root of the names of blocks, or None for one that no other cache has.
     """
 
     def __init__(
@@ -70,16 +69,18 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks that a sequence of num_tokens tokens holds at once, without those of a source."""
+        """Return the most blocks that a sequence of num_tokens tokens holds at once, not counting those of a source."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(group.max_blocks(num_tokens, self.block_size, self.max_step_tokens) for group in groups)
 
     def num_source_blocks(self, num_rows: int) -> int:
-        """Return the blocks of a source of num_rows rows, shared by all sequences of its request."""
+        """Return the number of blocks for a source of num_rows rows, shared by all sequences of its request."""
         return self.num_blocks_for(num_rows) * len(self._source_groups)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
-        """Blocks that the known tokens still need. A sequence without blocks shares those of num_shared_tokens."""
+        """Return how many blocks the known tokens still need. A sequence without blocks shares those of
+        num_shared_tokens.
+        """
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
         if not sequence.block_tables and not num_shared_tokens:
@@ -94,7 +95,7 @@ class KVCacheManager:
         return missing
 
     def num_shared_blocks(self, num_tokens: int) -> int:
-        """Return the full blocks of num_tokens tokens that sequences with the same prefix share while they run."""
+        """Return how many full blocks of a prefix of num_tokens tokens running sequences share."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(num_tokens // self.block_size for group in groups if group.window is None)
 
@@ -109,7 +110,9 @@ class KVCacheManager:
         return self.states is None or self.states.is_own(sequence)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
-        """Return the blocks that must be free before `append` to each sequence, including copies of shared blocks."""
+        """Return the number of blocks that must be free before `append` to each sequence, including copies of shared
+        blocks.
+        """
         needed = 0
         shared: list[int] = []
         for sequence, count in zip(sequences, num_tokens, strict=True):
@@ -157,10 +160,11 @@ class KVCacheManager:
         return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Put the longest cached prefix of at most max_tokens tokens into empty block tables.
+        """Put the longest cached prefix of at most max_tokens tokens into empty block tables. Return its length in
+        tokens.
 
-        Blocks that have arrived from a store get a place and are added to `Sequence.loads`. Nothing is taken if too few
-        blocks are free for them, because then there are too few for the sequence anyway.
+        Blocks that have arrived from a store are allocated and added to `Sequence.loads`. If too few blocks are free
+        for them, nothing is taken, because there would be too few for the sequence anyway.
         """
         num_blocks = self._find_prefix(sequence, max_tokens, self._arrived(sequence))
         sequence.num_computed_tokens = num_blocks * self.block_size
@@ -188,7 +192,9 @@ class KVCacheManager:
         return table
 
     def _place_arrived(self, sequence: Sequence, hashes: list[bytes]) -> bool:
-        """Allocate the blocks of a prefix that come from a store, or none and return False if too few are free."""
+        """Allocate the blocks of a prefix that come from a store. If too few are free, allocate none and return
+        False.
+        """
         wanted = [
             (index, table, position)
             for index, table in enumerate(sequence.block_tables)
@@ -207,7 +213,7 @@ class KVCacheManager:
         return True
 
     def stored_prefix(self, sequence: Sequence, max_tokens: int) -> StoredPrefix:
-        """Blocks and states in the store that would extend the cached prefix of max_tokens tokens."""
+        """Return the blocks and states in the store that would extend the cached prefix of max_tokens tokens."""
         if self.tier is None or not self.enable_prefix_caching:
             return StoredPrefix([], 0, 0)
         self._extend_hashes(sequence, max_tokens // self.block_size)
@@ -231,7 +237,7 @@ class KVCacheManager:
         return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
 
     def pin_prompt(self, sequence: Sequence) -> None:
-        """Pin the beginnings of a prompt that its request names, here and in the store. Older pins may end."""
+        """Pin the parts of a prompt that its request marks, here and in the store. Older pins may end."""
         self.pins.expire()
         request, size = sequence.request, self.block_size
         salt = request.options.cache_salt
@@ -255,13 +261,13 @@ class KVCacheManager:
             self.tier.touch(key for position in range(len(hashes)) for key in self.keys_at(hashes, position))
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
-        """Make the blocks findable that a step has loaded. No later load needs what arrived for the sequence."""
+        """Make the blocks that a step has loaded findable. No later load needs the sequence's arrived records."""
         for each in loads:
             self.pool.register(each.block_id, each.key)
         sequence.arrived = {}
 
     def _arrived(self, sequence: Sequence) -> Container[bytes]:
-        """Keys that have arrived from a store, if there is a slot for any states among them."""
+        """Return the keys that have arrived from a store, provided there is a slot for any states among them."""
         return sequence.arrived if self.states is None or self.states.pool.num_free_blocks else ()
 
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
@@ -269,12 +275,11 @@ class KVCacheManager:
         return self._find_prefix(sequence, max_tokens, self._arrived(sequence)) * self.block_size
 
     def _find_prefix(self, sequence: Sequence, max_tokens: int, also: Container[bytes] = ()) -> int:
-        """Blocks of the longest cached prefix of at most max_tokens tokens.
+        """Return the number of blocks in the longest cached prefix of at most max_tokens tokens.
 
         also: keys of blocks that count as cached.
-        A group with a window needs only the blocks that the next token sees. With states, the prefix ends where a
-        snapshot
-        of them does.
+        A group with a window needs only the blocks that the next token sees. With states, the prefix ends at a snapshot
+        of them.
         """
         if not self.enable_prefix_caching:
             return 0
@@ -300,7 +305,7 @@ class KVCacheManager:
         return num_blocks
 
     def _last_missing(self, hashes: list[bytes], index: int, first: int, also: Container[bytes]) -> int | None:
-        """Return the last block from `first` on that is missing in the group's cache."""
+        """Return the index of the last block, at or after `first`, that is missing in the group's cache."""
         positions = range(len(hashes) - 1, first - 1, -1)
         return next((position for position in positions if not self._has(hashes[position], index, also)), None)
 
@@ -317,9 +322,8 @@ class KVCacheManager:
     def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that the first num_tokens tokens are in the cache.
 
-        Blocks that became full can be found from now on. Those that have left the window of their group, so that no
-        later
-        token sees them, are freed.
+        Blocks that became full can be found from now on. Blocks that no later token sees, because they have left the
+        window of their group, are freed.
         """
         first, end = sequence.num_computed_tokens // self.block_size, num_tokens // self.block_size
         sequence.num_computed_tokens = num_tokens
@@ -343,7 +347,7 @@ class KVCacheManager:
     def _keep(self, tier: BlockTier, sequence: Sequence, first: int, end: int) -> None:
         """Pass the full blocks of the prompt before `end` to the tier, including those filled by earlier answers.
 
-        For private ones it only learns the new keys, from `first` on.
+        For private sequences, only tell it the new keys, from `first` on.
         """
         request = sequence.request
         is_private = tier.is_private(request.options.cache_salt)
@@ -373,8 +377,7 @@ class KVCacheManager:
         """Have the step keep the states at the last full block of each chunk, if slots are free.
 
         All sequences of the step have their slots. A chunk ends before its last token, which is never taken from the
-        cache.
-        States that came from a store are kept as well, so that other sequences can start from them.
+        cache. States that came from a store are kept as well, so that other sequences can start from them.
         """
         if self.states is None or not self.enable_prefix_caching:
             return
@@ -390,7 +393,7 @@ class KVCacheManager:
                 item.snapshot = None if slot is None else StateSnapshot(num_blocks * self.block_size, slot)
 
     def end_snapshot(self, item: ScheduledSequence, *, is_valid: bool) -> None:
-        """Make the states that a step has kept findable, or free their slot."""
+        """Make the states that a step has kept findable, or free their slot if they are not valid."""
         if self.states is not None and item.snapshot is not None:
             position = item.snapshot.num_tokens // self.block_size - 1
             block_hash = item.sequence.block_hashes[position]
@@ -408,7 +411,9 @@ class KVCacheManager:
         tier.watch(self.pool, None if self.states is None else self.states.pool)
 
     def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
-        """Add to a batch what the step moves to and from the store, and the prefixes that move."""
+        """Add to a batch the blocks and states that the step moves to and from the store, and the prefixes that
+        move.
+        """
         moves, self.moves = self.moves, []
         if self.tier is None and not moves:
             return None
@@ -439,7 +444,7 @@ class KVCacheManager:
         return saving_step(len(self.layout.groups), block_id, self.block_size, slot)
 
     def end_step(self, batch: Batch, saved: SavedKeys | None) -> None:
-        """Pass what a step has saved to the store, even if its results do not count."""
+        """Pass the blocks and states that a step has saved to the store, even if the step's results do not count."""
         if self.tier is not None and saved is not None:
             self.tier.end_step(batch, saved)
         for move in () if saved is None else saved.moves:
@@ -471,7 +476,7 @@ class KVCacheManager:
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     def most_drafts(self, sequence: Sequence) -> int:
-        """Return the most drafts that a step may verify for a sequence: as far as its states can go back."""
+        """Return the most drafts that a step may verify for a sequence. Its states limit how far it can go back."""
         if self.states is None:
             return MAX_DRAFTS
         return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)
@@ -479,7 +484,7 @@ class KVCacheManager:
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
         """Record that num_accepted drafts of the last step are tokens, and drop the remaining ones.
 
-        num_claimed: tokens that a step in flight has blocks for.
+        num_claimed: tokens for which a step in flight has blocks.
         """
         if self.states is not None:
             self.states.accept_drafts(sequence, num_accepted)
@@ -487,7 +492,7 @@ class KVCacheManager:
         self.truncate(sequence, num_claimed)
 
     def truncate(self, sequence: Sequence, num_claimed: int = 0) -> None:
-        """Free the blocks after the computed and claimed tokens, when not all tokens of a step were accepted."""
+        """Free the blocks after the computed and claimed tokens, if not all tokens of a step were accepted."""
         num_blocks = self.num_blocks_for(max(sequence.num_computed_tokens, num_claimed))
         for index in self.token_groups if sequence.block_tables else ():
             table = sequence.block_tables[index]
@@ -499,7 +504,7 @@ class KVCacheManager:
     def quarantine(self, sequences: list[Sequence]) -> None:
         """Make all blocks unfindable that these sequences have filled or taken from the cache.
 
-        This includes their cached prefix: if the damage is there, every request with the same prefix would fail.
+        This includes their cached prefix: if it is damaged, every request with the same prefix would fail.
         """
         groups = range(len(self.layout.groups))
         for sequence in sequences:
@@ -515,7 +520,7 @@ class KVCacheManager:
                     self.states.discard(block_hash)
 
     def discard_all(self) -> None:
-        """Forget all cached prefixes, because the content of blocks and states is lost. No sequence has any."""
+        """Forget all cached prefixes, because the content of blocks and states is lost. No sequence may have any."""
         self.pool.discard_all()
         if self.tier is not None:
             self.tier.forget_losses()

@@ -1,4 +1,4 @@
-"""Decides whether a prefix is loaded or computed, from the measured speed of the store."""
+"""Decides whether to load or compute a prefix, from the measured speed of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRIED_AGAIN_S = 60.0  # a slow store may only have been busy
 
 
 class LoadRates:
-    """The last loads of a store, fitted by a straight line: seconds by bytes.
+    """The store's last loads, fitted with a straight line of seconds over bytes.
 
     Before anything is measured, everything is loaded.
     """
@@ -30,7 +30,7 @@ class LoadRates:
         self._refused_at = 0.0
 
     def is_worth(self, num_bytes: int, start: int, num_tokens: int) -> bool:
-        """True if num_bytes probably load faster than the tokens from `start` on are computed."""
+        """True if num_bytes can probably be loaded faster than the tokens from `start` on can be computed."""
         load_s, compute_s = self.load_s(num_bytes), self._compute_s(start, num_tokens)
         if load_s is None or compute_s is None or load_s < compute_s:
             return True
@@ -39,12 +39,14 @@ class LoadRates:
         return now - self._refused_at > _TRIED_AGAIN_S
 
     def patience_s(self, start: int, num_tokens: int) -> float:
-        """Seconds to wait for a load: half the time to compute the tokens, the most that a vain wait may cost."""
+        """Return how many seconds to wait for a load: half the time to compute the tokens. This limits what a failed
+        load costs.
+        """
         compute_s = self._compute_s(start, num_tokens)
         return _PATIENCE_S if compute_s is None else min(max(compute_s / 2, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
 
     def load_s(self, num_bytes: int) -> float | None:
-        """Seconds to load num_bytes, or None if nothing was measured."""
+        """Estimate the seconds to load num_bytes. Return None if nothing was measured."""
         if not self._loads:
             return None
         count = len(self._loads)

@@ -13,7 +13,7 @@ _OWNERS_SHARE, _SHARE = 4, 2  # a quarter of the blocks for one salt, half for a
 
 
 class Pins:
-    """The pinned keys of a pool by owner (salt). Beyond a share, the owner's oldest pins end.
+    """A pool's pinned keys by owner (salt). If an owner exceeds its share, its oldest pins end.
 
     Pinning changes only the order of eviction.
     """
@@ -40,7 +40,7 @@ class Pins:
             self._end(own, next(iter(own)))
 
     def expire(self) -> None:
-        """End the pins whose time is over."""
+        """Remove the pins that have expired."""
         now = time.monotonic()
         if now < self._next_end:
             return

@@ -1,4 +1,4 @@
-"""Whole prefixes moving between the cache and memory with the next step."""
+"""Moves whole prefixes between the cache and memory with the next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PrefixMove:
 
     blocks, slots: block and state slot numbers by key.
     data: bytes by key, to be loaded, or saved once the step has ended.
-    done: the move itself once it has ended.
+    done: resolves to the move itself once it has ended.
     """
 
     num_tokens: int
@@ -34,7 +34,7 @@ class PrefixMove:
     done: Future[PrefixMove] = field(default_factory=Future)
 
     def add_to(self, batch: Batch, block_bytes: int, state_bytes: int) -> None:
-        """Have the step of a batch make the move."""
+        """Add the move to a step's batch."""
         kind = "loads" if self.is_load else "saves"
         for name, places, num_bytes in (("block", self.blocks, block_bytes), ("snapshot", self.slots, state_bytes)):
             if not places:
@@ -75,7 +75,7 @@ def begin_save(cache: KVCacheManager, hashes: list[bytes]) -> PrefixMove:
 
 
 def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, BlockRow]) -> PrefixMove:
-    """Have the next step load as much of a prefix as bytes and free blocks allow. It can be evicted afterwards.
+    """Have the next step load as much of a prefix as the bytes and free blocks allow. It can be evicted afterwards.
 
     One block and one slot stay free for a separate step (`KVCacheManager.saving_batch`).
     """
@@ -106,7 +106,9 @@ def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, Blo
 
 
 def forget_prefix(cache: KVCacheManager, hashes: list[bytes]) -> int:
-    """Forget the unused blocks and snapshots of a prefix, in the store as well. Return the tokens of the prefix."""
+    """Forget the unused blocks and snapshots of a prefix, in the store as well. Return the number of tokens in the
+    prefix.
+    """
     num_blocks = cache.longest_prefix(hashes, len(hashes))
     keys = _all_keys(cache, hashes)
     for key in keys:
@@ -120,7 +122,7 @@ def forget_prefix(cache: KVCacheManager, hashes: list[bytes]) -> int:
 
 
 def end_move(cache: KVCacheManager, move: PrefixMove, batch: Batch) -> None:
-    """Make what was loaded findable, or takes what was saved."""
+    """Make the loaded blocks and snapshots findable, or collect what was saved."""
     for key, place in (*move.blocks.items(), *move.slots.items()) if move.is_load else ():
         _pool_of(cache, key).register(place, key)
         _pool_of(cache, key).free(place)

@@ -21,7 +21,8 @@ _KEY_BYTES = 32
 
 
 class KeptPrompt(NamedTuple):
-    """Tokens of full blocks, their keys in the first group of layers, and bytes by key; some may be missing.
+    """A prompt's tokens in full blocks, the blocks' keys in the first group of layers, and bytes by key. Some bytes may
+    be missing.
 
     is_private: it belongs to a salt.
     """
@@ -56,11 +57,11 @@ def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
 def read_prompt_file(
     path: Path, identity: bytes, size_of: Callable[[bytes], int], is_wanted: Callable[[list[bytes]], Container[bytes]]
 ) -> tuple[KeptPrompt, int]:
-    """Read the prompt of a file. Return it with the number of bytes read; damaged blocks are missing.
+    """Read the prompt in a file. Return it with the number of bytes read; damaged blocks are missing.
 
-    size_of: the size of a block or of states by key.
-    is_wanted: the keys to read of a prompt with these hashes.
-    Raises UsageError for another kind of file, or one of another model or setting.
+    size_of: returns the size of a block or of states by key.
+    is_wanted: returns which keys of a prompt with these hashes to read.
+    Raises UsageError for another kind of file, or for one written with another model or other settings.
     """
     try:
         segment = Segment.open(path)

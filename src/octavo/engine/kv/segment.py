@@ -1,7 +1,7 @@
-"""The files of kept blocks: a header and records, to which a writer appends while others read.
+"""The files for blocks kept on disk: a header and records, to which one process appends while others read.
 
-A segment and each of its records begin with a header that ends with its own digest. The content of a record begins with
-a digest of itself (`block_tier.sealed`).
+A segment and each of its records begin with a header that ends with its own digest. A record's content begins with a
+digest of itself (`block_tier.sealed`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RECORD_HEAD_BYTES = _RECORD_HEAD.size + _DIGEST_BYTES
 
 
 class SegmentHead(NamedTuple):
-    """The start of a segment.
+    """The header of a segment.
 
-    label: for people.
+    label: a description for users.
     """
 
     identity: bytes
@@ -53,7 +53,7 @@ class SegmentHead(NamedTuple):
 class RecordHead(NamedTuple):
     """The header of a record.
 
-    num_bytes: of its content.
+    num_bytes: size of its content.
     is_gone: earlier records of this key do not count.
     """
 
@@ -92,7 +92,7 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path) -> Segment:
-        """Raises OSError."""
+        """Open a segment. Raises OSError."""
         flags = os.O_RDONLY | files.O_NONBLOCK | files.O_NOFOLLOW | files.O_CLOEXEC
         return cls(path, FileIO(os.open(path, flags), "rb"))
 

@@ -1,4 +1,4 @@
-"""The slots for the states of sequences: one per running sequence, shared after a fork, and snapshots of prefixes."""
+"""Slots for the states of sequences: one per running sequence, shared after a fork, and snapshots of prefixes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ class StateSlots:
     """Slots with reference counts, like blocks: the first sequence to write into a shared slot gets a copy.
 
     A state summarizes what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier
-    token.
-    So a prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at least as
-    many
-    slots as running sequences; snapshots use the remaining ones and are evicted when those are needed. A step with
-    drafts
-    keeps the states before each draft in one of num_draft_slots_left, in addition to sequences and snapshots.
+    token. So a prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at
+    least as many slots as running sequences; snapshots use the remaining ones and are evicted when those are needed. A
+    step with drafts keeps the states before each draft in one of num_draft_slots_left, in addition to sequences and
+    snapshots.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -31,7 +29,10 @@ class StateSlots:
         return slot >= 0 and self.pool.ref_count(slot) == 1 and not self.pool.is_findable(slot)
 
     def own(self, sequence: Sequence) -> tuple[int, int] | None:
-        """Make `is_own` true. Return the (source, destination) to copy before the sequence writes."""
+        """Give the sequence a slot of its own, so that `is_own` is true.
+
+        Return the (source, destination) to copy before the sequence writes.
+        """
         if self.is_own(sequence):
             return None
         source = sequence.state_slot
@@ -74,9 +75,9 @@ class StateSlots:
         sequence.state_slot = -1
 
     def longest_snapshot(self, hashes: list[bytes], also: Container[bytes] = ()) -> int:
-        """Blocks of the longest prefix whose states are kept.
+        """Return the number of blocks in the longest prefix whose states are kept.
 
-        hashes: of the blocks from the first one on.
+        hashes: the blocks' hashes from the first one on.
         also: `states_key` of snapshots that count as kept.
         """
         positions = range(len(hashes), 0, -1)
@@ -86,7 +87,7 @@ class StateSlots:
     def take_snapshot(self, sequence: Sequence, block_hash: bytes) -> bool:
         """Give a sequence without a slot the states kept under this hash.
 
-        Return False if there are none; the sequence then has its own slot for them.
+        Return False if there are none; the sequence then gets a slot of its own for them.
         """
         slot = self.pool.find(states_key(block_hash))
         if slot is None:
@@ -103,7 +104,7 @@ class StateSlots:
         return self.pool.allocate()
 
     def release(self, slot: int, block_hash: bytes | None) -> None:
-        """Release a reserved slot. With a hash it can be found from now on, until the slot is needed."""
+        """Release a reserved slot. With a hash, it can be found until the slot is needed."""
         if block_hash is not None:
             self.pool.register(slot, states_key(block_hash))
         self.pool.free(slot)

@@ -21,10 +21,10 @@ _SHARE = 0.1  # of the memory left free by a loaded model
 def adapter_registry(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor, limits: ExecutorLimits
 ) -> AdapterRegistry | None:
-    """Return the adapters of an engine, with `lora_modules` loaded, or None if its options ask for none.
+    """Return the adapters of an engine, with `lora_modules` loaded, or None if its options do not enable adapters.
 
     graph: the whole model's graph.
-    Raises ModelLoadError naming what does not fit, and UsageError if the executor holds no adapters.
+    Raises ModelLoadError naming what does not fit, and UsageError if the executor does not support adapters.
     """
     if limits.adapters is None:
         return None

@@ -1,4 +1,4 @@
-"""The size of the KV cache, and the context and number of sequences it allows."""
+"""Plans the size of the KV cache, and the context and number of sequences that fit into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DRAFTING_SEQS = 4  # sequences with drafts at the same time if drafts take stat
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The size of the cache, and the context and number of sequences it allows."""
+    """The size of the cache, and the context and number of sequences that fit into it."""
 
     num_blocks: int
     max_model_len: int
@@ -31,13 +31,11 @@ class CachePlan:
 
 
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
-    """Return the number of blocks of the cache, and the context that fits.
+    """Return the number of blocks in the cache, and the context that fits.
 
-    With kv_cache_memory the cache takes exactly that. Otherwise it takes half of the free memory (available_bytes), or
-    more
-    if one request of full length (model_len) needs it and the headroom is left, but no more than max_num_seqs full
-    requests
-    could use. Raises InsufficientMemoryError with the arithmetic.
+    With kv_cache_memory the cache takes exactly that much. Otherwise it takes half of the free memory
+    (available_bytes). It takes more if one request of full length (model_len) needs it and the headroom is left, but no
+    more than max_num_seqs full requests could use. Raises InsufficientMemoryError with the arithmetic.
     """
     block, step = config.block_size, step_tokens(config)
     block_bytes, request_bytes = sizes.block_bytes(block), sizes.sequence_bytes(model_len, block, step)
@@ -99,15 +97,17 @@ def wants_drafts(config: EngineConfig) -> bool:
 
 
 def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> int:
-    """Return the slots that the drafts of num_seqs running sequences can use, or 0 if the model has no states."""
+    """Return the number of slots that the drafts of num_seqs running sequences can use, or 0 if the model has no
+    states.
+    """
     if not sizes.state_bytes or not wants_drafts(config):
         return 0
     return MAX_STATE_DRAFTS * min(num_seqs, _DRAFTING_SEQS)
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:
-    """Return the way to get a cache of `needed` bytes: an option, if that value would be accepted, or more free
-    memory.
+    """Explain how to get a cache of `needed` bytes: with an option, if that value would be accepted, or with more
+    free memory.
     """
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
@@ -118,7 +118,7 @@ def _more_cache(needed: int, available_bytes: int) -> str:
 def _plan_num_seqs(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
     """Return the number of sequences that may run at once. Their states take at most half of the budget.
 
-    request_blocks: the bytes of one request of full length, without its states.
+    request_blocks: bytes of one full-length request, without its states.
     """
     if not sizes.state_bytes:
         return wanted

@@ -10,7 +10,7 @@ _RENEWED_S = 0.1
 
 
 class CellBars:
-    """The bars of one call. They only need IPython, no widgets."""
+    """The progress bars of one call. They only need IPython, no widgets."""
 
     def __init__(self) -> None:
         from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
@@ -20,7 +20,7 @@ class CellBars:
         self._handle: Any = display(self._content(), raw=True, display_id=True)
 
     def show(self, what: str, done: int, total: int, text: str) -> None:
-        """Show `done` of `total` of a task with a text after the bar.
+        """Show `done` of `total` for a task, with a text after the bar.
 
         total: 0 if unknown.
         """
@@ -31,7 +31,7 @@ class CellBars:
             self._handle.update(self._content(), raw=True)
 
     def end(self, *, vanish: bool) -> None:
-        """Show the last figures, or clear the output."""
+        """Show the final numbers, or clear the output."""
         if vanish:
             self._rows.clear()
         self._handle.update(self._content(), raw=True)

@@ -1,4 +1,4 @@
-"""Compiles a model, or a rank's part of it, in one process, held in memory or run from disk."""
+"""Compiles a model, or a rank's part of it, in one process. Weights are held in memory or run from disk."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def compile_graph(
     """Return the executor of a model, or of a rank's part of it.
 
     group: the rank's tensor group.
-    beside: weights of another graph of the checkpoint; equal matrices are held once if the backend can share them.
-    later: receives the job of keeping the packed weights on disk, which is the default; None keeps them only on
+    beside: weights of another graph of the checkpoint; identical matrices are held once if the backend can share them.
+    later: receives the job that keeps the packed weights on disk, which is the default. None keeps them only on
     request.
     Raises InsufficientMemoryError or GraphError.
     """
@@ -82,7 +82,7 @@ def compile_graph(
 
 
 def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: int) -> int | None:
-    """Return the bytes of weights in main memory, or of all weights if none are there: see `resident_bytes`."""
+    """Return the bytes of weights to keep in main memory, or None to keep all of them: see `resident_bytes`."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return resident_bytes(config, path, sizes, memory_of_rank(config), model_len)
@@ -92,14 +92,16 @@ def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: i
 
 
 def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgress | None:
-    """Return the same progress, renamed because weights are quantized before they are packed."""
+    """Return the same progress callback with a phase name that says that weights are quantized before they are
+    packed.
+    """
     if progress is None or method is None:
         return progress
     return lambda phase, done, total: progress(f"quantizing to {method}" if phase == PACKING else phase, done, total)
 
 
 def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, resident: int) -> Paging:
-    """Return the paging of a model that is not loaded. Measures the disk for half a second.
+    """Estimate the paging of a model that is not loaded. Measures the disk for half a second.
 
     resident: see `PackCacheOptions`.
     """

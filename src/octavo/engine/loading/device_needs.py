@@ -1,4 +1,4 @@
-"""The memory a model needs on and off the GPU, and the speed to expect."""
+"""The memory that a model needs on and off the GPU, and the speed to expect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from octavo.graph.segments import layer_borders
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """A model on a GPU and, if that is too small, also on the CPU. Sizes are in bytes.
+    """A model on a GPU and, if the GPU is too small, also on the CPU. Sizes are in bytes.
 
-    cpu_experts: layers of the GPU whose experts are on the CPU.
-    streamed_layers: layers copied to the GPU in each step; their weights are `cpu_weight_bytes`.
-    reason: for streaming, or for computing on the CPU.
+    cpu_experts: number of GPU layers whose experts are on the CPU.
+    streamed_layers: number of layers copied to the GPU in each step; their weights are `cpu_weight_bytes`.
+    reason: why layers are streamed, or computed on the CPU.
     limit_bytes: GPU memory that may be used.
-    tokens_per_s: at most, for all users together, from measured rates.
+    tokens_per_s: upper limit for all users together, from measured rates.
     """
 
     num_layers: int
@@ -39,7 +39,7 @@ class DeviceNeeds:
 
 
 def device_needs(config: EngineConfig, sizes: Sizes, users: int, context: int) -> DeviceNeeds | None:
-    """Return the needs on a device, or None on a backend without its own device. Measures for about a second.
+    """Return the needs on a device, or None on a backend without a device of its own. Measures for about a second.
 
     context: tokens of each user.
     """

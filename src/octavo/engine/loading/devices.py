@@ -1,4 +1,6 @@
-"""The backend for an engine's options, by default a GPU if there is one, and a process's share of memory and cores."""
+"""Chooses the backend for an engine's options, by default a GPU if there is one, and a process's share of memory and
+cores.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def backend_name(config: EngineConfig) -> str:
 
 
 def step_tokens(config: EngineConfig) -> int:
-    """`max_num_batched_tokens`, or enough for the device's full speed, and at least one per sequence."""
+    """Return `max_num_batched_tokens` or, by default, enough for the device's full speed and at least one per
+    sequence.
+    """
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     name = backend_name(config)
@@ -33,7 +37,7 @@ def step_tokens(config: EngineConfig) -> int:
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
-    """Return the options of one rank. On GPUs, each rank of a machine has the next one, starting from `device`."""
+    """Return the options of one rank. The ranks on a machine use consecutive GPUs, starting from `device`."""
     kind, _, first = (config.device or "").partition(":")
     if kind != "cuda":
         return config
@@ -46,10 +50,10 @@ def has_own_memory(config: EngineConfig) -> bool:
 
 
 def own_memory(config: EngineConfig, held_bytes: int = 0) -> MemoryBudget:
-    """Return the memory of its GPU that a rank may still take: what is free, or what is left of `gpu_memory`.
+    """Return the GPU memory that a rank may still take: what is free, or what is left of `gpu_memory`.
 
-    held_bytes: of loaded weights.
-    Raises UsageError if `gpu_memory` is more than there is.
+    held_bytes: bytes of its loaded weights.
+    Raises UsageError if `gpu_memory` is more than the GPU has.
     """
     device = cast(Device, get_backend(backend_name(config)))
     if config.gpu_memory is None:
@@ -84,10 +88,10 @@ def free_memory(config: EngineConfig) -> MemoryBudget:
 
 
 def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int = 0) -> MemoryBudget:
-    """Return the share of the free memory for one of this machine's ranks.
+    """Return one rank's share of this machine's free memory.
 
-    replica_bytes: that each further replica will take before its cache.
-    held_bytes: of the rank's weights, once loaded.
+    replica_bytes: bytes that each further replica will take before its cache.
+    held_bytes: bytes of the rank's weights, once loaded.
     """
     if has_own_memory(config):
         return own_memory(config, held_bytes)
@@ -96,9 +100,9 @@ def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int
 
 
 def threads_of_rank(config: EngineConfig) -> int:
-    """Compute threads of each rank of this machine: as configured, or a fair share of its cores.
+    """Return the compute threads of each rank on this machine: as configured, or a fair share of its cores.
 
-    0 if the backend decides.
+    0 lets the backend decide.
     """
     if config.num_threads or config.num_ranks * config.data_parallel_size == 1:
         return config.num_threads

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class DraftHead:
     """A head that drafts from hidden states of its target.
 
-    taps: the layers of the target whose inputs it reads. Empty if it reads the input of the output head.
-    columns: of each of its inputs.
-    target_ids: the token of each row of its logits; None if row numbers are token ids.
+    taps: the target's layers whose inputs it reads. Empty if it reads the input of the output head.
+    columns: width of each of its inputs.
+    target_ids: the token id for each row of its logits, or None if row numbers are token ids.
     bias: added to the product of its first input; None for no bias.
     borrows_cache: it reads the target's keys and values and has none itself.
     """
@@ -31,5 +31,5 @@ class DraftHead:
     borrows_cache: bool = False
 
     def tapped(self, target: Graph) -> Graph:
-        """Return the target, extended to return what the head reads. Raises GraphError like `with_tap`."""
+        """Extend the target so that it returns what the head reads. Raises GraphError like `with_tap`."""
         return with_tap(target, self.taps) if self.taps else target

@@ -1,4 +1,4 @@
-"""Loads a draft model for a target: the same vocabulary, and a cache that mirrors the target's blocks."""
+"""Loads a draft model for a target: it has the same vocabulary, and a cache that mirrors the target's blocks."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _MAX_PADDING = 1024  # how much the rows of logits of two sizes of a model may d
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model that fits its target, opened.
+    """An opened draft model that fits its target.
 
     config: its own options.
-    head: for one that reads hidden states of the target, a part of it or trained for it.
+    head: set for a head that reads the target's hidden states, whether part of the target or trained for it.
     """
 
     config: EngineConfig
@@ -51,11 +51,11 @@ class DraftModel:
     head: DraftHead | None = None
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the draft model's files."""
         self.checkpoint.close()
 
     def load(self, target: Executor) -> Executor:
-        """Compile it. Raises ModelLoadError or InsufficientMemoryError."""
+        """Compile the draft model. Raises ModelLoadError or InsufficientMemoryError."""
         limits = executor_limits(self.config, self.model_len, self.graph)
         beside = None if self.head is None else target
         return compile_graph(self.config, self.checkpoint, self.graph, limits, None, beside=beside)
@@ -65,10 +65,11 @@ class DraftModel:
 def found_draft_model(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, tokenizer: Callable[[], Tokenizer], model_len: int
 ) -> Iterator[DraftModel | None]:
-    """The draft model or head named by the options, or the target's own head, or None if there is neither.
+    """Open the draft model or head named by the options, or else the target's own head. Yields None if there is
+    neither.
 
     It is checked before the target is loaded.
-    checkpoint, target: the target and its graph.
+    checkpoint, target: the target's checkpoint and graph.
     tokenizer: returns the target's tokenizer.
     Raises UsageError for a model that cannot draft for the target, and ModelLoadError.
     """
@@ -93,7 +94,7 @@ def found_draft_model(
 
 
 def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> DraftModel | None:
-    """Return the model's own head for predicting further tokens, if there is one and the options want it.
+    """Return the model's own head for predicting further tokens, or None if it has none or the options do not use it.
 
     Raises UsageError if they ask for a head that does not exist, and ModelLoadError if its weights do not fit.
     """
@@ -119,7 +120,7 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
 
 
 def is_separate_head(path: Path) -> bool:
-    """True for an EAGLE-3 head or Gemma 4's assistant: its folder or a file in it."""
+    """True for an EAGLE-3 head or Gemma 4's assistant, given its folder or a file in it."""
     return is_eagle_head(path) or is_assistant_folder(path)
 
 
@@ -137,7 +138,7 @@ def separate_head(
 def assistant_model(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int
 ) -> DraftModel:
-    """Gemma 4's assistant in a folder. Raises as `separate_head`."""
+    """Return Gemma 4's assistant in a folder, opened for its target. Raises like `separate_head`."""
     if config.num_ranks > 1:
         raise UsageError(
             f"draft_model {path} reads the keys and values of the model, of which each rank has only a part; run the "
@@ -191,7 +192,7 @@ def _bias_of(head: EagleHead) -> NDArray[np.float32] | None:
 
 
 def beside_head(limits: ExecutorLimits) -> ExecutorLimits:
-    """Return the limits of a model whose steps also return the hidden states of all tokens."""
+    """Return the limits for a model whose steps also return the hidden states of all tokens."""
     return dataclasses.replace(limits, max_num_outputs=limits.max_num_outputs + limits.max_num_batched_tokens)
 
 
@@ -217,7 +218,9 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
 
 
 def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, name: str) -> None:
-    """Raise UsageError for a model that cannot draft, or not for a target with target_vocab_size rows of logits."""
+    """Raise UsageError for a model that cannot draft at all, or not for a target with target_vocab_size rows of
+    logits.
+    """
     difference = abs(checkpoint.config.vocab_size - target_vocab_size)
     if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
         raise UsageError(
@@ -227,7 +230,7 @@ def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, na
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
-    """Raise UsageError with the first token that differs."""
+    """Raise UsageError naming the first token that differs."""
     count = min(target.vocab_size, draft.vocab_size)
     for token_id in range(count):
         wanted, found = target.token_bytes(token_id), draft.token_bytes(token_id)
@@ -255,9 +258,9 @@ def share_threads(draft: Executor, target: Executor) -> None:
 
 
 def beside_draft(config: EngineConfig, available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
-    """Return the part of the available memory for the target's cache. Each of its blocks has a twin in the draft's
-    cache.
+    """Return the part of the available memory for the target's cache.
 
+    Each of its blocks has a twin in the draft's cache.
     available_bytes: measured with the draft loaded.
     """
     if draft is None or not target.block_token_bytes:

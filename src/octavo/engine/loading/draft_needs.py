@@ -1,4 +1,4 @@
-"""The memory of a draft model, and what it may gain, from the headers of both models."""
+"""The memory that a draft model needs and the speed it may gain, calculated from the headers of both models."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _ROW_COST = 0.04  # assumed cost of a further row of a step
 class DraftNeeds:
     """The needs of a draft model. Sizes are in bytes.
 
-    cost: of a guess, in steps of the target, from the bytes that both read.
-    is_head: it is a part of the model.
-    workspace_bytes: for a head, includes the growth of the model's own workspace.
-    gain: on one user's tokens per second if 8 of 10 guesses are right and a row of a step costs 4 %.
+    cost: time of a guess in steps of the target, from the bytes that both read.
+    is_head: it is part of the target.
+    workspace_bytes: for a head, includes the growth of the target's own workspace.
+    gain: in one user's tokens per second, if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
     model: str
@@ -51,7 +51,9 @@ class DraftNeeds:
 
 
 def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, name: str, context: int) -> DraftNeeds:
-    """Return the needs with the target's options. Raises UsageError for a model that cannot draft for it."""
+    """Return the draft model's needs with the target's options. Raises UsageError for a model that cannot draft for
+    it.
+    """
     graph = model_graph(draft, context)
     check_draft(draft, graph, target.config.vocab_size, name)
     sizes = model_sizes(draft, draft_config(config, name), context, graph)
@@ -111,5 +113,5 @@ def _needs(name: str, sizes: Sizes, num_parameters: int, target: Sizes, context:
 
 
 def _bytes_read(sizes: Sizes, context: int) -> int:
-    """Return the bytes read by a step of one token."""
+    """Return the bytes read by a step with one token."""
     return graph_cost(sizes.graph, StepSizes(1, 1, 1, context, sizes.kv_element_bytes), sizes.weights).bytes_read

@@ -1,4 +1,4 @@
-"""Loads the vision part of a model: its compiled image encoder and the cache of its rows."""
+"""Loads the vision part of a model: its compiled image encoder and the cache of encoded rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU_IMAGE_TOKENS = 1024  # larger images take many seconds there
 
 
 def image_tokens(config: EngineConfig) -> int | None:
-    """Return the most tokens of an image, or None to use the model's own processor's limit."""
+    """Return the most tokens per image, or None for the limit of the model's own processor."""
     if config.image_max_tokens is not None:
         return config.image_max_tokens
     name = backend_name(config)
@@ -39,7 +39,7 @@ def image_tokens(config: EngineConfig) -> int | None:
 
 
 def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None:
-    """Return the vision part of a model, or None if it has none or the options leave it out. Raises ModelLoadError."""
+    """Return the vision part of a model, or None if it has none or the options turn it off. Raises ModelLoadError."""
     can_see = hasattr(checkpoint.config, "tie_word_embeddings") or checkpoint.config.own_pooling is not None
     if config.mmproj == "none" or not can_see:
         return None
@@ -51,8 +51,9 @@ def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None
 
 
 def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPart | None) -> str:
-    """Return the reason why a vision model reads only text. Empty if it sees images or is not known to be a vision
-    model.
+    """Return the reason why a vision model reads only text.
+
+    Empty if it can read images or is not known to be a vision model.
     """
     if vision is not None or checkpoint.format != "gguf":
         return ""
@@ -65,10 +66,10 @@ def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPa
 
 @dataclass(frozen=True, slots=True)
 class ImageNeeds:
-    """The memory of the vision part in bytes, and the tokens of images.
+    """The vision part's memory in bytes, and the number of tokens per image.
 
-    square_tokens: of an image of 1024 x 1024 pixels.
-    max_patches: of an image.
+    square_tokens: tokens of an image of 1024 x 1024 pixels.
+    max_patches: most patches of an image.
     """
 
     weight_bytes: int
@@ -83,7 +84,10 @@ class ImageNeeds:
 
 
 def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | None:
-    """Return the needs of a model that is not loaded, or None if it reads only text. Raises ModelLoadError."""
+    """Return the needs of a model's vision part, without loading it, or None if the model reads only text.
+
+    Raises ModelLoadError.
+    """
     vision = vision_of(config, checkpoint)
     if vision is None:
         return None
@@ -96,7 +100,9 @@ def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | No
 
 
 def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
-    """Return the compiled encoder, with an empty cache. Raises ModelLoadError if its weights do not fit it."""
+    """Compile the image encoder and return it with an empty cache. Raises ModelLoadError if the weights do not fit
+    it.
+    """
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.image_encoder import ImageEncoder
 
@@ -107,7 +113,7 @@ def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
 
 
 def image_limits(vision: VisionPart) -> ImageLimits:
-    """Return the images that a model's encoder takes."""
+    """Return the limits for images that a model's encoder takes."""
     return ImageLimits(
         max_patches=vision.processor.max_patches,
         patch_size=vision.processor.patch_size,
@@ -118,7 +124,7 @@ def image_limits(vision: VisionPart) -> ImageLimits:
 
 
 def encoder_sizes(config: EngineConfig, vision: VisionPart) -> Sizes:
-    """Return the memory of the compiled encoder. Raises ModelLoadError if its weights do not fit it."""
+    """Return the sizes of the compiled encoder. Raises ModelLoadError if the weights do not fit it."""
     return _planned(config, vision)[1]
 
 

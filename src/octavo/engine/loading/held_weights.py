@@ -1,4 +1,4 @@
-"""The weights of a checkpoint in the types in which they are held: `--dtype` and `--quantization`."""
+"""A checkpoint's weights in the types in which they are held, as set by `--dtype` and `--quantization`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quantization: str | None = None) -> Weights:
-    """Return the weights of `checkpoint`, each converted when it is made.
+    """Return the weights of `checkpoint`. Each is converted when it is read.
 
     graph: the model's graph, whose operations tell which matrices are worth quantizing (`Op.products`).
     dtype: `auto`, or the number type of all other unquantized matrices.
     quantization: one of `octavo.quantization.at_load.METHODS`.
-    Raises ModelLoadError for a checkpoint that is quantized already. Making a weight raises ModelLoadError naming a
-    tensor
-    with numbers that the type cannot represent.
+    Raises ModelLoadError for a checkpoint that is quantized already. Reading a weight raises ModelLoadError naming a
+    tensor with numbers that the type cannot represent.
     """
     weights = checkpoint.weights
     matrices = [p.name for p in graph.parameters if p.is_matrix and p.name in weights]
@@ -44,7 +43,7 @@ def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quan
 
 
 def _plain(checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[str]:
-    """These names, checked. Raises ModelLoadError if a weight is quantized in the file."""
+    """Check these names and return them. Raises ModelLoadError if a weight is quantized in the file."""
     quantized = checkpoint.quantization or next(
         (info.type_name for name in names if (info := checkpoint.weights.info(name)).type_name not in DENSE_TYPES), None
     )

@@ -1,4 +1,4 @@
-"""Models larger than memory: how much of their weights may stay in memory, and the speed to expect."""
+"""Models larger than memory: how much of their weights can stay in memory, and the speed to expect."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MIN_MODEL_LEN = 256
 
 
 def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: MemoryBudget, model_len: int) -> int | None:
-    """Return the bytes of weights that may stay in memory if the model is larger than it, or None for all of them.
+    """Return how many bytes of weights can stay in memory if the model is larger than it, or None for all of them.
 
     path: the model's path, for errors.
-    memory: free before the model is loaded.
+    memory: free memory before the model is loaded.
     model_len: tokens of the longest request.
     Raises InsufficientMemoryError if the model is larger and cannot run from mapped weights.
     """
@@ -48,9 +48,9 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
 
 
 def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfig, Sizes]:
-    """Return the part of a model that may run from disk, with its options.
+    """Return the options and sizes of the part of a model that may run from disk.
 
-    For a split model, the part on the CPU with its share of `kv_cache_memory`; otherwise the whole model.
+    For a split model, this is the part on the CPU with its share of `kv_cache_memory`; otherwise it is the whole model.
     """
     if not isinstance(sizes, SplitSizes):
         return config, sizes
@@ -62,13 +62,13 @@ def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfi
 
 
 def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes: int, model_len: int) -> bool:
-    """True if the model is larger than the memory it may use. Parameters and errors as in `resident_bytes`."""
+    """True if the model is larger than the memory it may use. Parameters and errors are those of `resident_bytes`."""
     memory = MemoryBudget(MemoryBudget.with_usable(usable_bytes))
     return resident_bytes(config, path, sizes, memory, model_len) is not None
 
 
 def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
-    """Return the reason why the packed weights could not be kept on disk to run from there, or None if they can."""
+    """Return the reason why packed weights cannot be kept on disk and run from there, or None if they can."""
     if isinstance(sizes, SplitSizes) and sizes.num_cpu_parts > 1:
         return EXPERTS_FROM_DISK
     config, sizes = part_in_main_memory(config, sizes)
@@ -95,9 +95,9 @@ def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
 def memory_for_cache(
     config: EngineConfig, paging: Paging, cache: CacheSizes, memory: MemoryBudget, model_len: int
 ) -> int:
-    """Return the available bytes from which the KV cache of a model run from disk takes its part.
+    """Return the available bytes for a model that runs from disk; its KV cache gets a share of them.
 
-    memory: free with the workspace allocated. The headroom covers what else was loaded meanwhile, such as the
+    memory: free memory with the workspace allocated. The headroom covers what else was loaded meanwhile, such as the
     vocabulary.
     """
     least = MemoryBudget.with_usable(least_cache(config, cache, model_len))
@@ -105,7 +105,9 @@ def memory_for_cache(
 
 
 def paging_note(paging: Paging, weight_bytes: int, num_layers: int) -> str:
-    """Return a sentence about a model run from disk: what stays in memory, what each token reads, and the speed."""
+    """Return a sentence about a model that runs from disk: what stays in memory, what each token reads, and the
+    speed.
+    """
     return (
         f"the weights take {size(weight_bytes)}, more than can stay in memory beside the KV cache: they run "
         f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "

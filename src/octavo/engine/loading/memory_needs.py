@@ -1,4 +1,4 @@
-"""The memory that a model needs with an engine's options: in memory, on a GPU, on several ranks or from disk."""
+"""The memory that a model needs with an engine's options: in main memory, on a GPU, on several ranks or from disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEFAULTS = EngineConfig()
 
 @dataclass(frozen=True, slots=True)
 class FromDisk:
-    """A model larger than memory whose weights run from disk. Sizes are in bytes."""
+    """A model larger than memory whose weights are read from disk. Sizes are in bytes."""
 
     memory_bytes: int  # that the weights may take
     resident_bytes: int  # of the weights that stay in memory
@@ -47,7 +47,7 @@ class FromDisk:
 class MemoryNeeds:
     """The needs of a model. Sizes are in bytes, lengths in tokens.
 
-    With several replicas, the needs of one with its share of the memory.
+    With several replicas, these are the needs of one with its share of the memory.
     """
 
     model: str
@@ -97,7 +97,8 @@ def memory_needs(
 ) -> MemoryNeeds:
     """Calculate the memory from the graph and the headers.
 
-    context: tokens of each user, by default the model's own. config: `max_num_seqs` is raised to `users`.
+    context: tokens of each user, by default the model's own limit.
+    config: `max_num_seqs` is raised to `users`.
     """
     model_context: int = checkpoint.config.max_position_embeddings
     wanted, (config, users, memory) = context or model_context, _of_replica(config, users, memory)
@@ -150,12 +151,14 @@ def memory_needs(
 
 
 def _step_cost(sizes: Sizes, users: int, context: int) -> Cost:
-    """Return the cost of a step in which each user takes a token."""
+    """Return the cost of a step that computes one token per user."""
     return graph_cost(sizes.graph, StepSizes(users, users, users, context, sizes.kv_element_bytes), sizes.weights)
 
 
 def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
-    """Bytes of the adapters that steps may read, all of the highest rank on all weights, in 16-bit numbers."""
+    """Return the bytes of the adapters that steps may read, all with the highest rank on all weights, in 16-bit
+    numbers.
+    """
     if not config.takes_adapters:
         return 0
     ops = [node.op for node in sizes.graph.nodes if isinstance(node.op, BesideWeights)]
@@ -166,26 +169,26 @@ def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
 
 
 def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int, room: _Room) -> int:
-    """Return the cache for `users`, with states before drafts as far as there is room."""
+    """Return the bytes of the cache for `users`, including the states before drafts as far as there is room."""
     taken = users * sizes.sequence_bytes(context, config.block_size, step_tokens(config))
     drafts = num_draft_slots(config, sizes, users) * sizes.state_bytes
     return taken + min(drafts, max(room.cache_bytes - taken, 0))
 
 
 def _beside(images: ImageNeeds | None, draft: DraftNeeds | None, config: EngineConfig, sizes: Sizes) -> int:
-    """Return the bytes of a vision part, of a draft model without its cache, and of adapters."""
+    """Return the bytes of the vision part, the draft model without its cache, and adapters."""
     seeing = 0 if images is None else images.total_bytes
     return seeing + _adapter_bytes(config, sizes) + (0 if draft is None else draft.weight_bytes + draft.workspace_bytes)
 
 
 def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:
-    """Return the sizes if each block of the cache has a twin in the draft model's cache."""
+    """Return the sizes when each block of the cache has a twin in the draft model's cache."""
     both = sizes.cache.block_token_bytes + draft.block_token_bytes
     return replace(sizes, cache=replace(sizes.cache, block_token_bytes=both))
 
 
 def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> DeviceNeeds | None:
-    """Return the speed if the CPU's layers run from disk. All users share a read."""
+    """Return the GPU's needs with the speed adjusted if the CPU's layers run from disk. All users share each read."""
     if gpu is None or disk is None:
         return gpu
     seconds = users / gpu.tokens_per_s + disk.bytes_per_token / disk.disk_bytes_per_s
@@ -195,7 +198,7 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
     """Return the sizes of the model.
 
-    users: a GPU leaves room for their caches; 0 as at a start without options.
+    users: a GPU leaves room for their caches; 0 as for a start without options.
     """
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
@@ -205,7 +208,7 @@ def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: in
 
 
 def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
-    """Options for `users`, and the users and memory of each replica."""
+    """Return the options for `users`, and the users and memory of each replica."""
     users = -(-users // config.data_parallel_size)
     sequences = max(users, config.max_num_seqs)
     step = max(step_tokens(config), sequences)
@@ -214,7 +217,7 @@ def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple
 
 
 def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> MemoryBudget:
-    """On a GPU, the usable part of its memory; for a split model, the memory in both places."""
+    """Return the usable memory: on a GPU, the GPU's; for a split model, the memory in both places."""
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return memory
@@ -231,11 +234,11 @@ def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The KV cache that the weights leave room for.
+    """The room that the weights leave for the KV cache.
 
     fits, from_disk, problem: as in `MemoryNeeds`.
-    cache_bytes: for blocks and states.
-    num_blocks: after the states of the users.
+    cache_bytes: bytes for blocks and states.
+    num_blocks: number of blocks after the users' states are allocated.
     """
 
     cache_bytes: int
@@ -272,7 +275,7 @@ def _room(
 
 
 def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
-    """Return the bytes for the cache if matrices run from disk and take matrix_bytes of main memory."""
+    """Return the bytes left for the cache if matrices run from disk and take matrix_bytes of main memory."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return max(memory.usable_bytes - sizes.workspace_bytes - matrix_bytes, 0)
@@ -284,9 +287,9 @@ def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matr
 def _from_disk(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
 ) -> tuple[FromDisk | None, str | None]:
-    """Return the speed and memory of the model run from disk, or the reason why it cannot run from there.
+    """Return the speed and memory of the model when it runs from disk, or the reason why it cannot.
 
-    config: the options of its start.
+    config: the options with which it starts.
     For a split model this concerns the part on the CPU; the part on the GPU stays there.
     """
     num_layers, whole = checkpoint.config.num_layers, sizes

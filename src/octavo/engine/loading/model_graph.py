@@ -1,4 +1,4 @@
-"""The graph of a checkpoint, the limits of its steps, its weights in the configured types, and its sizes."""
+"""Builds the graph of a checkpoint, the limits of its steps, its weights in the configured types, and its sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_LOGITS_ROWS = 128  # rows of logits held at once; a prompt's log-probabilit
 
 
 def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
-    """Return the model for sequences of at most `context` tokens.
+    """Return the model's graph for sequences of at most `context` tokens.
 
     Raises ModelLoadError if its weights do not fit it, or if it has caches that the engine cannot fill.
     """
@@ -46,7 +46,7 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
 
 
 def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
-    """Return the limits of the engine's steps. An encoder takes the longest request in one step.
+    """Return the limits of the engine's steps. An encoder processes the longest request in one step.
 
     model_len: tokens of the longest request.
     """
@@ -68,12 +68,12 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
 
 
 def max_source_rows(config: EngineConfig, model_len: int) -> int:
-    """Return the rows of all sources of a step: at least the longest source, at most the tokens of a step."""
+    """Return the most source rows per step: at least the longest source, at most the tokens of a step."""
     return max(step_tokens(config), model_len)
 
 
 def _further_rows(graph: Graph, span_rows: int, source_rows: int) -> dict[RowDomain, int]:
-    """Return the most rows of a step in the domains other than tokens."""
+    """Return the most rows per step in the domains other than tokens."""
     if source_width(graph):
         return {SOURCE: source_rows}
     return {SPANS: span_rows} if span_width(graph) else {}
@@ -92,11 +92,11 @@ def model_sizes(
     backend: Backend | None = None,
     limits: ExecutorLimits | None = None,
 ) -> Sizes:
-    """Return the sizes on a backend, by default that of `config`.
+    """Return the model's sizes on a backend, by default that of `config`.
 
     context: tokens of the longest request.
-    graph: the model's, if known.
-    limits: of steps; None for the options' limits.
+    graph: the model's graph, if it has been built already.
+    limits: limits of its steps; None for the options' limits.
     Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:
@@ -111,6 +111,6 @@ def model_sizes(
 
 
 def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Steps:
-    """Return the columns at which the weights of a model can be cut."""
+    """Return the columns at which a model's weights can be split."""
     weights = held(checkpoint, config, graph)
     return lambda parameter: column_step(weights, parameter.name)

@@ -1,4 +1,4 @@
-"""The identity of a loaded model's cache: everything its blocks depend on in files, graph and options."""
+"""The identity of a loaded model's cache: everything in files, graph and options that its blocks depend on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LAYOUT = 1  # incremented when the order of numbers in a block changes
 
 
 def cache_identity(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor) -> CacheIdentity:
-    """Return the identity of the cache. Unique while the files are too new for their time stamps to identify their
-    content.
+    """Return the identity of the cache.
 
-    graph: the whole model's.
+    It is unique while the files are too new for their time stamps to identify their content.
+    graph: the whole model's graph.
     """
     content = checkpoint.file.identity()
     if content is None:

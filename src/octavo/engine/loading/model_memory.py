@@ -1,4 +1,4 @@
-"""The memory that models take in main memory and on a GPU, and how several models share it."""
+"""How much main memory and GPU memory models take, and how several models share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTEXT_BYTES = 512 << 20  # a process on a GPU without its model: the driver's
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Bytes in main memory and on the GPU: of one model, of several, or a limit."""
+    """Bytes in main memory and on the GPU: the use of one model or of several, or a limit."""
 
     main: int
     device: int = 0
@@ -48,11 +48,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """The division of the memory among the models of a server.
+    """How the models of a server divide its memory.
 
-    limit: for all loaded models.
-    machine: the memory they may use without a limit; None if they may not use all of it, and then none may run from
-    disk.
+    limit: for all loaded models together.
+    machine: the memory they may use without a limit. None if they may not use all of it; then none may run from disk.
     """
 
     limit: ModelMemory
@@ -63,7 +62,7 @@ class MemoryShares:
     def of(cls, machine: ModelMemory, given: int | None, num_models: int) -> MemoryShares:
         """Return the shares of num_models models.
 
-        given: `models_memory`, a limit of the GPU's memory if there is one, otherwise of main memory.
+        given: `models_memory`, a limit on the GPU's memory if there is a GPU, otherwise on main memory.
         """
         if given is None:
             return cls(machine, machine, num_models)
@@ -72,16 +71,13 @@ class MemoryShares:
         return cls(ModelMemory(given), machine if given >= machine.main else None, num_models)
 
     def plan(self, path: Path, config: EngineConfig, held: ModelMemory) -> ModelPlan:
-        """Plan a model when other models hold `held`.
+        """Plan a model while other models hold `held`.
 
         Each model gets an equal share of the memory, so that none has to be unloaded if all fit. The cache gets what
-        the
-        weights leave of the share: at least one request of full length, even if other models must then be unloaded, and
-        at most
-        as many requests as can run at once. The same holds for a model that fits the GPU only alone. A model that does
-        not fit
-        it is split: its layers take what the other models leave of the GPU, or the share if that is more.
-        A model larger than main memory runs from disk and leaves no room for other models there.
+        the weights leave of the share: at least one request of full length, even if other models must then be unloaded,
+        and at most as many requests as can run at once. The same holds for a model that fits on the GPU only by itself.
+        A model that does not fit on the GPU is split: its layers take what the other models leave of the GPU, or the
+        share if that is more. A model larger than main memory runs from disk and leaves no room for other models there.
         """
         with closing(open_checkpoint(path)) as checkpoint:
             context: int = config.max_model_len or checkpoint.config.max_position_embeddings
@@ -138,7 +134,7 @@ class MemoryShares:
         return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
 
     def _sized(self, checkpoint: Checkpoint, config: EngineConfig, room: int, context: int) -> tuple[Sizes, int]:
-        """Return the sizes of a model in `room` bytes of GPU memory, or as much as its options allow, and those
+        """Return the sizes of a model in `room` bytes of GPU memory, or less if its options limit it, and those
         bytes.
         """
         backend = backend_of(config)
@@ -155,7 +151,10 @@ class MemoryShares:
 
 
 def machine_memory(config: EngineConfig) -> ModelMemory:
-    """Return the memory that models may use now. Asking a GPU takes some of its memory while this process lives."""
+    """Return the memory that models may use now.
+
+    Querying a GPU takes some of its memory for the lifetime of this process.
+    """
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return ModelMemory(free_memory(config).usable_bytes)

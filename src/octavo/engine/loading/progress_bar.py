@@ -1,4 +1,4 @@
-"""Progress of work that takes longer than a second, and readable sizes."""
+"""Progress bars for work that takes longer than a second, and readable sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LINE_S = 30.0
 
 
 class ProgressBar:
-    """Bars for tasks that take longer than a second: on standard error at a terminal, in the cell of a notebook.
+    """Bars for tasks that take longer than a second: on standard error in a terminal, in the cell of a notebook.
 
-    A bar appears after that second even if nothing is reported: a slow disk may delay the first report.
+    A bar appears after that second even if nothing has been reported, because a slow disk may delay the first report.
     in_bytes: the numbers are bytes, otherwise items.
-    announced: without a terminal, print a line for each task, and every half minute a line with the progress and time
-    left.
+    announced: without a terminal, print a line for each task, and every half minute a line with the progress and the
+    time left.
     transient: the bars vanish at the end.
     """
 
@@ -44,7 +44,7 @@ class ProgressBar:
         self._endless = ""  # the last task of unknown length; its bar goes when another begins
 
     def update(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Report `done` of `total` of the task named `what`. The first call starts its time.
+        """Report `done` of `total` for the task named `what`. The first call starts its clock.
 
         total: 0 if unknown.
         note: shown after the numbers.
@@ -106,7 +106,7 @@ class ProgressBar:
         return size(number) if self._in_bytes else f"{number:,}"
 
     def _left(self, what: str, done: int, total: int) -> str:
-        """Return the time left at the mean speed so far. What an earlier run had done does not count."""
+        """Estimate the time left at the mean speed so far. Work done by an earlier run does not count."""
         began, before = self._started[what]
         if done <= before or done >= total:
             return ""
@@ -143,14 +143,14 @@ class ProgressBar:
 
 
 def in_notebook() -> bool:
-    """True in a process that runs the cells of a notebook."""
+    """True in a process that runs a notebook's cells."""
     return "ipykernel" in sys.modules
 
 
 def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:
-    """Columns with the bytes so far, if known, and the bytes per second, in powers of 1024.
+    """Return columns for the bytes so far, if known, and the bytes per second, in powers of 1024.
 
-    rich shows a rate in powers of ten only.
+    rich shows rates in powers of ten only.
     """
     from rich.progress import DownloadColumn, ProgressColumn
     from rich.text import Text
@@ -168,7 +168,7 @@ def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 05 min`."""
+    """Format a duration: `40 s`, `12 min`, `3 h 05 min`."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -176,7 +176,7 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """`1.50 GiB`, `98.4 MiB`, `512 B`."""
+    """Format a size: `1.50 GiB`, `98.4 MiB`, `512 B`."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.{2 if unit == 'GiB' else 1}f} {unit}"

@@ -1,4 +1,4 @@
-"""The memory of each rank of a model, and what it exchanges with other ranks."""
+"""The memory that each rank of a model needs, and what it exchanges with other ranks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RankNeeds:
-    """One rank of a model. Sizes are in bytes.
+    """The needs of one rank. Sizes are in bytes.
 
-    exchanges: with the other ranks of its stage, in a step.
-    exchanged_bytes_per_token: sent to them.
-    logits_bytes_per_row: sent for a row of logits that is gathered whole, because the best candidates of each rank are
-    not
-    enough to sample it.
-    handed_on_bytes_per_token: to the next stage.
-    experts: the first and the number in each mixture, if it does not have all of them.
+    exchanges: number of exchanges with the other ranks of its stage per step.
+    exchanged_bytes_per_token: bytes sent to them.
+    logits_bytes_per_row: bytes sent for a row of logits that is gathered whole, because the best candidates of each
+    rank are not enough to sample it.
+    handed_on_bytes_per_token: bytes sent to the next stage.
+    experts: index of the first expert and number of experts in each mixture, if the rank does not have all of them.
     """
 
     rank: int
@@ -44,7 +43,7 @@ class RankNeeds:
 
 
 def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> list[RankNeeds]:
-    """Return the sizes of all ranks, from the headers.
+    """Calculate the sizes of all ranks from the headers.
 
     context: tokens of the longest request.
     """
@@ -80,7 +79,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
 class RankExchange:
     """An exchange between a rank and its stage, in columns per row.
 
-    given: by the rank.
+    given: contributed by the rank.
     moved: through its link, if the ranks form a ring.
     """
 
@@ -90,7 +89,7 @@ class RankExchange:
 
 
 def exchanges_of(graph: Graph) -> list[RankExchange]:
-    """Return the exchanges of a rank's step. Logits count as if they were gathered whole."""
+    """Return the exchanges in a rank's step. Logits count as if they were gathered whole."""
     found = []
     for node in graph.nodes:
         if isinstance(node.op, Collective):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_options(config: EngineConfig, graph: Graph) -> None:
-    """Raise UsageError for an option not supported by a model with a source encoder."""
+    """Raise UsageError for an option that a model with a source encoder does not support."""
     if not source_width(graph):
         return
     given = {
@@ -40,7 +40,7 @@ def check_options(config: EngineConfig, graph: Graph) -> None:
 
 
 def source_limits(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, model_len: int) -> SourceLimits:
-    """Return the sources that a model takes."""
+    """Return the limits for the source texts that a model reads."""
     if not (width := source_width(graph)):
         return NO_SOURCES
     start = checkpoint.config.start_token_id  # type: ignore[attr-defined]
@@ -56,13 +56,15 @@ def encoder_graph(checkpoint: Checkpoint) -> Graph:
 
 
 def encoder_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
-    """Return the limits of its steps."""
+    """Return the limits of the encoder's steps."""
     rows = max_source_rows(config, model_len)
     return ExecutorLimits(rows, config.max_num_seqs, rows, rows, max_logits_rows=1)
 
 
 def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, model_len: int) -> int:
-    """Return the memory of the encoder on top of its decoder, which holds the shared matrices; 0 if there is none."""
+    """Return the encoder's memory in addition to its decoder's, which holds the shared matrices. 0 if there is no
+    encoder.
+    """
     if not source_width(decoder.graph):
         return 0
     graph, limits = encoder_graph(checkpoint), encoder_limits(config, model_len)
@@ -76,7 +78,7 @@ def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, 
 def load_sources(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, decoder: Executor, model_len: int
 ) -> Encodings:
-    """Return the compiled encoder with this graph and an empty cache of rows.
+    """Compile the encoder with this graph, and return it with an empty cache of rows.
 
     decoder: holds the shared matrices.
     """

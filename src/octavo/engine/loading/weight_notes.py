@@ -1,4 +1,4 @@
-"""Notes at the start and in a plan about weights or a cache that take more memory or time than expected."""
+"""Notes, in the start-up log and in plans, about weights or a cache that take more memory or time than expected."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from octavo.quantization.packed import DENSE_TYPES
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
-    """Return a sentence per type whose weights take more memory than in the file, with the factor and what slows
-    down.
+    """Return a sentence for each type whose weights take more memory than in the file, with the factor and what
+    slows down.
     """
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
@@ -22,7 +22,7 @@ def growth_notes(sizes: Sizes) -> list[str]:
 
 
 def unpacking_notes(sizes: Sizes) -> list[str]:
-    """Return a sentence per type whose codes no kernel of the device multiplies, with the cost."""
+    """Return a sentence for each type that no kernel of the device can multiply directly, with the cost."""
     return [
         f"{found.type_name} has no kernel here: its weights stay codes in memory, and each step dequantizes them in "
         f"tiles for its products. It reads {size(found.packed_bytes)} of codes, and writes and reads "
@@ -33,7 +33,7 @@ def unpacking_notes(sizes: Sizes) -> list[str]:
 
 
 def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
-    """Sentences about surprising sizes: weights that grow or have no kernel, a cache that keeps its type."""
+    """Return sentences about surprising sizes: weights that grow or have no kernel, a cache that keeps its type."""
     formats = sizes.cache.formats
     asked = config.kv_dtype
     notes = [*growth_notes(sizes), *unpacking_notes(sizes)]

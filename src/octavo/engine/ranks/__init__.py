@@ -1,1 +1,1 @@
-"""A model in several processes."""
+"""The ranks of a model that runs in several processes."""

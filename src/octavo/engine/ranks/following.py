@@ -85,7 +85,7 @@ class Follower:
     """A rank in its own process that follows its leader until the leader is gone."""
 
     def __init__(self, connection: Connection, model: str | None = None) -> None:
-        """model: replaces the leader's, on another machine."""
+        """model: on another machine, the model's name there, which replaces the leader's."""
         self._connection = connection
         self._model = model
         self._inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
@@ -97,7 +97,7 @@ class Follower:
         self._waits: WaitMeter | None = None  # set with the executor, so that loading does not count
 
     def run(self) -> None:
-        """Never return normally: the process ends with the connection."""
+        """Run until the connection ends, which ends the process. Never returns normally."""
         self._connection.stay_alive(self._state)
         threading.Thread(target=self._read, name="octavo-leader", daemon=True).start()
         try:
@@ -116,7 +116,7 @@ class Follower:
         os._exit(1)  # native threads may wait for ranks that are gone
 
     def _state(self) -> Alive:
-        """Return the state for the leader, which gives up on a rank that is busy without progress."""
+        """Return the state for the leader, which gives up on a rank that is busy but makes no progress."""
         executor = self._executor
         if not isinstance(executor, WatchedExecutor):  # progress is not known
             return Alive()
@@ -153,7 +153,7 @@ class Follower:
         return message
 
     def _next_step(self) -> RunStep:
-        """Return the next step, once the adapters that it reads are in their slots."""
+        """Return the next step, once the adapters it reads are in their slots."""
         while True:
             message = self._inbox.get()
             if isinstance(message, RunStep):

@@ -1,4 +1,4 @@
-"""Joining the other ranks: a rank's place in memory, its compute threads, and its group."""
+"""Prepares a rank to join the others: its NUMA node, its compute threads, and its group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OTHERS_S = 300.0  # wait for the ranks of all machines
 
 
 def settled(config: EngineConfig, rank: int) -> EngineConfig:
-    """Return the options with the number of compute threads. Binds this thread and those it starts to a NUMA node.
+    """Return the options with the number of compute threads set. Binds this thread and those it starts to a NUMA node.
 
-    Nothing is bound if this machine's ranks do not divide the nodes evenly or something else decides: several replicas,
-    Ray, a GPU.
+    Nothing is bound if this machine's ranks do not divide the nodes evenly, or if something else decides: several
+    replicas, Ray or a GPU.
     """
     threads, here = threads_of_rank(config), len(config.ranks_here)
     config = replace(config, num_threads=threads)
@@ -48,9 +48,9 @@ def join(
     name: str,
     given_up: Callable[[], str] | None = None,
 ) -> RankGroup | None:
-    """Return the group of this rank's stage, or None if it is alone.
+    """Join and return the group of this rank's stage, or return None if the rank is alone in it.
 
-    given_up: a reason to stop waiting, or empty.
+    given_up: returns a reason to stop waiting, or an empty string.
     """
     if ranks.tensor_parallel == 1:
         return None

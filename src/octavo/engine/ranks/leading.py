@@ -38,7 +38,7 @@ def lead(
 ) -> GroupExecutor:
     """Return the executor of all ranks, with their processes. Raises what a rank raises.
 
-    graph: the whole model. Its tap has the inputs of the layers `taps`.
+    graph: the whole model's graph. Its tap returns the inputs of the layers `taps`.
     """
     ranks = Ranks.of(config)
     leader, name = Leader(), secrets.token_hex(8)
@@ -79,7 +79,9 @@ def lead(
 
 
 def _watched(progress: LoadProgress | None, leader: Leader) -> LoadProgress:
-    """Report progress, and raise another rank's failure while this one packs weights, which may take minutes."""
+    """Wrap `progress` so that it raises another rank's failure while this rank packs weights, which may take
+    minutes.
+    """
 
     def report(phase: str, done: int, total: int) -> None:
         leader.check()
@@ -102,7 +104,9 @@ def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
 def _setup(
     config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits, taps: tuple[int, ...]
 ) -> Setup:
-    """Return the setup of a rank. Another machine finds the model by its own name for it, this one at the same path."""
+    """Return the setup of a rank. A rank on this machine finds the model at the same path, one elsewhere by its own
+    name for it.
+    """
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model
     digest = checkpoint.file.digest() if node > 0 else ""

@@ -1,4 +1,4 @@
-"""The adapters of a rank: prepared on a thread as their parts arrive, put into slots between steps."""
+"""The adapters of a rank: prepared on a thread as their parts arrive, and put into slots between steps."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
     """Follow the leader until it ends.
 
     descriptor: the connected socket.
-    parent_pid: the leader's.
+    parent_pid: the leader's process id.
     outgoing, incoming: descriptors of two rings (`octavo.distributed.ring`), or empty if the socket carries everything.
     """
     processes.end_with(parent_pid)
@@ -29,8 +29,8 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
 def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:
     """Follow a leader on another machine.
 
-    model: its name on this machine.
-    parent_pid: of `octavo serve` here.
+    model: the model's name on this machine.
+    parent_pid: process id of `octavo serve` here.
     """
     processes.end_with(parent_pid)
     faulthandler.enable()

@@ -1,6 +1,6 @@
 """Ranks on a Ray cluster: a placement group with a bundle per machine, and an actor per rank.
 
-Ray places and starts the ranks and reports when one has died. Steps and values use our own connections, as between
+Ray places and starts the ranks and reports when one has died. Steps and values use Octavo's own connections, as between
 other machines (`octavo.distributed.rendezvous`).
 """
 
@@ -27,7 +27,7 @@ _LOOK_S = 1.0
 def lead_on_ray(config: EngineConfig, leader: Leader) -> EngineConfig:
     """Start all ranks except this process's own as actors that join the leader.
 
-    Return the options with the threads of each rank. Raises UsageError if there is no cluster or it is too small.
+    Return the options with the number of threads per rank. Raises UsageError if there is no cluster or it is too small.
     """
     ray = _ray()
     is_ours = not ray.is_initialized()
@@ -71,7 +71,7 @@ class _RayRanks:
     """The placement group, its actors, and the thread that notices when they end."""
 
     def __init__(self, ray: Any, config: EngineConfig, leader: Leader, is_ours: bool) -> None:
-        """is_ours: the connection to the cluster is ours and ends with the ranks."""
+        """is_ours: this process opened the connection to the cluster, and closes it with the ranks."""
         self._ray, self._leader, self._is_ours = ray, leader, is_ours
         self._host = ray.util.get_node_ip_address()
         nodes = [node for node in ray.nodes() if node["Alive"]]
