@@ -133,8 +133,9 @@ class ImageReader:
     async def _shown(
         self, data: bytes, kind: FileKind, source: ImageSource, processor: ImageProcessor
     ) -> tuple[ImageLayout | Reel, int]:
-        """Return the layouts of a file and the number of pixels of an image. A document's or video's pixels are read
-        one frame at a time.
+        """Return a file's layout and the number of pixels of an image.
+
+        The number is 0 for documents and videos, which are decoded one picture at a time.
         """
         try:
             if kind == "image":

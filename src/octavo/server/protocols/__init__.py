@@ -1,5 +1,5 @@
-"""The protocols, one in each folder: its requests, its answers, its errors and its routes.
+"""The protocols, one per folder: requests, answers, errors and routes.
 
-`app` finds the folders, and in them the modules that have a `router`. The files beside the folders are for all of them.
-A folder imports no other one, except where one product takes the requests of another.
+`app` finds the folders and the modules in them that have a `router`. The files next to the folders are shared by all
+protocols. A folder imports no other folder, except where one product accepts another product's requests.
 """

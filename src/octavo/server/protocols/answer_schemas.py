@@ -1,4 +1,4 @@
-"""The schemas of answers for the OpenAPI document. The protocols' own references say what the fields mean."""
+"""Schemas of answers for the OpenAPI document. The protocols' own references explain the fields."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Schema: TypeAlias = "dict[str, Any]"
 
 
 def json_schema(shape: Any) -> Schema:
-    """The JSON schema of values of this shape.
+    """Return the JSON schema of values of this shape.
 
-    shape: text for exactly this text; a tuple of alternatives; a list with the shape of its items; a dict with the
-    names and shapes of the members, where `?` marks those that may be absent, or with `str` for any name; else a type.
+    shape: a string for exactly this text; a tuple of alternatives; a list with the shape of its items; a dict with the
+    names and shapes of the members, where `?` marks optional ones, or with `str` for any name; otherwise a type
     """
     if isinstance(shape, str):
         return {"const": shape}
@@ -274,18 +274,18 @@ OPENAI_ERROR = {"type": "object", "required": ["error"], "properties": {"error":
 
 
 def whole_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of a route that answers with this object."""
+    """Return the OpenAPI responses of a route that answers with this object."""
     return {200: {"description": "The answer", "content": {"application/json": {"schema": schema}}}}
 
 
 def streamed_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of a route that answers with this object, or with its server-sent events."""
+    """Return the OpenAPI responses of a route that answers with this object, or with server-sent events of it."""
     content = {"application/json": {"schema": schema}, "text/event-stream": {}}
     return {200: {"description": "The answer, or its server-sent events", "content": content}}
 
 
 def lines_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of a route that answers with this object, or with one of its parts in each line."""
+    """Return the OpenAPI responses of a route that answers with this object, or with one part of it per line."""
     content = {"application/json": {"schema": schema}, "application/x-ndjson": {}}
     return {200: {"description": "The answer, or its lines of JSON", "content": content}}
 

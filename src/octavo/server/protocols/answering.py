@@ -1,4 +1,6 @@
-"""The path from a request to its answer, shared by all protocols: one writer makes the stream and the whole answer."""
+"""The path from a request to its answer, shared by all protocols. One writer makes both the stream and the whole
+answer.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ _LOGGED: set[tuple[str | None, str]] = set()  # routes and fields of the tables 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """time_s: that of the request, by the monotonic clock. load_s: its wait for the model to be loaded."""
+    """When a request arrived.
+
+    time_s: time of arrival by the monotonic clock
+    load_s: time that it waited for the model to be loaded
+    """
 
     time_s: float
     load_s: float
@@ -68,10 +74,11 @@ class Arrival:
 
 @dataclass(eq=False)
 class AnswerWriter(ABC, Generic[B, S]):
-    """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole.
+    """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` returns the whole
+    answer.
 
-    dialect, error_event: the form of errors, and the name of their event. stream_format, last: the form of the stream,
-    and the end of every stream, failed or not.
+    dialect, error_event: the error format, and the name of error events
+    stream_format, last: the stream format, and the end of every stream, failed or not
     """
 
     dialect: ClassVar[Dialect] = DEFAULT_DIALECT
@@ -86,40 +93,42 @@ class AnswerWriter(ABC, Generic[B, S]):
     arrival: Arrival
 
     def __post_init__(self) -> None:
-        """The beginning of a subclass's own state."""
+        """Initialize a subclass's own state."""
 
     @property
     def truncation(self) -> dict[str, int]:
-        """The number of tokens cut off the prompts, if the request asked for truncation."""
+        """Number of tokens cut off the prompts, if the request asked for truncation."""
         asked = self.spec.truncate_prompt_tokens is not None
         return {"truncated_tokens": self.generation.num_truncated_tokens} if asked else {}
 
     def begin(self) -> Iterator[NamedEvent]:
-        """The events before the first token, which most protocols do not have."""
+        """Yield the events before the first token. Most protocols have none."""
         return iter(())
 
     @abstractmethod
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        """The events for one event of the generation. The last one is its Usage."""
+        """Yield the protocol's events for one event of the generation, the last of which is its Usage."""
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
-        """The events that take the place of all further ones."""
+        """Yield the events that end a failed stream."""
         yield self.error_event, self.dialect.error_body(error, self.generation.request_id)
 
     @abstractmethod
     def body(self) -> Any:
-        """The whole answer, after the last event: an object, or a list of them."""
+        """Return the whole answer after the last event: an object, or a list of objects."""
 
 
 class BlockWriter(AnswerWriter[B, ChatSpec]):
-    """Writes blocks of text, of reasoning and of single calls. One block at a time is open; the next one closes it."""
+    """Writes blocks, each with text, reasoning or a single call. Only one block is open at a time; the next one closes
+    it.
+    """
 
     _block: tuple[type, int] | None = None  # the kind of the last block, and the index of its call
     _end: ChoiceEnd | None = None
 
     @abstractmethod
     def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
-        """The beginning of the block of this event, which itself is not part of it yet."""
+        """Begin the block that this event belongs to, without adding the event yet."""
 
     @abstractmethod
     def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
@@ -127,11 +136,11 @@ class BlockWriter(AnswerWriter[B, ChatSpec]):
 
     @abstractmethod
     def end_block(self) -> Iterator[NamedEvent]:
-        """The end of the open block, if there is one."""
+        """End the open block, if there is one."""
 
     @abstractmethod
     def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
-        """The end of the answer, and of the block that may be open."""
+        """End the answer, and the open block if there is one."""
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
         if isinstance(event, Usage):
@@ -156,10 +165,11 @@ async def answer(
     writer_class: Callable[[Any, Any, ServedModel, Generation, Arrival], AnswerWriter[Any, Any]],
     at_end: Callable[[], object] | None = None,
 ) -> Response:
-    """The response to a request that generates: a stream or one JSON object.
+    """Answer a generation request with a stream or one JSON object.
 
-    at_end: called when the answer is over or has failed. The generation ends when the client leaves. Raises UsageError
-    for what cannot be honoured.
+    at_end: called when the answer is complete or has failed
+
+    The generation ends when the client disconnects. Raises UsageError for fields that cannot be honoured.
     """
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
     if at_end is not None:
@@ -213,43 +223,51 @@ async def answer(
 
 
 class InputTokens(BaseModel):
-    """The size of a prompt, as OpenAI and llama.cpp show it."""
+    """The number of tokens in a prompt, in OpenAI's and llama.cpp's form."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class CountedFields(Protocol):
-    """The body of a request that is a conversation. model: None is the default."""
+    """The body of a request that contains a conversation.
+
+    model: None means the default model
+    """
 
     model: str | None
 
     def to_spec(self, tenant: str) -> ChatSpec:
-        """The request to a model."""
+        """Convert the body to a model-independent request."""
 
 
 async def count_prompt_tokens(request: Request, body: CountedFields) -> int:
-    """The number of tokens in the prompt of a conversation, which may exceed the context. Raises UsageError for what
-    cannot be honoured."""
+    """Return the number of tokens in a conversation's prompt, which may exceed the context.
+
+    Raises UsageError for fields that cannot be honoured.
+    """
     spec = await run_unless_gone(request, read_spec(request, lambda: body.to_spec(tenant_of(request))))
     async with state_of(request).models.use(body.model) as model:
         return len(await run_unless_gone(request, encode_conversation(model, spec)))
 
 
 def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:
-    """The names of the fields that have no effect, on any model or on this one."""
+    """Return the names of the fields that have no effect, on any model or on this one."""
     names = (body.own_names.get(name, name) for name in generation.ignored_fields)
     return list(dict.fromkeys([*body.find_ignored(), *names]))
 
 
 def with_batch_priority(options: RequestOptions, record: AccessRecord) -> RequestOptions:
-    """The options of a request, with the priority of its batch if it is a line of one."""
+    """Return the request's options. If the request is a line of a batch, it gets the batch's priority."""
     return options if record.batch_priority is None else replace(options, priority=record.batch_priority)
 
 
 async def read_spec(request: Request, read: Callable[[], R]) -> R:
-    """The result of `read`, such as a body's `to_spec`. Large bodies, and JSON schemas, whose check may take seconds,
-    are read on another thread, so that nobody's stream waits for it. Raises UsageError for what cannot be honoured."""
+    """Return the result of `read`, such as a body's `to_spec`.
+
+    Large bodies and JSON schemas, whose check may take seconds, are read on another thread, so that no stream has to
+    wait. Raises UsageError for fields that cannot be honoured.
+    """
     try:
         return await off_loop(request, read)
     except BlocksLoopError:
@@ -257,14 +275,14 @@ async def read_spec(request: Request, read: Callable[[], R]) -> R:
 
 
 async def off_loop(request: Request, work: Callable[[], R]) -> R:
-    """The result of `work`, whose time grows with the body: of a large one from another thread."""
+    """Return the result of `work`, whose time grows with the body. For a large body it runs on another thread."""
     if request.scope["state"].get("has_large_body"):
         return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, work)
     return work()
 
 
 def start_schema_threads() -> None:
-    """Start the threads that check schemas. Later there may be no memory for them, and their start would hang."""
+    """Start the threads that check schemas. Later there may be no memory for them, and starting them would hang."""
     together = threading.Barrier(_NUM_SCHEMA_THREADS + 1)
     for _ in range(_NUM_SCHEMA_THREADS):
         _SCHEMA_CHECKS.submit(together.wait)
@@ -272,7 +290,7 @@ def start_schema_threads() -> None:
 
 
 def name_ignored(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
-    """The response with the names of the fields that had no effect; each is logged once for a route."""
+    """Add the names of the fields without effect to the response. Each name is logged once per route."""
     if ignored:
         response.headers["x-octavo-ignored-fields"] = ", ".join(ignored)
     for name in ignored:
@@ -285,7 +303,7 @@ def name_ignored(ignored: Sequence[str], record: AccessRecord, response: Respons
 async def _stream(
     writer: AnswerWriter[Any, Any], record: AccessRecord, encode: Callable[[Iterator[NamedEvent]], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """The events of the answer, each step of the generation as one chunk."""
+    """Yield the answer's events, with each step of the generation as one chunk."""
     if chunk := encode(writer.begin()):
         yield chunk
     async for event in writer.generation:
@@ -304,5 +322,5 @@ def _discard(events: Iterator[NamedEvent]) -> bytes:
 
 
 def tenant_of(request: Request) -> str:
-    """The owner of this request, by its API key; see `Common.tenant`."""
+    """Return the owner of this request, identified by its API key; see `Common.tenant`."""
     return str(getattr(request.state, "tenant", ""))

@@ -1,4 +1,4 @@
-"""The fields of a request that say which beginnings of its prompt stay in the cache, as places in the prompt."""
+"""The request fields that mark prompt prefixes to keep in the cache, as positions in the prompt."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ _OPTIONS_S = 1800.0  # of the one `ttl` that OpenAI has
 
 
 class PromptCacheOptions(NullIsAbsent):
-    """implicit: the whole prompt stays in the cache longer than others, for `ttl`; explicit: what is marked does."""
+    """Which parts of a prompt stay in the cache longer than usual, for `ttl`.
+
+    implicit: the whole prompt
+    explicit: the prefixes that are marked
+    """
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m"] | None = None
 
 
 class PromptCacheBreakpoint(NullIsAbsent):
-    """A mark of a part of the content: the prompt up to its end stays in the cache."""
+    """A mark on a part of the content: the prompt up to the end of this part stays in the cache."""
 
     mode: Literal["explicit"]
 
 
 def marked_breakpoints(texts: Iterable[tuple[str, float | None]]) -> list[Breakpoint]:
-    """Those at the ends of marked texts. texts: all of the messages in their order, each with the seconds of its mark.
+    """Return the breakpoints at the ends of marked texts. A mark on the last text means the whole prompt.
 
-    A mark of the last text means the whole prompt.
+    texts: all texts of the messages in order, each with the seconds of its mark
     """
     found: list[Breakpoint] = []
     before: list[str] = []
@@ -48,9 +52,9 @@ def openai_breakpoints(
     retention: str | None,
     texts: Iterable[tuple[str, PromptCacheBreakpoint | None]] = (),
 ) -> tuple[Breakpoint, ...]:
-    """Those of OpenAI's fields: the last four.
+    """Return the breakpoints of OpenAI's fields, at most the last four.
 
-    texts: see `marked_breakpoints`.
+    texts: see `marked_breakpoints`
     """
     seconds = _RETENTION_S.get(retention or "", 0.0)
     if options is not None and options.mode != "explicit":

@@ -1,4 +1,4 @@
-"""Texts as vectors: the inputs of a request, and the path from them to their vectors, shared by all protocols."""
+"""Text embedding: the inputs of a request and their conversion to vectors, shared by all protocols."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ _Piece: TypeAlias = Int | Text
 
 
 def _kind(value: Any) -> str:
-    """The kind of one or several inputs. An id among texts makes a list one input, a list several."""
+    """Return the kind of one or more inputs. A list with an id among texts is one input; a list that contains a list is
+    several.
+    """
     if not isinstance(value, list) or not value:
         return kind_of_inputs(value)
     if any(isinstance(item, list) for item in value):
@@ -61,9 +63,11 @@ Input: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJob:
-    """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`. chat: a conversation in place of them.
+    """Texts to embed.
 
-    of_tokens: the vectors of all tokens are wanted, one after the other.
+    truncate_to, side: see `Common.truncate_prompt_tokens`
+    chat: a conversation to embed instead of texts
+    of_tokens: return the vectors of all tokens, one after another
     """
 
     inputs: Sequence[str | Sequence[int | str]]
@@ -77,7 +81,10 @@ class EmbeddingJob:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """vectors: [hidden_size] for each input, not normalised."""
+    """The result of an embedding job.
+
+    vectors: [hidden_size] for each input, not normalised
+    """
 
     vectors: list[Float32]
     num_tokens: int
@@ -86,7 +93,7 @@ class Embedded:
 
 
 async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) -> Embedded:
-    """The vectors of all inputs; errors about one of them name `prompt`."""
+    """Return the vectors of all inputs. Errors about an input name `prompt`."""
     record = record_of(request)
     record.model = model.name
     ticket = state_of(request).admission.admit(
@@ -115,7 +122,7 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
 
 
 def list_of_inputs(given: Any) -> Sequence[str | Sequence[int | str]]:
-    """All inputs of an `Input`, of which one alone may be a text, or a list of ids with or without texts among them."""
+    """Return all inputs in an `Input`. A single input may be a text, or a list of ids that may contain texts."""
     is_one = isinstance(given, str) or not given or any(isinstance(item, int) for item in given)
     return [given] if is_one else given
 
@@ -126,9 +133,11 @@ async def vectors_response(
     head: Mapping[str, Any] | None = None,
     key: str = "",
 ) -> Response:
-    """The list of what `write` makes of each vector and its number, or an object with `head` and this list as `key`.
+    """Respond with a list of the results of `write` for each vector and its number, or an object of `head` and this
+    list as `key`.
 
-    It is written on a thread, some vectors at a time: the JSON of thousands takes a second, and tens of megabytes.
+    The list is written on a thread, some vectors at a time: for thousands of vectors it takes a second and tens of
+    megabytes.
     """
     start, end = (b"[", b"]") if head is None else (b'{"%b":[' % key.encode(), b"]," + _encoder.encode(head)[1:])
 
@@ -150,7 +159,7 @@ async def vectors_response(
 
 
 def _check_size(num_tokens: int, width: int) -> None:
-    """Raise UsageError if the vectors of so many tokens are too much for one answer."""
+    """Raise UsageError if the vectors of `num_tokens` tokens are too large for one answer."""
     if num_tokens * width > _MOST_VALUES:
         message = (
             f"the input has {num_tokens} tokens, each with a vector of {width} values, and one answer has at most "
@@ -160,7 +169,7 @@ def _check_size(num_tokens: int, width: int) -> None:
 
 
 def check_dimensions(wanted: int | None, model: ServedModel) -> None:
-    """Raise UsageError for another number of dimensions than the model's own."""
+    """Raise UsageError if the number of dimensions differs from the model's own."""
     width = model.info.hidden_size
     if wanted not in (None, width):
         reason = f"is {quote(wanted)}, but this model's embeddings have {width}; leave it out"
@@ -168,5 +177,5 @@ def check_dimensions(wanted: int | None, model: ServedModel) -> None:
 
 
 def unit_vector(vector: Float32) -> Float32:
-    """The vector scaled to length 1; a zero vector stays zero."""
+    """Return the vector scaled to length 1. A zero vector stays zero."""
     return (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)

@@ -1,6 +1,6 @@
-"""The fields that only steer another product's machinery: accepted, and named in `x-octavo-ignored-fields`.
+"""Fields that only control another product's internals. They are accepted, and named in `x-octavo-ignored-fields`.
 
-None of them changes an answer. A field that would change it belongs to a request's own fields, or is refused.
+None of them changes an answer. A field that would change it is either a field of its own in the request, or refused.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TGI: Table = {"options": dict[str, Any]}
 
 
 def with_ignored(base: type[RequestModel], table: Table) -> Any:
-    """A model that also has the fields of this table; `ignored_fields` has their names."""
+    """Return a model that also has the fields of this table. Its `ignored_fields` contains their names."""
     added: dict[str, Any] = {name: (kind | None, None) for name, kind in table.items()}
     model = create_model(base.__name__, __base__=base, **added)
     model.ignored_fields = frozenset(table)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """The sampling fields of llama.cpp's server and of Ollama's `options`, which have the same names.
 
-What Octavo's sampler does not have is accepted where it is off, and refused by name where it is on.
+Samplers that Octavo lacks are accepted if they are switched off, and refused by name if they are on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OFF: Mapping[str, tuple[float, ...]] = {
 
 
 class OtherSamplers(NullIsAbsent):
-    """Fields of samplers that are not here. They are accepted with the values with which the sampler is off."""
+    """Fields of samplers that Octavo lacks. They are accepted only with the values that switch the sampler off."""
 
     dry_allowed_length: Int | None = None
     dry_base: Number | None = None
@@ -54,9 +54,9 @@ class OtherSamplers(NullIsAbsent):
     xtc_threshold: Number | None = None
 
     def refuse_samplers(self, where: str = "") -> None:
-        """Raise UsageError for a sampler that is on.
+        """Raise UsageError for a sampler that is switched on.
 
-        where: before the names of fields in errors.
+        where: prefix for the names of fields in errors
         """
         for name, values in _OFF.items():
             if (value := getattr(self, name)) is not None and value not in values:
@@ -65,14 +65,14 @@ class OtherSamplers(NullIsAbsent):
 
 
 class LlamaDrafts(NullIsAbsent):
-    """The limits of drafts under llama.cpp's names."""
+    """The limits on drafts under llama.cpp's names."""
 
     draft_n_max: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(None, alias="speculative.n_max")
     draft_n_min: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(None, alias="speculative.n_min")
     draft_p_min: Annotated[float, Field(ge=0, le=1), FINITE] | None = Field(None, alias="speculative.p_min")
 
     def draft_options(self) -> dict[str, Any]:
-        """The arguments for `read_options`."""
+        """Return the arguments for `read_options`."""
         return {
             "num_speculative_tokens": self.draft_n_max,
             "min_speculative_tokens": self.draft_n_min,
@@ -90,13 +90,17 @@ class LlamaSampling(with_parameters(OtherSamplers, *_SAME, "seed")):  # type: ig
     penalize_nl: bool | None = None
 
     def given_names(self, arguments: Mapping[str, Any]) -> frozenset[str]:
-        """The parameters that the request gives, for which no default counts. A random seed is one of them."""
+        """Return the parameters that the request sets, so that their defaults do not apply. A random seed is one of
+        them.
+        """
         return frozenset(arguments) | ({"seed"} if self.seed is not None else set())
 
     def read_sampling(self, where: str = "") -> dict[str, Any]:
-        """The arguments for SamplingParams that are given.
+        """Return the given arguments for SamplingParams.
 
-        where: before the names of fields in errors. Raises UsageError for a sampler that is not here.
+        where: prefix for the names of fields in errors
+
+        Raises UsageError for a sampler that Octavo lacks.
         """
         self.refuse_samplers(where)
         arguments: dict[str, Any] = given(self, *_SAME)

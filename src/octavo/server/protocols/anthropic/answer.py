@@ -1,4 +1,4 @@
-"""The answers of Anthropic's `/v1/messages`: content blocks, whole or as typed events."""
+"""Answers of Anthropic's `/v1/messages`: content blocks, whole or as typed events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `cache_control`s of a request to `/v1/messages`, as places in its prompt."""
+"""The `cache_control` fields of a request to `/v1/messages`, as positions in its prompt."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 
 def read_breakpoints(body: CountTokensRequest) -> tuple[Breakpoint, ...]:
-    """Those of tools, system and messages, in this order; a field of the request itself means the whole prompt.
+    """Return the breakpoints of tools, system and messages, in this order. A field on the request itself means the
+    whole prompt.
 
-    Of more than four the last ones count: leaving one out changes no answer, and an error would end an agent's session.
+    If there are more than four, only the last four count: leaving one out changes no answer, whereas an error would end
+    an agent's session.
     """
     found = [
         Breakpoint(_seconds(control), (tool.name,), is_tool=True)
@@ -37,7 +39,7 @@ def _seconds(control: CacheControl) -> float:
 
 
 def _texts(body: CountTokensRequest) -> Iterator[tuple[str, CacheControl | None]]:
-    """The texts of system and messages in their order, each with its `cache_control`."""
+    """Yield the texts of the system prompt and the messages in order, each with its `cache_control`."""
     if isinstance(body.system, str):
         yield body.system, None
     for block in body.system if isinstance(body.system, list) else ():

@@ -24,7 +24,7 @@ _ERROR = {"type": str, "message": str, "details?": {"error_code": str}}
 
 
 def _body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """`{"type": "error", "error": {"type", "message"}, "request_id"}`, with Anthropic's types of errors."""
+    """Return `{"type": "error", "error": {"type", "message"}, "request_id"}`, with Anthropic's error types."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     shown: dict[str, Any] = {"type": kind, "message": named_message(error)}
     if error.code == "thread_unsupported_request":

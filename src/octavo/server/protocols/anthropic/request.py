@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's `/v1/messages`, and the request that a body makes of a model."""
+"""The bodies of Anthropic's `/v1/messages`, and their conversion to model-independent requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NEUTRAL = SamplingParams()  # of a conversation that is only counted
 
 
 class CacheControl(NullIsAbsent):
-    """The end of a beginning of the prompt that stays in the cache longer than others: 5 minutes, or an hour."""
+    """The end of a prompt prefix that stays in the cache longer than usual: 5 minutes or an hour."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -67,7 +67,10 @@ class TextBlock(Block):
 
 
 class MediaSource(Historic):
-    """data: base64, or the text of a document."""
+    """The source of an image or a document.
+
+    data: base64, or the text of a document
+    """
 
     type: Text | None = None
     media_type: Text | None = None
@@ -77,7 +80,7 @@ class MediaSource(Historic):
 
 
 class MediaBlock(Block):
-    """An image or a document: a text or a PDF file. `EngineConfig` explains `pdf_as`."""
+    """An image or a document, which is a text or a PDF file. `EngineConfig` explains `pdf_as`."""
 
     type: Literal["image", "document"]
     source: MediaSource | None = None
@@ -87,7 +90,10 @@ class MediaBlock(Block):
 
 
 class ToolUseBlock(Block):
-    """input: an object. Anything else is shown to the model as text."""
+    """An earlier tool call.
+
+    input: an object; anything else is shown to the model as text
+    """
 
     type: Literal["tool_use"]
     id: Text
@@ -101,7 +107,7 @@ TextContent: TypeAlias = Annotated[
 
 
 class ToolReferenceBlock(Block):
-    """A tool that a search has found. From here on the model sees it, if its loading was deferred."""
+    """A tool that a search has found. If its loading was deferred, the model sees it from here on."""
 
     type: Literal["tool_reference"]
     tool_name: Text
@@ -121,8 +127,11 @@ class ToolResultBlock(Block):
 
 
 class ThinkingBlock(Historic):
-    """Earlier thinking. The chat template decides if the model sees it again. signature: the thinking that the server
-    has sealed because it was not to be shown; others are not checked."""
+    """Earlier thinking. The chat template decides whether the model sees it again.
+
+    signature: thinking that the server has sealed because it was not to be shown; other servers' signatures are not
+    checked
+    """
 
     type: Literal["thinking"]
     thinking: Text
@@ -130,14 +139,14 @@ class ThinkingBlock(Historic):
 
 
 class RedactedThinkingBlock(Historic):
-    """Earlier thinking of another server, which only it can read; it is left out."""
+    """Earlier thinking from another server, which only that server can read. It is left out."""
 
     type: Literal["redacted_thinking"]
     data: Text
 
 
 class ServerBlock(Historic):
-    """An act of a tool that Anthropic's servers ran in an earlier turn; it is left out."""
+    """An action of a tool that Anthropic's servers ran in an earlier turn. It is left out."""
 
     type: Literal[
         "server_tool_use",
@@ -159,8 +168,12 @@ class Message(Historic):
 
 
 class Tool(NullIsAbsent):
-    """defer_loading: the model sees the tool only once a result refers to it. eager_input_streaming: has no effect,
-    because arguments are always streamed; likewise allowed_callers, because only the model calls, and input_examples.
+    """A tool that the model may call.
+
+    defer_loading: the model sees the tool only once a result refers to it
+    eager_input_streaming: has no effect, because arguments are always streamed
+    allowed_callers: has no effect, because only the model calls tools
+    input_examples: has no effect
     """
 
     type: Literal["custom"] | None = None
@@ -176,7 +189,7 @@ class Tool(NullIsAbsent):
 
 
 class ServerTool(Historic):
-    """A tool that Anthropic's servers run, which agents offer unasked. The model does not see it."""
+    """A tool that Anthropic's servers run. Agents offer it unasked, and the model does not see it."""
 
     type: Literal[
         "web_search_20250305",
@@ -196,7 +209,7 @@ class ServerTool(Historic):
 
 
 class AnyToolChoice(NullIsAbsent):
-    """auto: the model decides; any: it must call one; none: it must not."""
+    """Whether the model calls a tool: `auto` lets the model decide, `any` forces a call, `none` forbids calls."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
@@ -209,7 +222,10 @@ class OneToolChoice(NullIsAbsent):
 
 
 class EnabledThinking(NullIsAbsent):
-    """budget_tokens: below max_tokens, which bounds thinking and answer together; nothing else bounds the thinking."""
+    """Enabled thinking.
+
+    budget_tokens: must be below max_tokens, which limits thinking and answer together; nothing else limits the thinking
+    """
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1), WHOLE]
@@ -217,7 +233,7 @@ class EnabledThinking(NullIsAbsent):
 
 
 class OtherThinking(NullIsAbsent):
-    """adaptive: the model decides."""
+    """Disabled or adaptive thinking. With `adaptive`, the model decides."""
 
     type: Literal["disabled", "adaptive"]
     display: Literal["summarized", "omitted"] | None = None
@@ -228,7 +244,9 @@ class Metadata(NullIsAbsent):
 
 
 class Edit(Historic):
-    """An edit of earlier turns at a length that the client names. None is made here: the prompt stays whole."""
+    """An edit of earlier turns that the client wants beyond a given length. This server makes none: the prompt stays
+    whole.
+    """
 
     type: Text
     keep: Any = None
@@ -244,8 +262,11 @@ class ContextManagement(NullIsAbsent):
 
 
 class Thread(NullIsAbsent):
-    """create: the server is asked to keep the conversation, which the request holds. None is kept here, so a request
-    to continue one is refused, in the way on which Claude Code sends the whole conversation."""
+    """A conversation to be kept by the server.
+
+    create: keep the conversation in the request. This server keeps none, so a request to continue one is refused with
+    the error that makes Claude Code send the whole conversation.
+    """
 
     type: Literal["create", "continue"]
     previous_message_id: Text | None = None
@@ -263,7 +284,7 @@ class OutputConfig(NullIsAbsent):
 
 
 class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore[misc]
-    """The fields that make up a prompt, and those that change nothing."""
+    """The fields that make up a prompt, and fields that have no effect on it."""
 
     model: Text | None = None
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -277,7 +298,7 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
     thread: Thread | None = None
 
     def find_ignored(self) -> list[str]:
-        """The names of the given fields that have no effect."""
+        """Return the names of the given fields that have no effect."""
         names = sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
         edits = () if self.context_management is None else self.context_management.edits or ()
         tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
@@ -299,11 +320,15 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
 
     @property
     def is_searched(self) -> bool:
-        """True if the server is to search for deferred tools. It does not, so the model sees all of them."""
+        """True if the request asks the server to search for deferred tools. It does not, so the model sees all of
+        them.
+        """
         return any(isinstance(tool, ServerTool) and tool.type.startswith("tool_search") for tool in self.tools or ())
 
     def to_spec(self, tenant: str) -> ChatSpec:
-        """The request to a model, with the default parameters. Raises UsageError for what cannot be honoured."""
+        """Return the model-independent request, with default parameters. Raises UsageError for fields that cannot be
+        honoured.
+        """
         thinking, wanted = self.thinking, self.tool_choice
         choice: ToolChoice = "auto"
         if isinstance(wanted, OneToolChoice):
@@ -330,7 +355,7 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
 
 
 class MessagesRequest(CountTokensRequest, AnsweredFields):
-    """All other fields are refused by name."""
+    """A request for an answer. Fields that are not listed here are refused by name."""
 
     max_tokens: Int
     stop_sequences: list[Text] | None = None
@@ -365,8 +390,11 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
 
 
 def _loaded_tools(body: CountTokensRequest, choice: ToolChoice) -> list[Tool]:
-    """The tools that the model sees: those whose loading is not deferred, that a result refers to, or that it must
-    call. Raises UsageError for a server's tool that is the only one, or that must be called."""
+    """Return the tools that the model sees: tools that are not deferred, that a result refers to, or that must be
+    called.
+
+    Raises UsageError for a server tool that is the only tool or that must be called.
+    """
     own = [tool for tool in body.tools or () if isinstance(tool, Tool)]
     for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, ServerTool) and (not own or choice == NamedTool(tool.name)):
@@ -382,9 +410,9 @@ def _loaded_tools(body: CountTokensRequest, choice: ToolChoice) -> list[Tool]:
 
 
 def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:
-    """The conversation in the shape of chat completions. Messages of one role in a row become one turn.
+    """Convert the conversation to the format of chat completions. Consecutive messages of one role become one turn.
 
-    Raises UsageError if a block does not belong to its role, or a result to no call.
+    Raises UsageError if a block does not belong to its role, or if a result belongs to no call.
     """
     conversation = Conversation()
     if system:
@@ -403,7 +431,7 @@ def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock
 
 
 def _continues(last: dict[str, Any]) -> bool:
-    """True if the answer continues the last message. Raises UsageError if it cannot."""
+    """Return True if the answer continues the last message. Raises UsageError if it cannot."""
     if last["role"] != "assistant":
         return False
     if last.get("tool_calls"):
@@ -458,7 +486,7 @@ def _image(block: MediaBlock, where: str, kind: Literal["image", "file"] = "imag
 
 
 def _document(block: MediaBlock, where: str) -> MessageContent:
-    """A document that is text or a PDF file, with its title and what the client says of it before it."""
+    """Return a text or PDF document, preceded by its title and the client's description of it."""
     source, texts = block.source, [text for text in (block.title, block.context) if text]
     if source is not None and source.type == "text" and source.data is not None:
         return plain("\n".join(filter(None, (*texts, source.data))))

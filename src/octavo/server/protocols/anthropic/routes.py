@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`, Anthropic's interface: its shapes, its events, its errors."""
+"""`/v1/messages` and `/v1/messages/count_tokens`, Anthropic's API with its formats, events and errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class TokenCount(BaseModel):
 
 @router.post("/v1/messages", responses=streamed_answer(MESSAGE))
 async def create_message(request: Request, body: MessagesRequest) -> Response:
-    """Answer a conversation; with `stream` as server-sent events."""
+    """Answer a conversation, with server-sent events if `stream` is set."""
     return await answer(request, body, MessagesWriter)
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
 async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
-    """The number of tokens in the prompt of this conversation, which may exceed the context."""
+    """Return the number of tokens in this conversation's prompt, which may exceed the context."""
     count = JSONResponse({"input_tokens": await count_prompt_tokens(request, body)})
     return name_ignored(body.find_ignored(), record_of(request), count)

@@ -1,1 +1,1 @@
-"""Files and batches in OpenAI's shape."""
+"""Files and batches in OpenAI's format."""

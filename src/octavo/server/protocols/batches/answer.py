@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's clients read them."""
+"""Files and batches in the form that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def batch_body(batch: StoredBatch) -> dict[str, Any]:
 
 
 def list_body(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A page of a list."""
+    """Return one page of a list response."""
     return {
         "object": "list",
         "data": items,

@@ -1,4 +1,4 @@
-"""The protocol of files and batches, whose errors have OpenAI's form."""
+"""The protocol of files and batches, with errors in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of batches, and the form of an upload."""
+"""The request bodies of batches, and the upload form."""
 
 from __future__ import annotations
 
@@ -27,14 +27,20 @@ _CHUNK_S = 30.0  # maximum pause of an upload
 
 
 class Expiry(RequestModel):
-    """seconds: after the creation."""
+    """When a file expires.
+
+    seconds: time after its creation
+    """
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=_MIN_KEPT_S, le=_MAX_KEPT_S)]
 
 
 class BatchRequest(RequestModel):
-    """completion_window: `24h`, or another time up to seven days."""
+    """A request to create a batch.
+
+    completion_window: `24h`, or another time up to seven days
+    """
 
     input_file_id: Text
     endpoint: Text
@@ -43,7 +49,7 @@ class BatchRequest(RequestModel):
     output_expires_after: Expiry | None = None
 
     def to_batch(self, owner: str) -> StoredBatch:
-        """The new batch. Raises UsageError."""
+        """Return the new batch. Raises UsageError."""
         if self.endpoint not in ENDPOINTS:
             raise refuse("endpoint", f"is {self.endpoint!r:.80}; it must be one of {', '.join(ENDPOINTS)}")
         for name, value in (self.metadata or {}).items():
@@ -73,7 +79,10 @@ class BatchRequest(RequestModel):
 
 
 class Upload:
-    """A form with a file, which goes to the disk as it comes. fields: the others, by name."""
+    """An uploaded form with a file, which is written to disk as it arrives.
+
+    fields: the form's other fields, by name
+    """
 
     def __init__(self, path: Path, max_bytes: int = MAX_FILE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -88,7 +97,7 @@ class Upload:
         self._size = 0
 
     async def receive(self, request: Request) -> None:
-        """Read the whole form. Raises ApiError or UsageError; what is on the disk is then for the caller to remove."""
+        """Read the whole form. Raises ApiError or UsageError, and then the caller has to remove the file from disk."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data" or b"boundary" not in options:
             message = "the content type must be multipart/form-data, with a file and a purpose"
@@ -167,7 +176,7 @@ class Upload:
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises ApiError if it pauses for too long."""
+    """Yield the body as it arrives. Raises ApiError if it pauses for too long."""
     stream = request.stream()
     while True:
         with anyio.move_on_after(_CHUNK_S) as waiting:
@@ -180,7 +189,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 def kept_s(fields: dict[str, str], default: int | None) -> int | None:
-    """The seconds after which an uploaded file expires. Raises ApiError."""
+    """Return the seconds after which an uploaded file expires. Raises ApiError."""
     anchor = fields.get("expires_after[anchor]", fields.get("expires_after.anchor"))
     text = fields.get("expires_after[seconds]", fields.get("expires_after.seconds"))
     if text is None and anchor is None:

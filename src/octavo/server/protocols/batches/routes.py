@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/batches`. What belongs to another key is not there."""
+"""`/v1/files` and `/v1/batches`. Another key's files and batches are not found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_FILES_SHOWN, _MAX_BATCHES_SHOWN = 10_000, 100
 
 @router.post("/v1/files")
 async def upload_file(request: Request) -> Response:
-    """Keep a file of a form, with its `purpose`."""
+    """Store a file uploaded in a form, with its `purpose`."""
     batches, owner = state_of(request).batches, tenant_of(request)
     upload = Upload(path := await batches.use(lambda store: store.new_upload()))
     try:
@@ -78,7 +78,7 @@ async def delete_file(request: Request, file_id: str) -> Response:
 
 @router.post("/v1/batches")
 async def create_batch(request: Request, body: BatchRequest) -> Response:
-    """Queue a batch of the lines of a file."""
+    """Queue a batch made of the lines of a file."""
     file = await _file(request, body.input_file_id, "input_file_id")
     if file.purpose != "batch":
         message = f"the file {file.id} has the purpose {file.purpose}; upload it with the purpose batch"
@@ -105,7 +105,7 @@ async def retrieve_batch(request: Request, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(request: Request, batch_id: str) -> Response:
-    """End a batch early. The results that it has remain."""
+    """End a batch early. Existing results are kept."""
     batch = await _batch(request, batch_id)
     if batch.has_ended and batch.status != "cancelled":
         raise ApiError(409, f"the batch is {batch.status}; it cannot be cancelled", code="batch_has_ended")

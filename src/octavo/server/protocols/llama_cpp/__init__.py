@@ -1,1 +1,1 @@
-"""The interface of llama.cpp's server."""
+"""The API of llama.cpp's server."""

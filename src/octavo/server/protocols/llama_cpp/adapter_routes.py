@@ -1,4 +1,4 @@
-"""llama.cpp's `/lora-adapters`: the adapters with their scales in requests that name the model itself."""
+"""llama.cpp's `/lora-adapters`: the adapters and their scales in requests that name the model itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _SCALES = TypeAdapter(Annotated[list[AdapterScale], Field(max_length=_MAX_SCALES
 
 @router.get("/lora-adapters", responses=whole_answer(LLAMA_ADAPTERS))
 async def list_adapters(request: Request) -> Response:
-    """All adapters with their numbers. scale: that of requests that name the model itself."""
+    """List all adapters with their numbers.
+
+    scale: the adapter's scale in requests that name the model itself
+    """
     adapters = state_of(request).models.adapters
     found: list[dict[str, Any]] = [
         {
@@ -42,7 +45,7 @@ async def list_adapters(request: Request) -> Response:
 
 @router.post("/lora-adapters", responses=whole_answer(LLAMA_ADAPTERS))
 async def set_scales(request: Request) -> Response:
-    """Set these scales, and 0 for all others. At most one adapter of a model may have another one."""
+    """Set these scales, and 0 for all other adapters. At most one adapter of a model may have a nonzero scale."""
     check_may_change_adapters(request)
     body = request.state.body
     if len(body) > _MAX_BYTES:

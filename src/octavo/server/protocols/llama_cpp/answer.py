@@ -1,4 +1,4 @@
-"""The answers of llama.cpp's `/completion` and `/infill`."""
+"""Answers of llama.cpp's `/completion` and `/infill`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class _Result:
 
 
 class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
-    """Writes an event for each piece of text; the last event of each choice comes with the figures of the request."""
+    """Writes an event for each piece of text. The last event of each choice also contains the figures of the
+    request.
+    """
 
     def __post_init__(self) -> None:
         n = self.spec.params.num_choices
@@ -124,7 +126,7 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
         }
 
     def _selected(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The fields of `response_fields`, if it is given, under the paths by which they are named."""
+        """Return only the fields listed in `response_fields`, if it is given, with their paths as names."""
         if not self.request.response_fields:
             return answer
         found: dict[str, Any] = {}
@@ -146,7 +148,7 @@ def _shown(tokenizer: Tokenizer, token_id: int, entry: Logprob, *, is_prob: bool
 
 
 def generation_settings(params: SamplingParams, options: RequestOptions, info: ModelInfo) -> dict[str, Any]:
-    """The parameters and options of a request under llama.cpp's names."""
+    """Return the parameters and options of a request under llama.cpp's names."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     constraint = params.structured_outputs
     most = options.num_speculative_tokens

@@ -1,4 +1,4 @@
-"""llama.cpp's `/embedding`: texts as vectors, in its shape and with its kinds of normalization."""
+"""llama.cpp's `/embedding`: text embeddings in its format and with its kinds of normalization."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ router = LLAMA_CPP.router({"prompt": "content"})
 
 
 class EmbeddingRequest(OptionFields):
-    """input: another name of content. embd_normalize: -1: not at all; 0: by the largest component; 1: by the sum; 2,
-    the default, and above: by the norm of this order."""
+    """Texts to embed.
+
+    input: another name of content
+    embd_normalize: -1 for no normalization, 0 by the largest component, 1 by the sum, 2 (the default) and above by the
+    norm of this order
+    """
 
     model: Text | None = None
     content: Input | None = None
@@ -38,7 +42,7 @@ class EmbeddingRequest(OptionFields):
 
 @router.post("/embedding", responses=whole_answer(LLAMA_EMBEDDINGS))
 async def create_embedding(request: Request, body: EmbeddingRequest) -> Response:
-    """The vector of each text, in llama.cpp's shape."""
+    """Return the vector of each text, in llama.cpp's format."""
     if (body.content is None) == (body.input is None):
         given = "neither" if body.content is None else "both"
         raise refuse("content", f"or input must be given, not {given}", "missing_required_parameter")
@@ -54,7 +58,7 @@ async def create_embedding(request: Request, body: EmbeddingRequest) -> Response
 
 
 def normalized(vector: Float32, order: int) -> Float32:
-    """The vector scaled as `embd_normalize` says; a zero vector stays zero."""
+    """Return the vector scaled according to `embd_normalize`. A zero vector stays zero."""
     if order < 0:
         return vector
     exact = vector.astype(np.float64)

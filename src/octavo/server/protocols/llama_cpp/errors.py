@@ -1,4 +1,4 @@
-"""The protocol of llama.cpp's server, whose errors have OpenAI's form."""
+"""The protocol of llama.cpp's server, with errors in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of llama.cpp's `/completion` and `/infill`, and the requests that they make of a model."""
+"""The bodies of llama.cpp's `/completion` and `/infill`, and their conversion to model-independent requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ FIELD_NAMES = {
 
 
 class PromptObject(NullIsAbsent):
-    """A text with images at its marks, each of which is MEDIA_MARKER. multimodal_data: base64."""
+    """A text in which each MEDIA_MARKER represents an image.
+
+    multimodal_data: the images in base64
+    """
 
     prompt_string: Text
     multimodal_data: list[Any] | None = None
@@ -50,14 +53,18 @@ Bias: TypeAlias = "dict[str, Any] | list[Any]"
 
 
 class AdapterScale(RequestModel):
-    """An adapter of `/lora-adapters` and how strongly it acts; those that a list leaves out do not act."""
+    """An adapter of `/lora-adapters` and its scale. Adapters that a list leaves out are not applied."""
 
     id: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
     scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
 
 
 class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, LlamaDrafts):  # type: ignore[misc]
-    """The fields of both routes. n_predict: -1 is no limit, 0 only computes the prompt. n_cmpl: number of choices."""
+    """The fields of both routes.
+
+    n_predict: -1 means no limit, 0 only computes the prompt
+    n_cmpl: number of choices
+    """
 
     n_predict: Int | None = None
     max_tokens: Int | None = None
@@ -77,7 +84,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
 
     @property
     def num_predicted(self) -> int:
-        """The limit on tokens; -1: none."""
+        """Maximum number of tokens, or -1 for no limit."""
         limit = self.n_predict if self.n_predict is not None else self.max_tokens
         return -1 if limit is None else limit
 
@@ -86,11 +93,11 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
         return None if self.lora is None else [(each.id, each.scale) for each in self.lora]
 
     def prompts(self) -> Sequence[TextOrIds]:
-        """The prompts, each of which gets an answer."""
+        """Return the prompts, each of which gets its own answer."""
         raise NotImplementedError
 
     def media(self) -> Sequence[Media]:
-        """The other parts of the prompt."""
+        """Return the parts of the prompt that are not text."""
         return ()
 
     def to_spec(self, tenant: str) -> TextSpec:
@@ -139,7 +146,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
 
 
 class CompletionRequest(LlamaRequest):
-    """A text to continue, or several."""
+    """One or more texts to continue."""
 
     prompt: Prompts
 
@@ -174,7 +181,11 @@ class ExtraFile(NullIsAbsent):
 
 
 class InfillRequest(LlamaRequest):
-    """A hole between two texts. prompt: the beginning of what fills it. input_extra: other files of the project."""
+    """A gap between two texts to fill.
+
+    prompt: how the filling text begins
+    input_extra: other files of the project
+    """
 
     input_prefix: Text
     input_suffix: Text
@@ -187,14 +198,14 @@ class InfillRequest(LlamaRequest):
 
 
 def named_texts(bias: Bias | None) -> list[str]:
-    """The texts in a bias whose tokens are meant; see `with_tokens`."""
+    """Return the texts whose tokens a bias refers to; see `with_tokens`."""
     return [key for key, _ in _pairs(bias) if isinstance(key, str) and not _is_id(key)]
 
 
 def with_tokens(bias: Bias | None, tokens: Mapping[str, Sequence[int]]) -> list[Any]:
-    """The bias with the tokens of texts in their place.
+    """Return the bias with each text replaced by its tokens.
 
-    tokens: those of each of `named_texts`.
+    tokens: tokens of each of `named_texts`
     """
     pairs: list[Any] = []
     for key, value in _pairs(bias):
@@ -203,7 +214,7 @@ def with_tokens(bias: Bias | None, tokens: Mapping[str, Sequence[int]]) -> list[
 
 
 def read_bias(bias: Bias | None) -> dict[int, float] | None:
-    """Token id -> bias. `false` as a bias bans the token. Raises UsageError for what is neither."""
+    """Return token id -> bias. A bias of `false` bans the token. Raises UsageError for any other keys and values."""
     found: dict[int, float] = {}
     for key, value in _pairs(bias):
         if isinstance(key, bool) or not (isinstance(key, int) or _is_id(key)):

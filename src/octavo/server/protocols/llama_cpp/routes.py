@@ -60,7 +60,7 @@ class TemplateRequest(TemplateFields):
     tools: Tools | None = None
 
     def to_spec(self) -> ChatSpec:
-        """The conversation. Raises UsageError for what cannot be rendered."""
+        """Return the conversation. Raises UsageError for fields that cannot be rendered."""
         return ChatSpec(
             params=SamplingParams(),
             messages=chat_messages(self.messages),
@@ -71,19 +71,19 @@ class TemplateRequest(TemplateFields):
 
 @router.post("/completion", responses=streamed_answer(LLAMA_COMPLETION))
 async def complete(request: Request, body: CompletionRequest) -> Response:
-    """Continue a text or several; with `stream` as server-sent events."""
+    """Continue one or more texts, with server-sent events if `stream` is set."""
     return await answer(request, await _with_token_bias(request, body), LlamaWriter)
 
 
 @router.post("/infill", responses=streamed_answer(LLAMA_COMPLETION))
 async def infill(request: Request, body: InfillRequest) -> Response:
-    """Fill the hole between two texts, with models that were trained for it."""
+    """Fill the gap between two texts, with models that were trained for it."""
     return await answer(request, await _with_token_bias(request, body), LlamaWriter)
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: TemplateRequest) -> dict[str, str]:
-    """The text that the chat template makes of a conversation."""
+    """Return the text that the chat template renders for a conversation."""
     spec = await run_unless_gone(request, read_spec(request, body.to_spec))
     async with state_of(request).models.use(body.model) as model:
         return {"prompt": await run_unless_gone(request, render_conversation(model, spec))}
@@ -91,9 +91,9 @@ async def apply_template(request: Request, body: TemplateRequest) -> dict[str, s
 
 @router.get("/props", responses=whole_answer(LLAMA_PROPS))
 async def get_props(request: Request, model: str | None = None) -> Response:
-    """The facts about a model, by default the first, and the sampling of requests that leave it open.
+    """Return facts about a model, by default the first one, and its default sampling parameters.
 
-    A model that sleeps sleeps on.
+    This does not wake a sleeping model.
     """
     entry = await _known_entry(request, model)
     info, texts = entry.info, entry.texts
@@ -120,7 +120,7 @@ async def get_props(request: Request, model: str | None = None) -> Response:
 
 
 def _speculation(entry: ModelEntry, info: ModelInfo) -> dict[str, Any]:
-    """The sources of drafts in use, and a reason where some or all are missing."""
+    """Return the sources of drafts in use, and the reason why some or all are missing."""
     metrics = EngineMetrics() if entry.model is None else entry.model.client.status().metrics
     in_use = info.drafts_in_use(metrics)
     failed = "" if all(in_use.values()) else "the draft model has failed; the log says why"
@@ -133,7 +133,7 @@ def _speculation(entry: ModelEntry, info: ModelInfo) -> dict[str, Any]:
 
 @router.get("/slots", responses=whole_answer(LLAMA_SLOTS))
 async def get_slots(request: Request, model: str | None = None, fail_on_no_slot: int | None = None) -> Response:
-    """A slot for each sequence that can run at once. The engine has no fixed slots: the busy ones come first."""
+    """Return a slot for each sequence that can run at once. The engine has no fixed slots, so busy ones come first."""
     entry = await _known_entry(request, model)
     info, served = entry.info, entry.model
     assert info is not None
@@ -150,7 +150,9 @@ async def get_slots(request: Request, model: str | None = None, fail_on_no_slot:
 
 
 async def _known_entry(request: Request, name: str | None) -> ModelEntry:
-    """The model, loaded if it never was: else its facts are known, and it is neither woken nor used."""
+    """Return the model, loading it only if it was never loaded. Otherwise its facts are known, and it need not be woken
+    or used.
+    """
     models = state_of(request).models
     entry = models.entry(name)
     if entry.info is None:
@@ -160,7 +162,7 @@ async def _known_entry(request: Request, name: str | None) -> ModelEntry:
 
 
 async def _with_token_bias(request: Request, body: B) -> B:
-    """The body with token ids in place of the texts in its bias."""
+    """Return the body with the texts in its bias replaced by token ids."""
     texts = named_texts(body.logit_bias)
     if not texts:
         return body

@@ -1,4 +1,4 @@
-"""llama.cpp's `POST /slots/{id}`: prompts are saved to files, restored from them, and erased."""
+"""llama.cpp's `POST /slots/{id}`: save prompts to files, restore them from files, and erase them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ router = LLAMA_CPP.router()
 
 
 class SlotBody(NullIsAbsent):
-    """filename: in the folder of `--slot-save-path`. cache_salt: of the request that filled the slot."""
+    """The body of an action on a slot.
+
+    filename: name in the folder given by `--slot-save-path`
+    cache_salt: salt of the request that filled the slot
+    """
 
     model: Text | None = None
     filename: Text | None = None
@@ -50,7 +54,7 @@ async def act_on_slot(
     body: SlotBody = _NOTHING,
     model: str | None = None,
 ) -> Response:
-    """Save what a slot holds to a file, put a file into a slot, or erase a slot. Needs `--slot-save-path`."""
+    """Save a slot's content to a file, load a file into a slot, or erase a slot. Needs `--slot-save-path`."""
     folder = state_of(request).config.slot_save_path
     if folder is None:
         message = "this server saves no slots; start it with --slot-save-path DIR"

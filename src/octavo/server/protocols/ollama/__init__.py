@@ -1,1 +1,1 @@
-"""Ollama's interface."""
+"""Ollama's API."""

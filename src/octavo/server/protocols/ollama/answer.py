@@ -1,4 +1,4 @@
-"""The answers of Ollama's `/api/generate` and `/api/chat`, whole or as lines of JSON."""
+"""Answers of Ollama's `/api/generate` and `/api/chat`, whole or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ R = TypeVar("R", bound=OllamaRequest)
 
 
 class OllamaWriter(BlockWriter[R]):
-    """Writes a line for each piece of text or thinking and for each whole call; the last line has the figures."""
+    """Writes a line for each piece of text or thinking and for each complete call. The last line contains the
+    figures.
+    """
 
     dialect, stream_format = OLLAMA.dialect, LINES
 
@@ -45,7 +47,7 @@ class OllamaWriter(BlockWriter[R]):
 
     @abstractmethod
     def content(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        """The part of a line, or of the whole answer, that holds these."""
+        """Return the part of a line, or of the whole answer, that contains this text, thinking and calls."""
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
         if not isinstance(event, (Usage, ChoiceEnd, PromptProgress)):
@@ -89,14 +91,14 @@ class OllamaWriter(BlockWriter[R]):
         return {**self._line(self.content(self._text, self._thinking, self._calls)), **self._last}
 
     def context(self) -> dict[str, Any]:
-        """The tokens of the conversation so far, where the route returns them."""
+        """Return the tokens of the conversation so far, if the route returns them."""
         return {}
 
     def all_token_ids(self) -> list[int]:
         return [*self.generation.prompt_token_ids[0], *self._token_ids]
 
     def _line(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A line with the log-probabilities of the tokens since the last one."""
+        """Return a line with the log-probabilities of the tokens since the previous line."""
         line = {"model": self.model.name, "created_at": timestamp(), **content, "done": False}
         if self.request.logprobs:
             new, self._num_written_logprobs = self._logprobs[self._num_written_logprobs :], len(self._logprobs)
@@ -104,10 +106,11 @@ class OllamaWriter(BlockWriter[R]):
         return line
 
     def _figures(self, usage: Usage) -> dict[str, int]:
-        """Counts, and durations in nanoseconds.
+        """Return counts, and durations in nanoseconds.
 
-        total_duration: since the request arrived. prompt_eval_duration: from the start of the computation to the first
-        token. eval_duration: from the first token to the last one.
+        total_duration: since the request arrived
+        prompt_eval_duration: from the start of the computation to the first token
+        eval_duration: from the first token to the last one
         """
         metrics = usage.metrics
         return {
@@ -122,7 +125,7 @@ class OllamaWriter(BlockWriter[R]):
 
 
 class GenerateWriter(OllamaWriter[GenerateRequest]):
-    """Writes answers of `/api/generate`. `context` continues the conversation in a further request."""
+    """Writes answers of `/api/generate`. `context` lets another request continue the conversation."""
 
     def content(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: ARG002
         return {"response": text, **({"thinking": thinking} if thinking else {})}
@@ -148,5 +151,5 @@ def nanoseconds(seconds: float) -> int:
 
 
 def timestamp() -> str:
-    """The time in RFC 3339's form."""
+    """Return the current time in RFC 3339 format."""
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")

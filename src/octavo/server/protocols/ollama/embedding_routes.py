@@ -1,4 +1,4 @@
-"""Ollama's `/api/embed` and `/api/embeddings`: texts as vectors."""
+"""Ollama's `/api/embed` and `/api/embeddings`: text embeddings."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ router = OLLAMA.router({"prompt": "input"})
 
 
 class EmbedRequest(OptionFields):
-    """input: nothing, an empty text or an empty list gives no vectors. truncate: None is true: an input beyond the
-    context loses its end."""
+    """Texts to embed.
+
+    input: nothing, an empty text or an empty list gives no vectors
+    truncate: true by default: an input beyond the context loses its end
+    """
 
     model: Text | None = None
     input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)] | None = None
@@ -51,7 +54,7 @@ class EmbedRequest(OptionFields):
 
 
 class EmbeddingsRequest(OptionFields):
-    """The older form, for one text."""
+    """The older form of a request, for one text."""
 
     model: Text | None = None
     prompt: Text
@@ -61,7 +64,7 @@ class EmbeddingsRequest(OptionFields):
 
 @router.post("/api/embed", responses=whole_answer(OLLAMA_EMBEDDINGS))
 async def create_embeddings(request: Request, body: EmbedRequest) -> Response:
-    """One vector of length 1 for each input."""
+    """Return one vector of length 1 for each input."""
     inputs = [body.input] if isinstance(body.input, str) and body.input else body.input or []
     truncate_to = None if body.truncate is False else -1
     return await _embed(request, body, EmbeddingJob(inputs, read_options(body), None, truncate_to, "right"))
@@ -69,7 +72,7 @@ async def create_embeddings(request: Request, body: EmbedRequest) -> Response:
 
 @router.post("/api/embeddings", responses=whole_answer(OLLAMA_EMBEDDING))
 async def create_embedding(request: Request, body: EmbeddingsRequest) -> Response:
-    """The vector of one text, not normalised."""
+    """Return the vector of one text, not normalised."""
     return await _embed(request, body, EmbeddingJob([body.prompt], read_options(body), None, -1, "right"))
 
 

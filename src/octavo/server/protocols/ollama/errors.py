@@ -1,4 +1,4 @@
-"""The errors of Ollama."""
+"""Ollama's error format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.server.protocols.protocol import Protocol, named_message
 
 
 def _body(error: ApiError, _request_id: str) -> dict[str, Any]:
-    """`{"error": message}`."""
+    """Return `{"error": message}`."""
     return {"error": named_message(error)}
 
 

@@ -1,4 +1,4 @@
-"""Ollama's routes about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/pull` and `/api/version`."""
+"""Ollama's model routes: `/api/tags`, `/api/show`, `/api/ps`, `/api/pull` and `/api/version`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ router = OLLAMA.router()
 
 
 class NamedModel(NullIsAbsent):
-    """name: the older name of `model`."""
+    """A request that names a model.
+
+    name: the older name of `model`
+    """
 
     model: Text | None = None
     name: Text | None = None
 
     def entry(self, request: Request) -> ModelEntry:
-        """Raise UsageError if no model is named, ApiError (404) if there is none of this name."""
+        """Return the named model. Raises UsageError if none is named, ApiError (404) if no model has this name."""
         name = self.model or self.name
         if not name:
             raise UsageError("model is required", param="model", code="missing_required_parameter")
@@ -62,7 +65,7 @@ class NamedModel(NullIsAbsent):
 
 
 class ShowRequest(NamedModel):
-    """Ollama's own program always sends system and template, which are empty."""
+    """A request for facts about a model. Ollama's own program always sends `system` and `template`, which are empty."""
 
     verbose: bool | None = None
     system: Literal[""] | None = None
@@ -70,7 +73,10 @@ class ShowRequest(NamedModel):
 
 
 class PullRequest(NamedModel):
-    """insecure, username, password: about Ollama's registry, which is not asked."""
+    """A request to make a model available.
+
+    insecure, username, password: about Ollama's registry, which this server does not contact
+    """
 
     stream: bool | None = None
     insecure: bool | None = None
@@ -80,13 +86,13 @@ class PullRequest(NamedModel):
 
 @router.get("/api/version")
 async def get_version() -> dict[str, str]:
-    """The version of Ollama's interface, and the server's own."""
+    """Return the version of Ollama's API, and the server's own."""
     return {"version": API_VERSION, "server": f"octavo {__version__}"}
 
 
 @router.get("/api/tags", responses=whole_answer(OLLAMA_MODELS))
 async def list_models(request: Request) -> Response:
-    """All models of the server, loaded or not, and their adapters."""
+    """List all models of the server, loaded or not, and their adapters."""
     models = state_of(request).models
     files = await run_sync(lambda: [read_model_files(entry) for entry in models.entries])
     listed = {entry.name: _listed(entry, found) for entry, found in zip(models.entries, files, strict=True)}
@@ -96,7 +102,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/api/ps", responses=whole_answer(OLLAMA_MODELS))
 async def list_loaded_models(request: Request) -> Response:
-    """The loaded models. They stay until another one needs the room."""
+    """List the loaded models. They stay loaded until another model needs their memory."""
     entries = [entry for entry in state_of(request).models.entries if entry.state == "loaded"]
     files = await run_sync(lambda: [read_model_files(entry) for entry in entries])
     return JSONResponse({"models": [_running(entry, found) for entry, found in zip(entries, files, strict=True)]})
@@ -104,7 +110,9 @@ async def list_loaded_models(request: Request) -> Response:
 
 @router.post("/api/show", responses=whole_answer(OLLAMA_MODEL))
 async def show_model(request: Request, body: ShowRequest) -> Response:
-    """A model with its metadata, chat template, sampling defaults and abilities; an adapter with those of its model."""
+    """Return a model with its metadata, chat template, sampling defaults and capabilities. An adapter gets its
+    model's.
+    """
     entry, models = body.entry(request), state_of(request).models
     adapter = models.adapter(known_name(models, body.model or body.name))
     files = await run_sync(read_model_files, entry)
@@ -125,7 +133,7 @@ async def show_model(request: Request, body: ShowRequest) -> Response:
 
 @router.post("/api/pull", responses=lines_answer(OLLAMA_STATUS))
 async def pull_model(request: Request, body: PullRequest) -> Response:
-    """Make a model of the server available: one that is not on this machine yet is downloaded and loaded."""
+    """Make a model of the server available. If it is not on this machine yet, it is downloaded and loaded."""
     entry = body.entry(request)
     if await run_sync(read_model_files, entry) is None:
         await state_of(request).models.load(entry.name)
@@ -136,7 +144,7 @@ async def pull_model(request: Request, body: PullRequest) -> Response:
 
 @router.get("/api/blobs/{digest}", include_in_schema=False)
 async def find_blob(request: Request, digest: str) -> Response:
-    """An empty answer if a model of the server has this digest, as in `/api/tags`. Clients ask with HEAD."""
+    """Return an empty answer if a model of the server has this digest, as in `/api/tags`. Clients ask with HEAD."""
     if not await _is_known(request, digest):
         raise ApiError(404, f"there is no blob {quote(digest, 80)}", code="not_found")
     return Response()
@@ -144,7 +152,7 @@ async def find_blob(request: Request, digest: str) -> Response:
 
 @router.post("/api/blobs/{digest}", include_in_schema=False)
 async def refuse_blob(request: Request, digest: str) -> Response:
-    """Does nothing for a known blob. A new one could only go into a new model, so its bytes are not read."""
+    """Do nothing for a known blob. A new one could only be for a new model, so its bytes are not read."""
     if await _is_known(request, digest):
         return Response()
     raise UsageError(
@@ -154,7 +162,7 @@ async def refuse_blob(request: Request, digest: str) -> Response:
 
 
 async def _is_known(request: Request, digest: str) -> bool:
-    """Raise UsageError for what is no digest."""
+    """Return True if a model has this digest. Raises UsageError if it is not a digest."""
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise UsageError(f"the digest is {quote(digest, 80)}; it must be sha256: and 64 hexadecimal digits")
@@ -168,7 +176,7 @@ async def _is_known(request: Request, digest: str) -> bool:
 @router.post("/api/push", include_in_schema=False)
 @router.delete("/api/delete", include_in_schema=False)
 async def refuse_change(request: Request) -> Response:
-    """The models of this server are those of its command line."""
+    """Refuse the request, because the server's models are fixed by its command line."""
     raise UsageError(f"{request.url.path} is not supported: the models are those that the server was started with")
 
 
@@ -199,7 +207,7 @@ def _listed(entry: ModelEntry, files: ModelFiles | None) -> dict[str, Any]:
 
 
 def _adapted(model: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
-    """The line of an adapter, from that of its model."""
+    """Return an adapter's entry, made from its model's entry."""
     details = {**model["details"], "parent_model": adapter.parent}
     return {**model, "name": adapter.name, "model": adapter.name, "size": adapter.nbytes, "details": details}
 
@@ -225,7 +233,7 @@ def _time(when: datetime) -> str:
 
 
 def _parameters(entry: ModelEntry) -> str:
-    """The sampling defaults that differ from plain sampling, one a line, as in a Modelfile."""
+    """Return the sampling defaults that differ from plain sampling, one per line, as in a Modelfile."""
     if entry.info is None:
         return ""
     plain = SamplingParams()
@@ -243,7 +251,7 @@ def _template(entry: ModelEntry, files: ModelFiles | None) -> str | None:
 
 
 def _capabilities(entry: ModelEntry, files: ModelFiles | None) -> list[str]:
-    """The abilities that requests can ask for; `insert` is known once the model was loaded."""
+    """Return the capabilities that requests can ask for. `insert` is known only once the model has been loaded."""
     template = _template(entry, files) or ""
     found = ["completion"]
     if template:

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's `/api/generate` and `/api/chat`, and the requests that they make of a model."""
+"""The bodies of Ollama's `/api/generate` and `/api/chat`, and their conversion to model-independent requests."""
 
 from __future__ import annotations
 
@@ -57,17 +57,22 @@ KeepAlive: TypeAlias = Number | Text
 
 
 class Options(with_ignored(LlamaSampling, OLLAMA)):  # type: ignore[misc]
-    """num_predict: -1 and -2 are no limit. draft_num_predict: the most guesses of a step; 0: none."""
+    """Ollama's `options`.
+
+    num_predict: -1 and -2 mean no limit
+    draft_num_predict: maximum number of draft tokens per step, or 0 for none
+    """
 
     num_predict: Int | None = None
     draft_num_predict: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
 
 
 class OllamaRequest(AnsweredFields):
-    """The fields of both routes. stream: None is true, which the endpoint fills in.
+    """The fields of both routes.
 
-    truncate: the oldest turns of a longer conversation are left out; otherwise it is an error. shift: what is beyond
-    the context ends the answer here, and nothing is shifted.
+    stream: true by default, which the endpoint fills in
+    truncate: leave out the oldest turns of a conversation that is too long; otherwise it is an error
+    shift: has no effect; the answer ends at the end of the context, and nothing is shifted
     """
 
     options: Options | None = None
@@ -85,19 +90,19 @@ class OllamaRequest(AnsweredFields):
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to answer: the request only loads or unloads the model."""
+        """True if there is nothing to answer, so that the request only loads or unloads the model."""
         raise NotImplementedError
 
     @property
     def unloads(self) -> bool:
-        """True if the model is to leave the memory after this request."""
+        """True if the model should be unloaded after this request."""
         return seconds_of(self.keep_alive) == 0
 
     def find_ignored(self) -> list[str]:
         return find_ignored_options(self.options, self.keep_alive)
 
     def read_params(self) -> tuple[SamplingParams, frozenset[str]]:
-        """The parameters, and the names of those that are given."""
+        """Return the parameters, and the names of those that the request sets."""
         options = self.options or Options()
         arguments = options.read_sampling("options.")
         limit = None if options.num_predict in (-1, -2) else options.num_predict
@@ -112,15 +117,15 @@ class OllamaRequest(AnsweredFields):
         return params, options.given_names(arguments)
 
     def read_options(self) -> RequestOptions:
-        """See `spec.read_options`."""
+        """Return the request's options; see `spec.read_options`."""
         return read_options(self, num_speculative_tokens=self.options.draft_num_predict if self.options else None)
 
     def read_truncation(self) -> dict[str, Any]:
-        """The fields of Common about prompts that are too long."""
+        """Return the fields of Common about prompts that are too long."""
         return {"truncate_prompt_tokens": -1, "truncation_side": "turns"} if self.truncate else {}
 
     def read_thinking(self) -> dict[str, Any]:
-        """The fields of ChatSpec about thinking."""
+        """Return the fields of ChatSpec about thinking."""
         if isinstance(self.think, str):
             return {"thinking": "enabled", "reasoning_effort": self.think}
         return {"thinking": "adaptive" if self.think is None else "enabled" if self.think else "disabled"}
@@ -133,7 +138,7 @@ class OllamaRequest(AnsweredFields):
 
 
 class GenerateRequest(OllamaRequest):
-    """A prompt, which the chat template wraps unless `raw` is given, or a prefix with a suffix."""
+    """A prompt, which the chat template wraps unless `raw` is set, or a prefix with a suffix."""
 
     prompt: Text | None = None
     suffix: Text | None = None
@@ -177,7 +182,10 @@ class GenerateRequest(OllamaRequest):
 
 
 class CalledFunction(Historic):
-    """arguments: an object. A text, such as one that is no JSON, is shown to the model as it is."""
+    """An earlier call of a function.
+
+    arguments: an object; a text, such as invalid JSON, is shown to the model unchanged
+    """
 
     name: Text
     arguments: dict[str, Any] | Text | None = None
@@ -189,7 +197,10 @@ class CalledTool(Historic):
 
 
 class Message(Historic):
-    """tool_name, tool_call_id: of the call that a tool's message answers; without them it answers the next open one."""
+    """A message of a conversation.
+
+    tool_name, tool_call_id: identify the call that a tool's message answers; without them it answers the next open call
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
@@ -241,7 +252,7 @@ class ChatRequest(OllamaRequest):
 
 
 def find_ignored_options(options: Options | None, keep_alive: float | str | None) -> list[str]:
-    """The names of the given fields that have no effect."""
+    """Return the names of the given fields that have no effect."""
     ignored = () if options is None else sorted(options.ignored_fields)
     names = [f"options.{name}" for name in ignored if getattr(options, name) is not None]
     # A model stays in memory until another one needs the room, which is what a negative time asks for.
@@ -249,9 +260,10 @@ def find_ignored_options(options: Options | None, keep_alive: float | str | None
 
 
 def seconds_of(keep_alive: float | str | None) -> float:
-    """The time of `keep_alive`: seconds, or a duration in Go's form such as `1h30m`; negative: for ever.
+    """Return `keep_alive` in seconds. It is a number of seconds or a duration in Go's form, such as `1h30m`. Negative
+    means forever.
 
-    Raises UsageError for another text.
+    Raises UsageError for any other text.
     """
     if keep_alive is None or isinstance(keep_alive, (int, float)):
         return -1.0 if keep_alive is None else float(keep_alive)
@@ -266,7 +278,7 @@ def seconds_of(keep_alive: float | str | None) -> float:
 
 
 def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation in the shape of chat completions, where calls and results have ids."""
+    """Convert the conversation to the format of chat completions, where calls and results have ids."""
     converted: list[dict[str, Any]] = []
     open_calls: deque[tuple[str, str]] = deque()  # (id, name) of the calls that have no result yet
     for i, message in enumerate(messages):
@@ -298,7 +310,7 @@ def _images(images: Sequence[Any] | None, where: str) -> tuple[Media, ...]:
 
 
 def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str) -> tuple[str, str]:
-    """(id, name) of the call that a tool's message answers."""
+    """Return (id, name) of the call that a tool's message answers."""
     found = next((call for call in open_calls if call[0] == message.tool_call_id), None)
     if found is None:  # most clients know no ids
         found = next((call for call in open_calls if message.tool_name in (None, call[1])), None)
@@ -309,7 +321,7 @@ def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str)
 
 
 def _with_lists_of_types(schema: Any) -> Any:
-    """The schema with lists of types where there are several in one text, as Ollama's client writes them."""
+    """Return the schema with lists of types in place of several types in one string, as Ollama's client writes them."""
     if isinstance(schema, list):
         return [_with_lists_of_types(item) for item in schema]
     if not isinstance(schema, dict):

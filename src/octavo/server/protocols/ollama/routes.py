@@ -37,13 +37,13 @@ IMAGE_PATHS = (
 
 @router.post("/api/generate", responses=lines_answer(OLLAMA_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Answer a prompt, as lines of JSON unless `stream` is false. Without a prompt the model is only loaded."""
+    """Answer a prompt, as lines of JSON unless `stream` is false. Without a prompt, only load the model."""
     return await _answer(request, body, GenerateWriter, {"response": ""})
 
 
 @router.post("/api/chat", responses=lines_answer(OLLAMA_CHAT))
 async def chat(request: Request, body: ChatRequest) -> Response:
-    """Answer a conversation, as lines of JSON unless `stream` is false. Without messages the model is only loaded."""
+    """Answer a conversation, as lines of JSON unless `stream` is false. Without messages, only load the model."""
     return await _answer(request, body, ChatWriter, {"message": {"role": "assistant", "content": ""}})
 
 
@@ -66,7 +66,7 @@ async def _answer(request: Request, body: B, writer_class: Callable[..., Any], e
 
 
 def known_name(models: ModelManager, name: str | None) -> str | None:
-    """The name without the tag `latest`, which Ollama's clients add, unless a model has the whole name."""
+    """Return the name without the tag `latest`, which Ollama's clients add, unless a model has the full name."""
     if name is None or models.knows(name):
         return name
     return name.removesuffix(":latest")

@@ -1,4 +1,4 @@
-"""The answers to chat and text completions in OpenAI's shapes, with vLLM's additions."""
+"""Answers to chat and text completions in OpenAI's formats, with vLLM's additions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ _EMPTY_MESSAGE: dict[str, Any] = {"refusal": None, "annotations": [], "audio": N
 
 
 class OpenAIWriter(AnswerWriter[R, S]):
-    """An answer of several choices. A stream gets a chunk for each event; the whole answer is the sum of the events."""
+    """An answer with several choices. A stream has a chunk for each event; the whole answer is the sum of the
+    events.
+    """
 
     last = EVENTS.encode(b"[DONE]", None)
     id_prefix: ClassVar[str]
@@ -75,19 +77,19 @@ class OpenAIWriter(AnswerWriter[R, S]):
 
     @abstractmethod
     def first_chunks(self, index: int) -> Iterator[dict[str, Any]]:
-        """The chunks of a choice before the one with its first token."""
+        """Yield a choice's chunks before the one with its first token."""
 
     @abstractmethod
     def content(self, event: ChoiceEvent) -> dict[str, Any]:
-        """The text in the chunk of this event."""
+        """Return the text for this event's chunk."""
 
     @abstractmethod
     def whole_content(self, index: int, choice: Choice) -> dict[str, Any]:
-        """The text of a whole choice."""
+        """Return the text of a whole choice."""
 
     @abstractmethod
     def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The `logprobs` of tokens of this choice."""
+        """Return the `logprobs` of this choice's tokens."""
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
         if isinstance(event, Usage):
@@ -112,14 +114,14 @@ class OpenAIWriter(AnswerWriter[R, S]):
         return {**self._head, "choices": choices, "usage": usage, **self._timings(self._usage)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """A whole choice."""
+        """Return a whole choice."""
         logprobs = None if self.request.num_top_logprobs is None else self.logprobs(index, choice.logprobs)
         token_ids = {"token_ids": choice.token_ids} if self.request.return_token_ids else {}
         content = self.whole_content(index, choice)
         return {"index": index, **content, "logprobs": logprobs, **_end_of(choice), **token_ids}
 
     def chunk(self, index: int, content: dict[str, Any], **extra: Any) -> dict[str, Any]:
-        """A chunk with one choice."""
+        """Return a chunk with one choice."""
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **extra}
         chunk = {**self._head, "choices": [choice]}
         if self._has_running_usage:
@@ -132,7 +134,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         return chunk
 
     def prompt_fields(self, prompt: int) -> dict[str, Any]:
-        """The fields of the whole answer about this prompt."""
+        """Return the whole answer's fields about this prompt."""
         fields: dict[str, Any] = {}
         if self.request.prompt_logprobs is not None:
             fields["prompt_logprobs"] = _prompt_logprobs(self.generation.prompt_logprobs[prompt])
@@ -176,7 +178,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
 
 
 class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):
-    """Writes chat completions. The role comes with the first token, so clients can time the first chunk."""
+    """Writes chat completions. The role is sent with the first token, so that clients can time the first chunk."""
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -239,7 +241,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return super().push(event)
 
     def first_chunks(self, index: int) -> Iterator[dict[str, Any]]:
-        """The prompt, if it is echoed or its tokens are reported."""
+        """Yield the prompt, if it is echoed or its tokens are reported."""
         extra = self.prompt_fields(self._prompt_of(index))
         if self.request.echoes_logprobs:
             extra["logprobs"] = self.logprobs(index, ())
@@ -253,8 +255,10 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return {"text": self._echoed(index) + (choice.text or "")}
 
     def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Parallel lists with one entry a token. The first token of a prompt has no probability: nothing comes before
-        it."""
+        """Return parallel lists with one entry per token.
+
+        The first token of a prompt has no probability, because nothing precedes it.
+        """
         tokenizer = self.model.tokenizer
         found: list[tuple[int, Mapping[int, Logprob] | None]] = [(token.token_id, token.entries) for token in tokens]
         begins: list[int] = []
@@ -282,7 +286,9 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return lists
 
     def _generated_offsets(self, index: int, tokens: Sequence[TokenLogprobs]) -> list[int]:
-        """Beginnings in the returned text. Tokens of a stop string, which it does not have, are at its end."""
+        """Return the tokens' offsets in the returned text. Tokens of a stop string, which the text does not contain,
+        are at its end.
+        """
         begins = [self._offsets[index].push(token.token_id) for token in tokens]
         if self.request.stream and index not in self._ended:
             return begins
@@ -307,7 +313,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return index // self.spec.params.num_choices
 
     def _echoed(self, index: int) -> str:
-        """The prompt of a choice as it was sent, or the text of its tokens; empty if it is not asked for."""
+        """Return a choice's prompt as it was sent, or the text of its tokens. It is empty if no echo is requested."""
         if not self.request.echo:
             return ""
         prompt = self._prompt_of(index)
@@ -320,7 +326,9 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
 
 
 def _prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:
-    """vLLM's `prompt_logprobs`: for each position token id -> log-probability, rank and text; None for the first."""
+    """Return vLLM's `prompt_logprobs`: for each position token id -> log-probability, rank and text, or None for the
+    first.
+    """
 
     def shown(entry: Logprob) -> dict[str, Any]:
         return {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
@@ -331,7 +339,7 @@ def _prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -
 
 
 def _end_of(choice: Choice | ChoiceEnd) -> dict[str, Any]:
-    """The fields that say why a choice has ended."""
+    """Return the fields that give the reason why a choice has ended."""
     return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
 
@@ -345,5 +353,7 @@ def _token_counts(num_prompt_tokens: int, num_completion_tokens: int) -> dict[st
 
 @lru_cache(maxsize=64)
 def _fingerprint(path: str, num_threads: int) -> str:
-    """Change with the program, the model and the number of threads, after which a seed may give another answer."""
+    """Return a fingerprint that changes with the program, the model and the number of threads, as a seed's answer may
+    too.
+    """
     return "fp_" + hashlib.sha256(f"{__version__}\n{path}\n{num_threads}".encode()).hexdigest()[:10]
