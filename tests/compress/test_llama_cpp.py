@@ -52,7 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2moe": {"routed_scaling_factor": 1.0},  # that of the published models, whatever the key says
     **{name: {"linear_value_head_dim": 16} for name in ("qwen3next", "qwen35", "qwen35moe")},  # that of keys
 }
-# What llama.cpp reads otherwise or refuses: docs/quantization.md says why.
+# What llama.cpp reads otherwise or refuses: docs/lab/quantization.md says why.
 UNLIKE = {
     "phimoe",
     "apertus-biased",
