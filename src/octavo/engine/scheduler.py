@@ -2,11 +2,12 @@
 
 There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in the cache,
 and a step computes some of the rest. Sequences that need one token go first; the remaining token budget is filled with
-chunks of longer ones. They skip a step only for a short prompt, within limits. When blocks run out, groups are
+chunks of longer ones. Streams skip a step only for a short prompt, within limits. When blocks run out, groups are
 preempted (`admission`).
 
-An executor with several stages computes as many steps at once. A group is in at most one of them, and until that step
-ends it is neither scheduled nor preempted. A step takes no more groups than its share, to leave some for other steps.
+An executor with several stages computes several steps at once, one per stage. A group is in at most one of them, and
+until that step ends it is neither scheduled nor preempted. A step takes no more groups than its share, to leave some
+for other steps.
 
 Texts to embed or score are prompts without an answer. They wait in the same queue, behind the answers of their
 priority, which let one text pass at a time (`ServiceQueue`).
@@ -40,7 +41,7 @@ _BATCH_SLOWDOWN = 1.25  # how much the rows of batches may slow a step of live r
 class Scheduler:
     """Makes steps from the groups that `admission` holds and admits. Counts steps in the metrics.
 
-    times: of the steps so far, also used for drafts and batches.
+    times: the times of the steps so far, also used for drafts and batches.
     step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
@@ -69,12 +70,13 @@ class Scheduler:
     # --- a step ---
 
     def schedule(self, *, is_ahead: bool = False, has_time: bool = True) -> Schedule:
-        """Return the next step, of groups that are in no step of another stage.
+        """Return the next step, made of groups that are in no step of another stage.
 
         It is empty only if these have no work, or wait for rows of images.
 
-        has_time: False: what streams may wait is used up: no prompt is computed beside them.
-        is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
+        has_time: False if the time that streams may wait is used up; then no prompt is computed together with them.
+        is_ahead: another step is in flight, and its sequences look as in `overlap.as_if_done`. No group is preempted
+        then.
         """
         self._cut_drafts()
         self.admission.take_arrived()
@@ -98,7 +100,7 @@ class Scheduler:
         """Return the step after one in flight if its sequences only take their next tokens, or None if that is not
         certain.
 
-        It may be dropped: it makes no copies and admits nobody.
+        The step may be dropped later, so it makes no copies and admits no groups.
         """
         count, pool = len(step.scheduled), self.kv_cache.pool
         is_decode = step.num_decodes == count == len(self._queue.running)
@@ -119,7 +121,7 @@ class Scheduler:
         return ahead
 
     def _schedule_alone(self, step: Schedule) -> bool:
-        """Give a short prompt its own step, if the running sequences may wait for it."""
+        """Give a short prompt a step of its own, if the running sequences can wait for it."""
         budget, running = self.step_budget, self.admission.running
         if budget is None or not running or not self._queue.waiting:
             return False
@@ -137,7 +139,7 @@ class Scheduler:
     def _hold_back(self, first: Sequence, step: Schedule) -> None:
         """Remove tokens that would make the step too long for the streams that wait for it.
 
-        first: the group of the first chunk. It is running, so its cached tokens are known.
+        first: the sequence of the first chunk. It is running, so the number of its cached tokens is known.
         """
         if self.step_budget is None:
             return
@@ -154,7 +156,7 @@ class Scheduler:
     def mark_computed(self, step: Schedule) -> None:
         """Record after a step that its tokens, except drafts, are cached. Choices then share the first one's prompt.
 
-        Sequences that have ended since scheduling are left out, here and by the consumers of the rows.
+        Sequences that have ended since scheduling are ignored, here and by the consumers of the rows.
         """
         for item in step.scheduled.values():
             sequence = item.sequence
@@ -171,7 +173,7 @@ class Scheduler:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
     def repeat(self, step: Schedule) -> None:
-        """Let a failed step be repeated. Its states have moved on, so they are computed from the start."""
+        """Prepare a failed step to be repeated. Its states have moved on, so they are computed from the start."""
         for item in step.scheduled.values():
             self.kv_cache.end_snapshot(item, is_valid=False)
         if self.kv_cache.states is None:
@@ -183,7 +185,7 @@ class Scheduler:
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
         """Accept num_accepted drafts of a step as tokens. The cache drops the rest.
 
-        num_claimed: tokens the sequence will have in the cache after the next step in flight.
+        num_claimed: tokens that the sequence will have in the cache after the next step in flight.
         """
         self.kv_cache.accept_drafts(sequence, num_accepted, num_claimed)
 
@@ -222,7 +224,7 @@ class Scheduler:
         return behind
 
     def _lets_batch_in(self, group: SequenceGroup, step: Schedule) -> bool:
-        """True if a batch group hardly slows the live requests of a step. Its rows are then counted."""
+        """True if a batch group hardly slows a step's live requests. Its rows are then counted."""
         if step.batch_rows_left is None:
             num_rows = self._max_num_tokens - step.num_tokens_left - step.num_tokens_held_back
             step.batch_rows_left = self.times.rows_beside(num_rows, _BATCH_SLOWDOWN) if num_rows else sys.maxsize
@@ -230,15 +232,16 @@ class Scheduler:
         return step.batch_rows_left >= 0
 
     def _cut_drafts(self) -> None:
-        """Drop drafts that cannot be right: those from the first that a grammar forbids."""
+        """Drop drafts that cannot be right: the first one that a grammar forbids, and those after it."""
         for sequence in self.admission.running:
             if sequence.draft_token_ids and sequence.grammar is not None:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
-        """One token per member. A single sequence also gets drafts, if all others still get their token.
+        """Return one token per member. A single sequence also gets drafts, provided that all others still get their
+        token.
 
-        Drafts never take blocks that others hold.
+        Drafts never take blocks that other groups hold.
         """
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
@@ -267,7 +270,9 @@ class Scheduler:
                 is_blocked = True
 
     def _may_begin(self, group: SequenceGroup, step: Schedule) -> bool:
-        """False if live requests would notice it, or if the text must be computed whole and the step is too short."""
+        """False if live requests would notice the group, or if its text must be computed whole and the step is too
+        short.
+        """
         if group.is_batch and not self._lets_batch_in(group, step):
             return False
         first = group.members[0]
@@ -291,9 +296,9 @@ class Scheduler:
             step.chunk_start = start
 
     def _num_ready(self, sequence: Sequence, count: int, step: Schedule) -> int:
-        """Return the number of a sequence's next tokens before one whose image or source rows are still missing.
+        """Return the number of a sequence's next tokens before the first whose image or source rows are still missing.
 
-        If the positions of a span see each other, a step has all of them that are left, or none.
+        If the positions of a span attend to each other, a step takes all that are left of the span, or none.
         """
         prompt, start = sequence.request.prompt, sequence.num_computed_tokens
         if self.encodings is None or not (prompt.spans or prompt.source) or count <= 0:
@@ -329,7 +334,9 @@ class Scheduler:
         self._schedule_members(group, counts, step)
 
     def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
-        """Schedule `counts` tokens for the first members. Return False if blocks run out and nothing is preemptible."""
+        """Schedule `counts` tokens for the first members. Return False if blocks run out and no group can be
+        preempted.
+        """
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
             victim = self._stages.last_idle(self._queue)
@@ -368,7 +375,7 @@ class Scheduler:
     def observe(self, step: Schedule, elapsed_s: float, *, is_timed: bool = True) -> None:
         """Count a step that has ended.
 
-        elapsed_s: from the start of scheduling until its tokens were taken.
+        elapsed_s: seconds from the start of scheduling until its tokens were taken.
         is_timed: False if the time is not that of the step alone.
         """
         metrics, budget = self.metrics, self.step_budget
@@ -387,13 +394,14 @@ class Scheduler:
 
 
 def _may_lack_rows(sequence: Sequence) -> bool:
-    """True if rows may be missing, because the prompt ends with an image or the answer begins."""
+    """True if rows may be missing, because the prompt ends with an image or the answer has just begun."""
     prompt, known = sequence.request.prompt, len(sequence.token_ids)
     return prompt.touches(known - 1, known) or (prompt.source is not None and known == 1)
 
 
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
-    """Return the tokens of a chunk of `count` that cuts no span: it ends before a span or includes all of it.
+    """Return how many tokens a chunk of `count` gets so that it splits no span: it ends before a span or includes all
+    of it.
 
     most: limit of a chunk, or 0 if the span has no room in this step.
     """

@@ -50,9 +50,11 @@ class Session:
         will_chat: bool = False,
         is_replica: bool = False,
     ) -> None:
-        """progress, is_replica: see `load_engine`.
+        """Load a model and start its engine's thread.
+
+        progress, is_replica: see `load_engine`.
         on_round_end: see `EngineThread`.
-        will_chat: the process of the chat template starts while the model loads, not with the first conversation.
+        will_chat: start the chat template's process while the model loads instead of with the first conversation.
         Raises what `load_engine` raises.
         """
         self.config = config
@@ -127,8 +129,9 @@ class Session:
     def chat_prompt(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> Prompt:
-        """Return the prompt of a conversation, with the images in its messages. Raises the errors of `encode_chat`, and
-        UsageError for images that cannot be read.
+        """Return the prompt of a conversation, including the images in its messages.
+
+        Raises the errors of `encode_chat`, and UsageError for images that cannot be read.
         """
         if isinstance(messages, str) or not has_images(messages):
             return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
@@ -161,7 +164,7 @@ class Session:
     ) -> Request:
         """Return a checked request, not yet submitted.
 
-        output_kind: replaces that of the parameters.
+        output_kind: replaces the one in the parameters.
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
         generation = self.describe(prompt, params, output_kind=output_kind, options=options)
@@ -175,7 +178,7 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         options: RequestOptions,
     ) -> GenerationRequest:
-        """Return the request of a program, with its prompt tokenized. Raises UsageError."""
+        """Return a program's request, with its prompt tokenized. Raises UsageError."""
         if not isinstance(params, (SamplingParams, BeamSearchParams, PoolingParams)):
             raise UsageError(
                 f"sampling_params must be a SamplingParams, not {params!r:.80}",
@@ -191,7 +194,7 @@ class Session:
         )
 
     def check(self, request: GenerationRequest, request_id: str | None = None) -> Request:
-        """Return a request completed for the engine, not yet submitted. Raises what `create_request` raises.
+        """Check a request and complete it for the engine, without submitting it. Raises what `create_request` raises.
 
         request_id: unique while it runs; None to generate one.
         """
@@ -245,9 +248,9 @@ class Session:
         return self._engine.failure
 
     def measure_stall(self) -> float:
-        """Seconds that requests have waited without a sign of progress, or 0.0 while nothing waits.
+        """Return how many seconds requests have waited without a sign of progress, or 0.0 while none waits.
 
-        For one thread, which calls it a few times a second: signs are counted from call to call.
+        Call it from one thread only, a few times a second: signs are counted from call to call.
         """
         now, work = time.monotonic(), work_done(self._loaded.executor) if self._loaded is not None else 0
         if work != self._work:
@@ -272,7 +275,7 @@ class Session:
         return adapters
 
     def with_adapter(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a program's request, with its `lora_request` loaded and named by `adapter`.
+        """Return a program's options with their `lora_request` loaded, and named by `adapter`.
 
         Raises UsageError, or ModelLoadError for an adapter that does not fit.
         """
@@ -290,7 +293,7 @@ class Session:
         self.model().engine.prepare_structured_outputs()
 
     def sleep(self) -> Future[None]:
-        """Release the device's memory like `Engine.sleep`. A request also ends the sleep."""
+        """Release the device's memory like `Engine.sleep`. A new request ends the sleep."""
         return self._engine.call(self.model().engine.sleep)
 
     def wake_up(self) -> Future[None]:
@@ -298,7 +301,9 @@ class Session:
         return self._engine.call(self.model().engine.wake_up)
 
     def act_on_slot(self, action: SlotAction) -> Future[SlotReport]:
-        """Save, restore or erase a slot, one action after another. The future raises UsageError with the file."""
+        """Save, restore or erase a slot. Actions run one after another. The future raises UsageError naming the
+        file.
+        """
         from octavo.engine.slot_files import run_action
 
         self.model()

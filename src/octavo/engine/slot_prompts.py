@@ -1,4 +1,4 @@
-"""The prompts and answers in slots, and the moves of their blocks out of the cache and back."""
+"""The prompts and answers in slots. Moves their blocks out of the cache and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SlotContent(NamedTuple):
-    """Prompt and answer of a request, and the keys of their full blocks."""
+    """A request's prompt and answer, and the keys of their full blocks."""
 
     token_ids: list[int]
     hashes: list[bytes]
@@ -23,7 +23,7 @@ class SlotContent(NamedTuple):
 
 
 class SlotPrompts:
-    """The contents of slots by number. Numbers are rows in a step unless requests name others.
+    """The contents of slots by number. A slot's number is a row in a step unless the request names another one.
 
     Only for the engine's thread, except `size_of_key` and `wanted_keys`.
     """
@@ -40,7 +40,7 @@ class SlotPrompts:
             self._contents[request.slot] = SlotContent(sequence.token_ids, sequence.block_hashes, salt)
 
     def content(self, slot: int, salt: str) -> SlotContent:
-        """Return the content of a slot; empty if it belongs to another salt."""
+        """Return the content of a slot. It is empty if it belongs to another salt."""
         found = self._contents.get(slot)
         return found if found is not None and found.salt == salt else SlotContent([], [], salt)
 
@@ -64,16 +64,16 @@ class SlotPrompts:
         return move
 
     def erase(self, action: SlotAction) -> int:
-        """Forget a slot's content. Return its tokens that were in the cache."""
+        """Forget a slot's content. Return how many of its tokens were in the cache."""
         hashes = self.content(action.slot, action.salt).hashes
         self._contents.pop(action.slot, None)
         return forget_prefix(self._kv_cache, hashes)
 
     def size_of_key(self, key: bytes) -> int:
-        """Return the bytes of the block or states with this key. Thread-safe."""
+        """Return the size in bytes of the block or states with this key. Thread-safe."""
         return self._kv_cache.moved_bytes[is_states_key(key)]
 
     def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
-        """Return the keys of a prompt with these hashes, as far as it fits into the cache. Thread-safe."""
+        """Return the keys for a prompt with these hashes, as far as the prompt fits into the cache. Thread-safe."""
         positions = range(min(len(hashes), self._kv_cache.pool.num_blocks))
         return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}

@@ -1,4 +1,4 @@
-"""Actions on slots, llama.cpp's numbered places for the last prompts and answers, and their reports."""
+"""Actions on slots and their reports. Slots are llama.cpp's numbered places for the last prompts and answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SlotAction:
-    """Saves what a slot holds to a file, restores it, or erases it.
+    """Saves a slot's content to a file, restores it, or erases it.
 
-    salt: of the request that filled the slot, or that may find what is restored. Other requests find the slot empty.
-    max_tokens: limit of a save, or None for no limit.
+    salt: of the request that filled the slot, or that may find the restored content. Other requests find the slot
+    empty.
+    max_tokens: most tokens to save, or None for no limit.
     """
 
     kind: Literal["save", "restore", "erase"]
@@ -23,7 +24,7 @@ class SlotAction:
 
 @dataclass(frozen=True, slots=True)
 class SlotReport:
-    """Tokens whose keys and values were saved, restored or erased, the bytes of the file, and the time."""
+    """The number of tokens whose keys and values were saved, restored or erased, the size of the file, and the time."""
 
     num_tokens: int
     num_bytes: int = 0

@@ -1,4 +1,4 @@
-"""The rows of encoded source texts in the step where an answer begins; later steps only need their number."""
+"""The rows of encoded source texts in the step in which an answer begins. Later steps only need the number of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RowsOfSource = Callable[[SourceText], "Float32 | None"]
 
 
 def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:
-    """Return the number of source rows of each sequence in the cache [N]."""
+    """Return the number of source rows in the cache for each sequence [N]."""
     return np.array([item.sequence.request.num_source_tokens for item in scheduled], np.int32)
 
 
@@ -25,7 +25,7 @@ def add_source_rows(
 ) -> None:
     """Fill the source fields of a batch.
 
-    lengths: the source rows of each sequence [N].
+    lengths: the number of source rows of each sequence [N].
     A sequence whose first token is in the step writes the keys and values of its source.
     """
     values, slots = [], []

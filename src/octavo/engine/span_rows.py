@@ -1,4 +1,4 @@
-"""The rows of the spans of prompts in a step."""
+"""The rows for the spans of prompts in a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RowsOf = Callable[[Span], "Float32 | None"]
 
 
 def add_spans(batch: Batch, scheduled: Iterable[ScheduledSequence], rows_of: RowsOf) -> None:
-    """Fill the span fields of a batch if tokens of the step are in spans. A chunk has its part of a span."""
+    """Fill the span fields of a batch if any tokens of the step are in spans. A chunk takes only its part of a span."""
     values, index = [], np.full(len(batch.token_ids), -1, np.int32)
     count = 0
     for item, begin in zip(scheduled, batch.query_start_loc.tolist(), strict=False):
@@ -40,7 +40,7 @@ def add_spans(batch: Batch, scheduled: Iterable[ScheduledSequence], rows_of: Row
 
 
 def add_rotary(batch: Batch, scheduled: list[ScheduledSequence], components: int) -> None:
-    """Fill in positions with several components if a sequence of the step has a prompt with images."""
+    """Fill in positions with several components if any sequence of the step has a prompt with images."""
     if all(item.sequence.request.rotary is None for item in scheduled):
         return
     parts = []

@@ -28,10 +28,10 @@ _AIM = 0.9  # share of the limit to aim at, because step times scatter
 
 
 class StepBudget:
-    """The limit on the prompt tokens of steps.
+    """Limits the prompt tokens of steps.
 
     max_itl_s: seconds between two tokens of a stream, above 0.
-    times: of the steps so far; `observe` adds to them.
+    times: the times of the steps so far; `observe` adds to them.
     num_rows: in all methods, the rows of the streams' next tokens plus one for each draft.
     """
 
@@ -45,7 +45,7 @@ class StepBudget:
     def lets_in(self, num_rows: int) -> bool:
         """True if prompt tokens may be computed while there are streams.
 
-        False while the time of a step of about num_rows rows alone is unknown; the next step measures it.
+        False while the time of a step with about num_rows rows alone is unknown; the next step measures it.
         """
         return not num_rows or self.times.knows(num_rows)
 
@@ -54,7 +54,7 @@ class StepBudget:
 
         context: tokens before the first of them.
         missing: remaining tokens of the first prompt if streams may wait for it, otherwise 0.
-        to_compute: its tokens to compute when it began.
+        to_compute: number of tokens that prompt had to compute when it began.
         """
         per_token = self.times.chunk_token_s(context)
         if per_token is None:
@@ -68,15 +68,15 @@ class StepBudget:
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def encoder_s(self, num_rows: int) -> float:
-        """Seconds that an image encoder may run before the streams' next step, or if there are no streams."""
+        """Return how many seconds an image encoder may run before the streams' next step, or without streams."""
         if not num_rows:
             return QUIET_STEP_S
         return max(self._room_beside(num_rows), _LEAST_ENCODER_S)
 
     def lets_skip(self, num_rows: int, num_tokens: int) -> bool:
-        """True if the streams must wait for a step that computes a whole prompt of num_tokens alone.
+        """True if the streams must wait for a step that computes only a whole prompt of num_tokens tokens.
 
-        A prompt that takes less than one of their steps does not gain enough by it.
+        A prompt that takes less than one of their steps does not gain enough from it.
         """
         per_token = self.times.chunk_token_s(0)
         if per_token is None or num_tokens * per_token < self._decode_time(num_rows):
@@ -93,7 +93,7 @@ class StepBudget:
         *,
         skips_decodes: bool = False,
     ) -> None:
-        """Take a step into account.
+        """Record the time of a step.
 
         context: tokens before the first of the prompt tokens, if there are any.
         skips_decodes: whether streams waited for it.
@@ -110,11 +110,11 @@ class StepBudget:
         self.times.observe(num_rows, num_prefill_tokens, context, elapsed_s)
 
     def _pace(self, num_rows: int) -> float:
-        """Seconds per token that a stream may take in the long run."""
+        """Return the seconds per token that a stream may take in the long run."""
         return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_rows))
 
     def _room_beside(self, num_rows: int) -> float:
-        """Seconds of max_itl left by a step of the streams alone, below 0 if it takes longer."""
+        """Return the seconds of max_itl that a step of the streams alone leaves. Below 0 if it takes longer."""
         return self._max_itl_s * _AIM - self._decode_time(num_rows)
 
     def _decode_time(self, num_rows: int) -> float:

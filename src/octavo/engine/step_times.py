@@ -1,8 +1,8 @@
-"""The measured times of steps: the cost model of the scheduler.
+"""The measured times of steps: the scheduler's cost model.
 
 The model is deliberately small: a step takes the time of its rows, one for each next token and each draft, plus a time
-per token of a chunk that depends on its context. Both are medians of the last few steps of their kind, so that one slow
-step changes nothing, and a wrong estimate is corrected by the step that it causes.
+per token of a chunk that depends on its context. Both are medians of the last few steps of their kind, so one slow step
+changes nothing, and the step that follows a wrong estimate corrects it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTimes:
 
     @property
     def largest(self) -> int:
-        """The most rows that were measured, or 0 without measurements."""
+        """The largest number of rows that was measured, or 0 without measurements."""
         return self._measured[-1] if self._measured else 0
 
     @property
@@ -43,7 +43,7 @@ class StepTimes:
         return (self._row_medians[above] - self._row_medians[below]) / (above - below)
 
     def observe(self, num_rows: int, num_chunk_tokens: int, context: int, elapsed_s: float) -> None:
-        """Take a step into account.
+        """Record the time of a step.
 
         context: tokens before the first of the chunk tokens, if there are any.
         """
@@ -66,11 +66,11 @@ class StepTimes:
             self._measured.remove(num_rows)
 
     def knows(self, num_rows: int) -> bool:
-        """True if a step of about this many rows was measured."""
+        """True if a step with about this many rows was measured."""
         return any(4 * abs(num_rows - other) <= num_rows for other in self._rows_s)
 
     def rows_beside(self, num_rows: int, slowdown: float) -> int:
-        """Further rows (at least one) with which a step takes at most `slowdown` times as long as with num_rows.
+        """Return how many rows (at least one) can be added to num_rows if a step may take `slowdown` times as long.
 
         For an unmeasured number of rows, one row above the largest measured number is tried.
         """
@@ -82,7 +82,7 @@ class StepTimes:
         return total - num_rows
 
     def step_s(self, num_rows: int) -> float | None:
-        """Seconds of a step of num_rows rows without chunks, or None if nothing was measured.
+        """Return the seconds of a step with num_rows rows and no chunks, or None if nothing was measured.
 
         Interpolated between measured numbers of rows; beyond them, the time of the nearest.
         """
@@ -100,7 +100,7 @@ class StepTimes:
         return first_s + share * (medians[above] - first_s)
 
     def chunk_token_s(self, context: int) -> float | None:
-        """Seconds that a token of a chunk adds to a step, at the nearest measured context, or None."""
+        """Return the seconds that a token of a chunk adds to a step, at the nearest measured context, or None."""
         if not self._chunk_s:
             return None
         kind = context // _CONTEXT_STEP

@@ -1,4 +1,4 @@
-"""The share of right guesses, by source and level, of one sequence and of all."""
+"""Measures the share of right guesses, by source and level, for one sequence and for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FORGETTING = 0.97  # decay per further try: about the last thirty decide
 
 
 class Acceptance:
-    """Counts of tried and right guesses; older ones weigh less.
+    """Counts of tried and right guesses. Older guesses count less.
 
     everybody: the counts over all sequences, from which a new sequence starts; None for those counts themselves.
     """
@@ -47,7 +47,7 @@ class Acceptance:
         return share
 
     def observe(self, draft: Draft, token_ids: list[int]) -> None:
-        """Compare a draft with the actual tokens. Guesses after the first wrong one teach nothing."""
+        """Compare a draft with the actual tokens. Guesses after the first wrong one are ignored."""
         for guess, level, token_id in zip(draft.token_ids, draft.levels, token_ids, strict=False):
             is_right = guess == token_id
             self._count(draft.source.name, level, is_right)

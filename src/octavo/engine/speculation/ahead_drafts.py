@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class AheadChain:
     """A sequence in a step that is submitted ahead, with room for `length` guesses.
 
-    drawn: the rows of the step in flight.
-    start: position of its last token that is known on the host.
+    drawn: the sequence's rows in the step in flight.
+    start: position of its last token that the host knows.
     """
 
     sequence: Sequence
@@ -39,7 +39,9 @@ class AheadChain:
 
 
 class AheadDrafts:
-    """The guesses of one step. The longest chains come first, so that each step of the draft model takes a prefix."""
+    """The guesses of one step. The longest chains come first, so that each step of the draft model processes a
+    prefix of the chains.
+    """
 
     def __init__(self, drafter: ModelDrafter, chains: list[AheadChain]) -> None:
         self.drafter = drafter
@@ -48,11 +50,11 @@ class AheadDrafts:
 
     @property
     def sequences(self) -> dict[Sequence, int]:
-        """The sequences, each with its number of guesses."""
+        """The number of guesses for each sequence."""
         return {chain.sequence: chain.length for chain in self._chains}
 
     def place_of(self, sequence: Sequence, number: int) -> int:
-        """Return the `Batch.token_sources` of a sequence's guess, counted from 0."""
+        """Return the `Batch.token_sources` entry of a sequence's guess number `number`, counted from 0."""
         place = next(place for place, chain in enumerate(self._chains) if chain.sequence is sequence)
         return -2 - number * MAX_DRAFTING - place
 
@@ -66,7 +68,8 @@ class AheadDrafts:
             self._pending.append(executor.submit(batch))
 
     def _first(self, chains: list[AheadChain]) -> Batch:
-        """Read the last known token and all tokens that were drawn. Those after a wrong guess are never seen.
+        """Return the batch that reads the last known token and all drawn tokens. Tokens after a wrong guess are never
+        seen.
 
         A head reads each token at the previous position, with the hidden state there, and has already read the first
         one.
@@ -87,7 +90,7 @@ class AheadDrafts:
         return batch
 
     def _further(self, chains: list[AheadChain], number: int) -> Batch:
-        """Read the previous guess, at the position after the last right token."""
+        """Return the batch that reads the previous guess, at the position after the last right token."""
         runs, skipped = [], int(self.drafter.reads_hidden)
         for chain in chains:
             start = chain.start + 1 + chain.drawn.num_drafts + number - skipped
@@ -100,7 +103,7 @@ class AheadDrafts:
         return batch
 
     def computed(self, schedule: Schedule, output: StepOutput) -> dict[Sequence, list[int]]:
-        """Return the tokens that the step computed as guesses, which the host learns from it."""
+        """Return the tokens that the step computed as guesses. The host learns them only from its output."""
         assert output.computed_ids is not None
         lengths, found, end = self.sequences, {}, 0
         for sequence, item in schedule.scheduled.items():
@@ -110,9 +113,9 @@ class AheadDrafts:
         return found
 
     def drafts(self, computed: dict[Sequence, list[int]]) -> dict[Sequence, Draft]:
-        """Return the guesses, once their step has ended. Raises what a step raises.
+        """Return the guesses, once the draft model's steps have ended. Raises what a step raises.
 
-        computed: what the step computed as guesses.
+        computed: the tokens that the step computed as guesses.
         """
         probabilities = [np.exp(step.wait().logprobs).tolist() for step in self._pending]
         found = {}
@@ -125,7 +128,7 @@ class AheadDrafts:
 
 
 def guess_tokens(length: int) -> list[int]:
-    """Placeholders for `length` guesses."""
+    """Return placeholders for `length` guesses."""
     return [GUESS] * length
 
 

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class AssistantDrafter(ModelDrafter):
-    """A head without its own cache: it reads no prompts and only needs a sequence's last hidden state.
+    """A head without a cache of its own: it reads no prompts and only needs a sequence's last hidden state.
 
-    All guesses of a step are computed at the position of the last token, and see the tokens before it.
+    All guesses of a step are computed at the position of the last token, and attend to the tokens before it.
     """
 
     name = ASSISTANT
     reads_hidden = True
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Take the last hidden states of each sequence; several, because its last drafts may be rejected."""
+        """Store the last hidden states of each sequence: several, because its last drafts may be rejected."""
         hidden = output.hidden_states if len(schedule.scheduled) <= MAX_DRAFTING else None
         first, count = 0, len(batch.token_ids)
         for item in schedule.scheduled.values():
@@ -61,7 +61,7 @@ class AssistantDrafter(ModelDrafter):
         return self._drafts(chains)
 
     def _step(self, chains: list[Chain], hidden: Float32) -> StepOutput:
-        """Return a guess for each chain, and the hidden states after it."""
+        """Compute a guess for each chain, and the hidden states after it."""
         started_at = time.perf_counter()
         output = self.executor.submit(_batch(chains, hidden, self._limits.block_size)).wait()
         self._times.observe(len(chains), 0, 0, time.perf_counter() - started_at)
@@ -78,7 +78,9 @@ def _last_row(sequence: Sequence) -> Float32 | None:
 
 
 def _batch(chains: list[Chain], hidden: Float32, block_size: int) -> Batch:
-    """Return a row per sequence. It sees the tokens before the last one, and rotates by the position of the last."""
+    """Return a batch with one row per sequence. The row attends to the tokens before the last one, and is rotated by
+    the last one's position.
+    """
     count, sequences = len(chains), [chain.sequence for chain in chains]
     lengths = np.array([len(sequence.token_ids) - 1 for sequence in sequences], np.int32)
     width, num_groups = -(-int(lengths.max()) // block_size), len(sequences[0].block_tables)

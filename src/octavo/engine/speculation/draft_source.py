@@ -1,7 +1,7 @@
-"""The protocol of draft sources: guesses at the next tokens, from whatever a source knows.
+"""The protocol of draft sources: each guesses next tokens from one kind of knowledge.
 
-A source is one file here. It guesses for each sequence; `acceptance` learns how often such guesses are right, and
-`policy` decides how many of them a step computes. A wrong guess costs time, never an answer.
+Each source is one file in this folder. It guesses for each sequence; `acceptance` learns how often such guesses are
+right, and `policy` decides how many of them a step computes. A wrong guess costs time, never an answer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ DRAFT_MODEL, MTP, EAGLE3, ASSISTANT = DRAFTERS = ("draft_model", "mtp", "eagle3"
 class Draft:
     """Guesses at the tokens after a sequence's own.
 
-    levels: for each token, the strength of the evidence for it if those before it are right. Guesses of a source with
-    the
-    same level are right equally often; the source gives the numbers their meaning.
+    levels: for each token, the strength of the evidence for it, assuming that those before it are right. A source's
+    guesses with the same level are right equally often; each source defines its own levels.
     """
 
     source: DraftOrigin
@@ -32,31 +31,33 @@ class Draft:
 
 
 class Guesser(Protocol):
-    """The knowledge of a source about one sequence."""
+    """What a source knows about one sequence."""
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
-        """At most `limit` tokens after those of the sequence and `tail`, its next tokens, or None without a guess."""
+        """Guess at most `limit` tokens after the sequence's own and `tail`, its next tokens. Return None without a
+        guess.
+        """
 
 
 class DraftOrigin(Protocol):
     """The part of a source that is needed to learn how good it is.
 
-    name: as metrics show it.
+    name: the name shown in metrics.
     """
 
     name: str
 
     def prior(self, level: int) -> float:
-        """Return the share of right guesses to assume for a level before any was tried."""
+        """Return the share of right guesses to assume for a level before any were tried."""
 
 
 class DraftSource(DraftOrigin, Protocol):
     """Guesses from one kind of knowledge.
 
-    max_drafts: per sequence in one step.
+    max_drafts: limit per sequence in one step.
     """
 
     max_drafts: int
 
     def open(self, sequence: Sequence) -> Guesser | None:
-        """Return the guesser of a sequence that starts its answer, or None if the source knows nothing about it."""
+        """Return the guesser for a sequence that starts its answer, or None if the source knows nothing about it."""

@@ -1,4 +1,6 @@
-"""Drafts from an EAGLE-3 head: a layer trained for a model, which reads hidden states of three of its layers."""
+"""Drafts from an EAGLE-3 head: a layer trained for a model, which reads the hidden states of three of the model's
+layers.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class EagleDrafter(HeadDrafter):
-    """A head with two inputs: the model's hidden states for computed tokens, its own for guesses.
+    """A head with two inputs: the model's hidden states for computed tokens, the head's own for guesses.
 
-    Its logits may cover fewer tokens than the model has.
+    Its logits may cover fewer tokens than the model's.
     """
 
     name = EAGLE3
@@ -41,10 +43,10 @@ class EagleDrafter(HeadDrafter):
         return output.taps
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:
-        """Return the model's hidden states and the head's own, one of them zeros, because the head adds both.
+        """Return the model's hidden states and the head's own. One of them is all zeros, because the head adds both.
 
-        The head's first layer adds its bias to both, although it belongs only to the model's: it is subtracted from the
-        head's.
+        The head's first layer adds its bias to both, although the bias belongs only to the model's hidden states, so it
+        is subtracted from the head's own.
         """
         of_model, own = (np.zeros((len(rows), columns), np.float32) for columns in self._head.columns)
         if not are_own:

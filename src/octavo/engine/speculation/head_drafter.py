@@ -30,7 +30,7 @@ _INLINE = 16  # unread tokens of a sequence that its next draft reads first
 class HiddenRows:
     """Hidden states of consecutive tokens that the head has not read yet.
 
-    start: position of the first.
+    start: position of the first one.
     """
 
     start: int
@@ -41,12 +41,11 @@ class HiddenRows:
 
 
 class HeadDrafter(ModelDrafter):
-    """A head computes, from a position's hidden state and the token after it, the token after that.
+    """Drafts with a head, which predicts a token from a hidden state and the token after it.
 
-    Further guesses use its own hidden states. Its cache mirrors the target's blocks. Hidden states are not kept, so it
-    reads each prompt together with the target, chunk by chunk. It cannot read later what it missed, and sequences with
-    such
-    tokens get no drafts.
+    For further guesses it uses its own hidden states. Its cache mirrors the target's blocks. Hidden states are not
+    kept, so it reads each prompt together with the target, chunk by chunk. It cannot catch up on tokens that it missed,
+    and sequences with such tokens get no drafts.
     """
 
     name = MTP
@@ -73,7 +72,7 @@ class HeadDrafter(ModelDrafter):
         self._is_read.reshape(-1)[batch.slot_mapping[self._group]] = False
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Take the hidden states of all tokens of a step, which are the last ones. A large step has none."""
+        """Store the hidden states of all tokens of a step, which come last in its output. A large step returns none."""
         first, count = 0, len(batch.token_ids)
         hidden_states = self._hidden_of(output) if len(schedule.scheduled) <= MAX_DRAFTING else None
         hidden_states = None if hidden_states is None else hidden_states[-count:]
@@ -91,7 +90,7 @@ class HeadDrafter(ModelDrafter):
                     use.sequence.hidden_rows = HiddenRows(sequence.hidden_rows.start, sequence.hidden_rows.rows)
 
     def catch_up(self, sequences: Iterable[Sequence]) -> None:
-        """Read what is unread of prompts, except the last token, which its draft reads. Raises like `draft`."""
+        """Read the unread tokens of prompts, except the last one, which is read with its draft. Raises like `draft`."""
         for sequence in sequences:
             unread = sequence.hidden_rows
             while unread is not None and (count := self._num_readable(sequence)) > _INLINE:
@@ -146,12 +145,12 @@ class HeadDrafter(ModelDrafter):
             self._note_read(sequence, self._num_readable(sequence))
 
     def _num_readable(self, sequence: Sequence) -> int:
-        """Return the unread hidden states whose next tokens are known."""
+        """Return the number of unread hidden states whose next tokens are known."""
         unread = sequence.hidden_rows
         return 0 if unread is None else min(len(unread.rows), len(sequence.token_ids) - 1 - unread.start)
 
     def _guess_first(self, chains: list[Chain]) -> dict[Sequence, Float32]:
-        """Read what is unread, and add a guess to each chain. Return the hidden states to continue from."""
+        """Read the unread tokens, and add a guess to each chain. Return the hidden states to continue from."""
         runs, rows = [], []
         for chain in chains:
             sequence, unread = chain.sequence, chain.sequence.hidden_rows
@@ -164,7 +163,7 @@ class HeadDrafter(ModelDrafter):
         return found
 
     def _guess_more(self, chains: list[Chain], hidden: dict[Sequence, Float32]) -> dict[Sequence, Float32]:
-        """Add a further guess to each chain.
+        """Add another guess to each chain.
 
         hidden: from `_guess_first`.
         """
@@ -206,7 +205,7 @@ class HeadDrafter(ModelDrafter):
         unread.drop_before(unread.start + count)
 
     def _complete(self, batch: Batch) -> Batch:
-        """Return the batch, with hidden states for its next guesses and the copies that its blocks lack."""
+        """Complete the batch with hidden states for its next guesses and the copies that its blocks lack."""
         batch.hidden_indices = batch.logits_indices
         if self._copies:
             batch.block_copies, self._copies = np.concatenate(self._copies), []

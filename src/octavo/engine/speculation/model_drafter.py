@@ -1,4 +1,4 @@
-"""Drafts from a small model with the same vocabulary, one token at a time for all sequences in a step."""
+"""Drafts from a small model with the same vocabulary. Each step computes one token for all sequences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GAIN = 0.2  # assumed saving of an answer's time by drafts, when deciding wheth
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in the making.
+    """An unfinished draft.
 
     value: probability that all of it is right.
     reading: None for a head.
@@ -55,7 +55,7 @@ class Chain:
 class ModelDrafter:
     """Implements `DraftOrigin`. A level is a tenth of a guess's probability.
 
-    Its cache mirrors the target's blocks and has one more block per sequence. Prompts are read late, in chunks between
+    Its cache mirrors the target's blocks and has one more block per sequence. It reads prompts late, in chunks between
     steps of the target, so that first tokens do not wait for it. Until then the sequence gets no drafts.
     """
 
@@ -72,7 +72,7 @@ class ModelDrafter:
         group: int = 0,
     ) -> None:
         """times, limits: the target's.
-        max_drafts: per sequence in one step.
+        max_drafts: limit per sequence in one step.
         group: one of the target's groups of layers, which keeps all blocks of a sequence.
         """
         self.executor = executor
@@ -87,7 +87,9 @@ class ModelDrafter:
         return 0.3 + 0.06 * level
 
     def pays(self, num_rows: int, odds: float = _FIRST_ODDS) -> bool:
-        """True if a first guess per sequence is worth its time. Now and then also if that is unknown."""
+        """True if a first guess per sequence is worth its time. If that is unknown, also True now and then, to find
+        out.
+        """
         cost = self._cost(num_rows, num_rows)
         if cost is None or odds > cost:
             return True
@@ -104,7 +106,8 @@ class ModelDrafter:
         """Do nothing: this model reads prompts late."""
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
-        """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
+        """Return drafts for those of these sequences that the model has read. If there are none, read a chunk of a
+        prompt.
 
         num_rows: rows of the target's step without drafts.
         Raises OctavoError or RuntimeError if the model fails.
@@ -154,7 +157,7 @@ class ModelDrafter:
         return Chain(sequence, guesses, reading, limit, [], []) if limit > 0 else None
 
     def _most(self, sequence: Sequence, guesses: Guesses, num_unknown: int = 0) -> int:
-        """Return the most drafts of a sequence after num_unknown more tokens."""
+        """Return the most drafts for a sequence after num_unknown more tokens."""
         most, count = guesses.options.num_speculative_tokens, len(sequence.token_ids) + num_unknown
         limit = min(
             self.max_drafts if most is None else min(self.max_drafts, most),
@@ -166,7 +169,7 @@ class ModelDrafter:
     def odds_ahead(self, sequence: Sequence, guesses: Guesses, num_unknown: int, num_rows: int) -> list[float] | None:
         """Return the odds of guesses worth making after the step in flight, which draws at most num_unknown tokens.
 
-        None if it has to read or know tokens first.
+        None if the model has to read or know tokens first.
         """
         cost = self._cost(num_rows, num_rows)
         if cost is None or guesses.options.speculative_p_min or not self._is_ready(sequence, guesses):
@@ -180,7 +183,7 @@ class ModelDrafter:
         return odds
 
     def _is_ready(self, sequence: Sequence, guesses: Guesses) -> bool:
-        """True if it has read all tokens of a sequence but the last."""
+        """True if the model has read all tokens of a sequence but the last."""
         reading, tokens = guesses.reading, sequence.token_ids
         if reading is None:
             return False
@@ -188,8 +191,9 @@ class ModelDrafter:
         return reading.num_read + 1 == len(tokens)
 
     def chain_ahead(self, item: ScheduledSequence, drawn: DrawnRows) -> AheadChain:
-        """Return the guesses for a part of a step submitted ahead. Its sequence looks as it will after the previous
-        step.
+        """Return the chain of guesses for an item of a step submitted ahead.
+
+        The sequence looks as it will after the previous step.
         """
         sequence = item.sequence
         start = len(sequence.token_ids) - drawn.num_drafts - 2
@@ -197,7 +201,7 @@ class ModelDrafter:
         return AheadChain(sequence, drawn, start, item.num_drafts, self._blocks(sequence), spare)
 
     def batch(self, runs: list[TokenRun]) -> Batch:
-        """Return a step of the draft model."""
+        """Return the batch for a step of the draft model."""
         return self._complete(self._twins.batch(runs))
 
     def note_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
@@ -207,7 +211,7 @@ class ModelDrafter:
             self._twins.note(guesses.reading, tokens, self._blocks(sequence), len(tokens))
 
     def _is_worth_reading(self, chain: Chain) -> bool:
-        """True if drafts for the rest of the answer will save more time than the reading takes."""
+        """True if drafts for the rest of the answer will save more time than reading takes."""
         tokens, step_s = chain.sequence.token_ids, self._target_times.step_s(1)
         per_token = self._times.chunk_token_s(_reading(chain).num_read)
         if step_s is None or per_token is None:
@@ -216,7 +220,7 @@ class ModelDrafter:
         return left * _GAIN * step_s > (len(tokens) - _reading(chain).num_read) * per_token
 
     def _read(self, chain: Chain) -> None:
-        """Read as many tokens as take about a step of the target, in a step that needs no logits."""
+        """Read as many tokens as fit into about the time of a target's step, without computing logits."""
         reading, tokens = _reading(chain), chain.sequence.token_ids
         step_s, per_token = self._target_times.step_s(1), self._times.chunk_token_s(reading.num_read)
         count = 64 if step_s is None or per_token is None else int(step_s / per_token)
@@ -225,7 +229,7 @@ class ModelDrafter:
         self._twins.note(reading, tokens, self._blocks(chain.sequence), end)
 
     def _extend(self, chains: list[Chain], *, is_first: bool) -> None:
-        """Add a guess to each chain."""
+        """Add one guess to each chain."""
         parts = []
         for chain in chains:
             tokens, reading = chain.sequence.token_ids, _reading(chain)
@@ -256,7 +260,7 @@ class ModelDrafter:
             chain.value *= chain.guesses.acceptance.odds(Draft(self, [token_id], [level]))[0]
 
     def _token_of(self, row: int) -> int:
-        """Return the target's token of a row of logits."""
+        """Return the target's token id for a row of logits."""
         return row
 
     def _part(self, chain: Chain, token_ids: list[int], start: int) -> TokenRun:
@@ -278,7 +282,7 @@ class ModelDrafter:
         return (draft_s + row_s) / num_chains * num_rows / step_s
 
     def _run(self, parts: list[TokenRun], num_chunk_tokens: int, inputs: tuple[Float32, ...] = ()) -> StepOutput:
-        """Return a step of the draft model: the most likely next tokens, and their log-probabilities."""
+        """Run a step of the draft model. Return the most likely next tokens and their log-probabilities."""
         started_at = time.perf_counter()
         batch = self.batch(parts)
         batch.inputs = inputs

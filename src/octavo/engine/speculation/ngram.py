@@ -1,4 +1,4 @@
-"""Drafts from the sequence itself: what followed the last tokens at their earlier occurrences."""
+"""Drafts from the sequence itself: the tokens that followed earlier occurrences of its last tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class NgramSource:
     name = "ngram"
 
     def __init__(self, min_match: int = 2, max_match: int = MAX_MATCH, max_drafts: int = MAX_DRAFTS) -> None:
-        """min_match: tokens that must match.
-        max_match: the most tokens compared; more do not count.
+        """min_match: number of tokens that must match.
+        max_match: most tokens compared; further matching tokens are ignored.
         """
         self.min_match, self.max_match, self.max_drafts = min_match, max_match, max_drafts
 
@@ -27,12 +27,12 @@ class NgramSource:
         return NgramGuesser(self, sequence)
 
     def prior(self, level: int) -> float:
-        """Return a cautious estimate over code, prose and lists."""
+        """Return a cautious estimate, measured over code, prose and lists."""
         return 0.3 + 0.6 * min(level - 2, 8) / 8
 
 
 class NgramGuesser:
-    """The positions of token pairs in prompt and answer. The ids at the positions of an image are no guesses."""
+    """The positions of token pairs in prompt and answer. The ids at an image's positions are never guessed."""
 
     def __init__(self, source: NgramSource, sequence: Sequence) -> None:
         self._source = source

@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> str:
-    """Return the reason why an engine has no draft sources, for its users. Empty if it has some.
+    """Return the reason, worded for users, why an engine has no draft sources. Empty if it has some.
 
-    num_draft_states: the cache's slots for the states before drafts.
+    num_draft_states: the cache's slots for states before drafts.
     """
     options = SpeculativeConfig.of(config)
     if not graph.generates:
@@ -34,7 +34,7 @@ def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> 
 
 
 def draft_sources(config: EngineConfig, graph: Graph, num_draft_states: int) -> list[DraftSource]:
-    """Return the sources in the order they are tried, or none without speculation. See `why_no_drafts`."""
+    """Return the sources in the order they are tried. Without speculation there are none, see `why_no_drafts`."""
     options = SpeculativeConfig.of(config)
     if reason := why_no_drafts(config, graph, num_draft_states):
         if options.method not in ("auto", "off"):

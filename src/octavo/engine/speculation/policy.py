@@ -1,4 +1,4 @@
-"""Chooses the number of drafts in a step that makes tokens arrive fastest over all sequences."""
+"""Chooses how many drafts a step gets, so that tokens arrive fastest over all sequences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _ROW_COST = 0.15  # least cost of a row beyond the largest measured step, as a s
 
 
 class DraftPolicy:
-    """Maximizes the expected tokens of a step over its time.
+    """Maximizes a step's expected tokens per second.
 
     times: the measured times of steps, by rows.
-    If rows are expensive, as with many sequences, no draft pays off and there are none. The choice follows changes in
-    times
-    and odds.
+    If rows are expensive, as with many sequences, no draft pays off and none are made. The choice follows changes in
+    times and odds.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -27,12 +26,12 @@ class DraftPolicy:
     def lengths(
         self, chains: Sequence[Sequence[float]], num_rows: int, max_drafts: int, *, may_explore: bool = True
     ) -> list[int]:
-        """Return the number of drafts of each sequence.
+        """Return the number of drafts for each sequence.
 
         chains: for each sequence, the probability that each of its guesses is right if those before it are.
-        num_rows: of the step without drafts.
-        max_drafts: for all sequences together.
-        may_explore: try larger steps than any so far.
+        num_rows: rows of the step without drafts.
+        max_drafts: limit for all sequences together.
+        may_explore: may try a larger step than any so far.
         """
         lengths, best = [0] * len(chains), 0
         most = min(max_drafts, self._most_rows(may_explore) - num_rows)
@@ -51,7 +50,7 @@ class DraftPolicy:
 
     @staticmethod
     def _steps(chains: Sequence[Sequence[float]], most: int) -> list[tuple[float, int]]:
-        """Return the expected tokens added by each further draft: the best `most` in order, each with its sequence.
+        """Return the expected tokens that each further draft adds: the best `most` in order, each with its sequence.
 
         A draft is never worth more than the one before it, so a sequence's drafts stay in order.
         """
@@ -70,7 +69,7 @@ class DraftPolicy:
         return max(int(_GROWTH * largest), largest + 1) if may_explore else largest
 
     def _seconds(self, num_rows: int) -> float:
-        """Return the time of a step of num_rows rows."""
+        """Return the time in seconds of a step with num_rows rows."""
         times = self._times
         largest, seconds = times.largest, times.step_s(num_rows) or 0.0
         if num_rows <= largest:

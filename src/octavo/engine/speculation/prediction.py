@@ -1,4 +1,4 @@
-"""Drafts from a request's own prediction: text that much of the answer is expected to repeat."""
+"""Drafts from a request's own prediction, a text that the answer is expected to repeat in large part."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class PredictionSource:
 
 
 class PredictionGuesser:
-    """The answer's current place in the prediction.
+    """Tracks the answer's current place in the prediction.
 
-    The place moves on with the answer. When the answer leaves the text, its last tokens find the next place.
+    The place moves on with the answer. When the answer departs from the prediction, its last tokens find the next
+    place.
     """
 
     def __init__(self, source: PredictionSource, sequence: Sequence) -> None:
@@ -56,7 +57,7 @@ class PredictionGuesser:
         return Draft(self._source, following, levels_from(length, len(following)))
 
     def _match_at(self, place: int, last: list[int]) -> int:
-        """Return the number of tokens before a place in the text that equal the last ones of the answer."""
+        """Return how many tokens before a place in the prediction equal the last tokens of the answer."""
         length = 0
         while length < min(len(last), place) and place <= len(self._text):
             if self._text[place - 1 - length] != last[-1 - length]:

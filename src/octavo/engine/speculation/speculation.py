@@ -35,13 +35,13 @@ _LIKELY = 0.5  # odds of the next token from which the following step waits for 
 
 @dataclass(slots=True)
 class Guesses:
-    """The knowledge of the sources about a sequence, and their last draft.
+    """What the sources know about a sequence, and their last draft.
 
-    guessers: each with the most drafts of a step.
+    guessers: each with its most drafts per step.
     position: number of tokens that the draft follows.
-    odds: of each of its tokens, up to the first that the request finds too unlikely.
+    odds: the odds of each draft token, up to the first that is too unlikely for the request.
     options: the request's limits.
-    barred_at: number of tokens after which there is no draft, because the step with one had to be repeated.
+    barred_at: number of tokens after which no draft may follow, because the step with one had to be repeated.
     """
 
     guessers: list[tuple[Guesser, int]]
@@ -55,17 +55,16 @@ class Guesses:
 
 
 class Speculation:
-    """The drafts of an engine's sequences.
+    """The drafts for an engine's sequences.
 
     Every guess is compared with the actual tokens, even if no step has computed it. So a source that was wrong for a
-    while
-    is used again as soon as it is right.
+    while is used again as soon as it is right.
     """
 
     def __init__(
         self, sources: Row[DraftSource], times: StepTimes, metrics: EngineMetrics, limit: int = MAX_DRAFTS
     ) -> None:
-        """limit: drafts of a sequence in one step, over all sources."""
+        """limit: most drafts for a sequence in one step, over all sources."""
         self.limit = limit
         self._sources = sources
         self._policy = DraftPolicy(times)
@@ -82,13 +81,13 @@ class Speculation:
 
     @property
     def max_drafts(self) -> int:
-        """The most drafts of a sequence in one step."""
+        """The most drafts for a sequence in one step."""
         drafter = [] if self.drafter is None else [self.drafter.max_drafts]
         return min(self.limit, max([*(source.max_drafts for source in self._sources), *drafter], default=0))
 
     @property
     def reads_hidden(self) -> bool:
-        """True if the drafter wants the hidden states of all tokens of a step. A failed one wants none."""
+        """True if the drafter needs the hidden states of all tokens of a step. A failed drafter needs none."""
         return self.drafter is not None and self.drafter.reads_hidden
 
     def note_submitted(self, batch: Batch) -> None:
@@ -102,11 +101,11 @@ class Speculation:
             self.drafter.note_result(schedule, batch, output)
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
-        """Give sequences their drafts for the next step, replacing the last drafts.
+        """Give sequences their drafts for the next step, replacing the last ones.
 
-        running: sequences in no step.
-        max_rows: of a step.
-        may_explore: see `DraftPolicy.lengths`. Never while prompts are being read.
+        running: sequences that are in no step.
+        max_rows: limit of a step.
+        may_explore: see `DraftPolicy.lengths`. Never True while prompts are being read.
         """
         sequences, num_rows, everybody = [], 0, list(running)
         for sequence in everybody:
@@ -146,7 +145,7 @@ class Speculation:
         self._metrics.num_lost_draft_models = 1
 
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
-        """Replace guesses of sequences by the draft model's where these are better."""
+        """Replace guesses with the draft model's where the latter are better."""
         wanted = []
         for sequence in sequences:
             guesses = sequence.guesses
@@ -167,7 +166,7 @@ class Speculation:
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts.
 
-        token_ids: one per sequence, not yet added to it.
+        token_ids: this step's tokens, one per sequence, not yet added to it.
         """
         chains = []
         if len(token_ids) > MAX_DRAFTING:
@@ -181,9 +180,10 @@ class Speculation:
         return any(self._policy.lengths(chains, len(token_ids), MAX_DRAFTS))
 
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
-        """True if the step after the one in flight is likely to have drafts once that step's tokens are known.
+        """True if the step after the one in flight is likely to have drafts once the tokens of the one in flight are
+        known.
 
-        It must not be submitted earlier then, unless the drafts come from `lengths_ahead`.
+        It must then not be submitted earlier, unless the drafts come from `lengths_ahead`.
         """
         waiting = list(sequences)
         if len(waiting) > MAX_DRAFTING:
@@ -205,12 +205,11 @@ class Speculation:
         return any(self._policy.lengths(chains, len(sequences), MAX_DRAFTS))
 
     def lengths_ahead(self, step: Schedule, max_rows: int) -> dict[Sequence, int] | None:
-        """Return the draft model's guesses for the step after `step`, which is running.
+        """Return the number of the draft model's guesses per sequence for the step after `step`, which is running.
 
-        max_rows: of a step.
-        None if they need the tokens of `step`: n-grams are likely to know more, or the model has not read everything
-        yet. Also
-        None now and then, because the times of steps and guesses are measured only then.
+        max_rows: limit of a step.
+        None if the guesses need the tokens of `step`: n-grams probably know more, or the model has not read everything
+        yet. Also None now and then, because the times of steps and guesses are measured only then.
         """
         drafter, is_running = self.drafter, RequestStatus.RUNNING
         running = [item for item in step.scheduled.values() if item.rows and item.sequence.status is is_running]
@@ -237,7 +236,7 @@ class Speculation:
         return {each: length for each, length in pairs if length >= max(each.request.options.min_speculative_tokens, 1)}
 
     def draft_ahead(self, schedule: Schedule, drawn: Mapping[Sequence, DrawnRows]) -> AheadDrafts | None:
-        """Have the draft model make a step's guesses while the previous step runs. Return None if it has none."""
+        """Have the draft model make a step's guesses while the previous step runs. Return None if it makes none."""
         items = [item for item in schedule.scheduled.values() if item.num_drafts and item.sequence in drawn]
         if self.drafter is None or not items:
             return None
@@ -274,14 +273,14 @@ class Speculation:
                 ahead.drafter.note_ahead(sequence, sequence.guesses)
 
     def bar(self, sequence: Sequence) -> None:
-        """Let a sequence repeat its last step without drafts."""
+        """Make a sequence repeat its last step without drafts."""
         if sequence.guesses is not None:
             sequence.guesses.barred_at = len(sequence.token_ids)
 
     def count(self, sequence: Sequence, num_drafts: int, tokens: list[int]) -> None:
         """Count the drafts of a step that has ended.
 
-        tokens: the new ones, not yet added to the sequence.
+        tokens: the step's new tokens, not yet added to the sequence.
         """
         guesses, request, metrics = sequence.guesses, sequence.request, self._metrics
         if guesses is None or guesses.draft is None:
@@ -339,7 +338,7 @@ class Speculation:
 
 
 def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
-    """True for a single sequence that has started its answer and will go on."""
+    """True for a single sequence that has started its answer and will continue."""
     group = sequence.group
     return (
         sequence.status is RequestStatus.RUNNING
@@ -350,7 +349,7 @@ def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
 
 
 def _likely(odds: list[float], options: RequestOptions) -> list[float]:
-    """Return the odds before the first one that is too low for the request."""
+    """Return the odds up to, but excluding, the first one that is too low for the request."""
     least = options.speculative_p_min
     if not least:
         return odds
@@ -358,7 +357,7 @@ def _likely(odds: list[float], options: RequestOptions) -> list[float]:
 
 
 def expected_tokens(odds: list[float]) -> float:
-    """Return the average number of right tokens of a draft."""
+    """Return the expected number of right tokens in a draft."""
     expected, value = 0.0, 1.0
     for each in odds:
         value *= each

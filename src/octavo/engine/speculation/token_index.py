@@ -1,4 +1,4 @@
-"""Finds the place in a text that matches its end best."""
+"""Finds the place in a text that best matches the text's end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MAX_PLACES = 8  # places compared, the latest first
 
 
 class Match(NamedTuple):
-    """A place preceded by the same tokens.
+    """A place in a text that follows the same tokens as the text's end.
 
     end: position of the token that follows.
-    length: number of equal tokens.
+    length: number of matching tokens.
     """
 
     end: int
@@ -24,7 +24,7 @@ class Match(NamedTuple):
 class TokenIndex:
     """The positions of all token pairs in a growing list, each linked to the previous one.
 
-    A token costs one entry, and a search compares a few places.
+    Each token costs one entry, and a search compares only a few places.
     """
 
     def __init__(self, token_ids: list[int]) -> None:
@@ -42,7 +42,7 @@ class TokenIndex:
             latest[pair] = end
 
     def find(self, text: list[int]) -> Match | None:
-        """Return the place with the longest match with the end of `text`, the latest of several, or None."""
+        """Return the place with the longest match for the end of `text`, or None. Of several, return the latest."""
         if len(text) < _MIN_MATCH:
             return None
         token_ids, best = self._token_ids, Match(-1, 0)
@@ -66,7 +66,7 @@ class TokenIndex:
 def levels_from(length: int, count: int, longest: int = MAX_MATCH) -> list[int]:
     """Return the number of tokens that match before each of `count` guesses, at most `longest`.
 
-    length: before the first.
+    length: number of tokens that match before the first guess.
     """
     rising = range(length, min(length + count, longest))
     return [*rising, *[longest] * (count - len(rising))]

@@ -11,11 +11,11 @@ from octavo.batch import Batch, SamplingBatch, greedy_rows
 
 @dataclass(slots=True)
 class DraftReading:
-    """The tokens of a sequence in the draft model's cache.
+    """A sequence's tokens in the draft model's cache.
 
-    keys: of the sequence's full blocks, each a hash of all tokens up to its end.
-    num_read: tokens whose keys and values are valid.
-    guesses: tokens computed after them, as guesses, in blocks of the sequence.
+    keys: keys of the sequence's full blocks, each a hash of all tokens up to the block's end.
+    num_read: number of tokens whose keys and values are valid.
+    guesses: tokens computed after them, as guesses, in the sequence's blocks.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -29,7 +29,7 @@ class DraftReading:
 class TokenRun:
     """The tokens of one sequence in a step of the draft model.
 
-    start: position of the first.
+    start: position of the first token.
     spare: the block for positions beyond its block table, used for guesses.
     """
 
@@ -42,7 +42,7 @@ class TokenRun:
 class TwinBlocks:
     """Tracks which blocks the draft model has filled, and for which tokens.
 
-    A wrong entry could only make guesses worse.
+    A wrong entry can only make guesses worse.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -84,15 +84,15 @@ class TwinBlocks:
         reading.block_ids = block_ids[: -(-end // size)]
 
     def written(self, reading: DraftReading, block_ids: list[int]) -> set[int]:
-        """Return the blocks of the sequence that its next tokens are written to."""
+        """Return the blocks to which the sequence's next tokens are written."""
         return set(block_ids[reading.num_read // self._block_size :])
 
     def room(self, block_ids: list[int], position: int) -> int:
-        """Return the number of positions from this one on that the sequence has blocks for."""
+        """Return how many positions, from this one on, the sequence has blocks for."""
         return max(len(block_ids) * self._block_size - position, 0)
 
     def batch(self, parts: list[TokenRun]) -> Batch:
-        """Return the arrays of a step that returns the most likely next token of each part."""
+        """Return the batch for a step that returns the most likely next token after each part."""
         size, counts = self._block_size, [len(part.token_ids) for part in parts]
         starts = np.zeros(len(parts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
