@@ -1,4 +1,4 @@
-"""Writes packed weights for the next start on a separate thread once the first answer is given."""
+"""Writes packed weights to disk for the next start, on a separate thread, once the first answer has been given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE_S = 3.0
 
 
 class WeightKeeping:
-    """The jobs of one model, which run once. They hold packed weights until they are done."""
+    """One model's jobs, which run once. They hold packed weights until they are done."""
 
     def __init__(self, jobs: Sequence[KeepJob]) -> None:
         self._jobs = list(jobs)
@@ -27,7 +27,7 @@ class WeightKeeping:
         self._is_over = threading.Event()
 
     def after(self, request: Request, sink: Sink) -> Sink:
-        """Return the sink of a request whose end starts the jobs, unless they have started."""
+        """Return a sink for a request. When the request ends, the jobs start, unless they have started already."""
         if not self._jobs or not request.is_measured:
             return sink
 

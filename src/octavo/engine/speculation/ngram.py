@@ -27,7 +27,7 @@ class NgramSource:
         return NgramGuesser(self, sequence)
 
     def prior(self, level: int) -> float:
-        """Return a cautious estimate, measured over code, prose and lists."""
+        """Return a cautious estimate that suits code, prose and lists."""
         return 0.3 + 0.6 * min(level - 2, 8) / 8
 
 

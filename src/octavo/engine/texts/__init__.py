@@ -1,1 +1,1 @@
-"""Texts and vectors around the engine: prompts, grammars, scores."""
+"""Texts and vectors before and after the engine: prompts, grammars, scores."""

@@ -1,4 +1,4 @@
-"""The images in a program's messages, given as parts of their content."""
+"""The images in a program's messages, given as parts of the messages' content."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class ChatImages:
 
 
 def with_texts(messages: Sequence[Mapping[str, Any]], inputs: ImageInputs) -> list[Mapping[str, Any]]:
-    """Return the messages with texts in place of the PDF documents that are to be read as text.
+    """Return the messages with text in place of the PDF documents that are to be read as text.
 
-    Raises UsageError for a document without text, and for a wrong `pdf_as` of a part.
+    Raises UsageError for a document without text, and for an invalid `pdf_as` in a part.
     """
     return [_with_text(message, inputs) if has_images([message]) else message for message in messages]
 
@@ -88,7 +88,7 @@ def _is_text(part: object) -> bool:
 
 
 def _text_of(part: object, inputs: ImageInputs) -> str | None:
-    """Return the text of a document, or None if the part is another one or its pages are to be seen."""
+    """Return the text of a document, or None if the part is not a document or its pages are to be read as images."""
     if not isinstance(part, Mapping) or part.get("type") not in IMAGE_KEYS:
         return None
     pdf_as = None if part.get("pdf_as") is None else check_pdf_as(part["pdf_as"])
@@ -96,7 +96,7 @@ def _text_of(part: object, inputs: ImageInputs) -> str | None:
 
 
 def _value(part: Mapping[str, Any], kind: str) -> Any:
-    """Return an image, or the name of one, in a part of this kind."""
+    """Return the image, or the name of one, from a part of this kind."""
     value = part.get(kind)
     if isinstance(value, Mapping):  # form used by OpenAI's clients
         value = value.get("file_data" if kind == "file" else "url")

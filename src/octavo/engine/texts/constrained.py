@@ -1,9 +1,9 @@
-"""Structured outputs: constraints on answers as masks over the vocabulary, by llguidance.
+"""Structured outputs: constrains answers with llguidance's masks over the vocabulary.
 
 Grammars are compiled when a request is created, never on the engine's thread. Everything has a limit: the source by
 `StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, and the cache by
 `_CACHE_BYTES`. The cache counts the estimated size after compiling. The copies of a grammar share a lexer that grows
-with use: by half for ordinary schemas, and at most to the states of `_LIMITS`.
+with use: by half for ordinary schemas, and at most to the number of states in `_LIMITS`.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class GrammarCompiler:
         self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
 
     def compile(self, params: StructuredOutputsParams, *, closed_objects: bool = False) -> GrammarState:
-        """Return the state before the first token, for each sequence to copy. It may take a second.
+        """Compile a grammar. Return the state before the first token, for each sequence to copy. This may take a
+        second.
 
         closed_objects: see `RequestOptions`.
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
-        if it is
-        invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many grammars are being
-        compiled.
+        if the grammar is invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many
+        grammars are being compiled.
         """
         source = make_source(params, closed_objects=closed_objects)
         matcher = self.cache.get(source)
@@ -122,7 +122,7 @@ class GrammarCompiler:
         return matcher
 
     def prepare(self) -> LLTokenizer:
-        """Return the vocabulary for grammars. The first call takes half a second for 150,000 tokens."""
+        """Return the vocabulary in llguidance's form. The first call takes half a second for 150,000 tokens."""
         with self._tokenizer_lock:
             if self._made_tokenizer is None:
                 vocabulary = _VocabularyView(self._tokenizer, self._vocab_size)
@@ -147,28 +147,28 @@ class GrammarState:
         self.error: str | None = None
 
     def copy(self) -> GrammarState:
-        """Return the same state, for another sequence."""
+        """Return a copy of the state for another sequence."""
         return GrammarState(self.matcher.deep_copy(), self.filler)
 
     @property
     def is_complete(self) -> bool:
-        """True if the answer is complete and only its end can follow."""
+        """True if the answer is complete and only the end of text can follow."""
         return self.error is None and self.matcher.is_stopped() and self.matcher.is_accepting()
 
     def accept(self, token_id: int) -> None:
-        """Advance by the next token, which must be one that the mask allows."""
+        """Advance by the next token, which must be allowed by the mask."""
         if self.error is None:
             self.matcher.consume_token(token_id)
             self.check()
 
     def rows(self, first: int, *, may_end: bool) -> MaskRows:
-        """Return the rows of masks that begin with row `first`, without drafts yet."""
+        """Return the mask rows that begin with row `first`, without drafts yet."""
         return MaskRows(first, self, may_end, [])
 
     def num_allowed(self, drafts: list[int]) -> int:
         """Return the number of drafts, from the first on, that the grammar allows. An end of text does not count.
 
-        Nothing follows it, so it does not need its own row.
+        Nothing follows an end of text, so it does not need a row of its own.
         """
         ends = self.filler.eos_token_ids
         before_end = next((i for i, token_id in enumerate(drafts) if token_id in ends), len(drafts))
@@ -185,7 +185,7 @@ class MaskRows(NamedTuple):
 
     first: the first of 1 + len(drafts) rows.
     may_end: whether the end of text may be chosen.
-    drafts: allowed ones, see `GrammarState.num_allowed`.
+    drafts: the allowed ones, see `GrammarState.num_allowed`.
     """
 
     first: int
@@ -195,7 +195,7 @@ class MaskRows(NamedTuple):
 
 
 class MaskFiller:
-    """Computes the masks of the rows of a step, in parallel if there are several answers."""
+    """Computes the masks for the rows of a step, in parallel if there are several answers."""
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self.eos_token_ids = eos_token_ids
@@ -205,7 +205,7 @@ class MaskFiller:
     def fill(self, answers: Sequence[MaskRows], masks: NDArray[np.uint32]) -> None:
         """Restrict masks [R, ceil(vocab / 32)] to the tokens that the grammars allow, or to none if a grammar is stuck.
 
-        The states do not move, even with drafts.
+        The grammar states do not advance, even with drafts.
         """
         starts = [0, *accumulate(1 + len(answer.drafts) for answer in answers)]
         allowed = np.zeros((starts[-1], masks.shape[1]), np.uint32)
@@ -237,7 +237,7 @@ class MaskFiller:
 
 
 class GrammarCache:
-    """The most recently used grammars, within a number of bytes. Thread-safe."""
+    """The most recently used grammars, up to a limit in bytes. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -262,7 +262,7 @@ class GrammarCache:
 
     @staticmethod
     def _cost(source: GrammarSource) -> int:
-        """Estimated bytes of a compiled grammar, from measurements of large schemas and many small ones."""
+        """Estimate the bytes of a compiled grammar, from measurements of large schemas and many small ones."""
         return 2**17 + 64 * len(source.text)
 
 
@@ -290,14 +290,14 @@ class _VocabularyView:
         return max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens that spell exactly `text`, as the tokenizer would usually split it."""
+        """Return tokens that spell exactly `text`, as the tokenizer would usually split it."""
         token_ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
         if b"".join(self.tokens[i] for i in token_ids) == text:
             return token_ids
         return self._spell(text)
 
     def _spell(self, text: bytes) -> list[int]:
-        """Spell by the longest matching tokens, for vocabularies that put a space before every text."""
+        """Spell a text with the longest matching tokens, for vocabularies that put a space before every text."""
         token_ids: list[int] = []
         while text:
             size = next((n for n in range(min(len(text), self._longest), 0, -1) if text[:n] in self._ids), None)
@@ -384,7 +384,7 @@ def _parse_schema(text: str) -> dict[str, Any]:
 
 
 def _check_sizes(schema: dict[str, Any]) -> None:
-    """Reject grammars that would compile but never be satisfied, or that take too long to compile."""
+    """Reject schemas that would compile but can never be satisfied, or that take too long to compile."""
     level: list[Any] = [schema]
     for _ in range(_MAX_DEPTH):
         if not level:

@@ -1,4 +1,4 @@
-"""Runs deeply recursive calls, such as the grammar compiler, without risk to the waiting thread."""
+"""Runs deeply recursive calls, such as the grammar compiler's, without risk to the waiting thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _stack_size_lock = threading.Lock()
 
 
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
-    """Run `work` on its own thread and return its result, or None if it exceeds the limit (it still continues).
+    """Run `work` on its own thread and return its result, or None if it exceeds the limit (it continues in that case).
 
     timeout_s: processor time, so that a busy machine does not reject what an idle one accepts. The caller waits at most
     five times as long.
-    The thread has no files: a panic of the compiler shows nothing on the terminal.
+    The thread has no files open: a panic of the compiler shows nothing on the terminal.
     Raises OverloadedError if no thread can be started; then `work` never runs.
     """
     begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up
@@ -61,7 +61,7 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
 
 
 def _wait(done: threading.Event, clocks: list[Callable[[], float]], timeout_s: float) -> None:
-    """Wait until the thread is done, has computed for `timeout_s`, or the wait is too long."""
+    """Wait until the thread is done, has used `timeout_s` of processor time, or has taken too long."""
     end, left = time.monotonic() + _MAX_WAIT * timeout_s, timeout_s
     while not done.wait(left):
         try:

@@ -1,4 +1,4 @@
-"""GBNF, the form of grammars of llama.cpp, read as it reads them.
+"""Parses GBNF, llama.cpp's grammar format, the way llama.cpp does.
 
 Source: llama.cpp's `grammars/README.md` and the behaviour of its parser: a repetition belongs to the whole literal,
 class, rule or group before it, a later rule of the same name replaces an earlier one, and `.` and negated classes match
@@ -27,7 +27,7 @@ _LETTERS = {"n": 10, "r": 13, "t": 9}
 
 
 class GbnfError(ValueError):
-    """A grammar with wrong syntax, and its line."""
+    """A grammar with wrong syntax. Names the line."""
 
 
 # Nodes are compared by identity: each place in a grammar is distinct.
@@ -42,7 +42,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CharSet:
-    """One code point in these ranges, both ends included."""
+    """One code point in these ranges, inclusive at both ends."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -56,28 +56,28 @@ class Token:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleName:
-    """The rule of this name."""
+    """A reference to the rule of this name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """All of these in order. Empty for the empty text."""
+    """All of these symbols in order. Empty for the empty text."""
 
     items: tuple[Symbol, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneOf:
-    """One of these."""
+    """One of these symbols."""
 
     items: tuple[Symbol, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repetition:
-    """The item `least` to `most` times; most is None for any number."""
+    """The symbol `item`, repeated `least` to `most` times; most is None for any number."""
 
     item: Symbol
     least: int
@@ -155,7 +155,7 @@ class _Parser(TextCursor):
         return items[0] if len(items) == 1 else Row(tuple(items))
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Return the repetition that follows; None if there is none."""
+        """Return the repetition that follows, or None if there is none."""
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return counts

@@ -1,8 +1,8 @@
-"""Converts GBNF grammars to grammars for llguidance that accept the same texts.
+"""Converts GBNF grammars to llguidance grammars that accept the same texts.
 
 llguidance splits a text into lexemes and takes the longest at each place. GBNF has no lexemes: `[a-z]* "x"` matches
-`abx`. Where the longest could be too long, a lexeme is therefore split, down to single characters if need be. What
-remains is large enough for masks to be computed fast.
+`abx`. Where the longest could be too long, a lexeme is therefore split, down to single characters if need be. The
+remaining lexemes are large enough that masks are computed fast.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gbnf_to_lark(text: str) -> str:
 
 
 class _Places(NamedTuple):
-    """The characters of a lexeme as places: sets of characters, and the places that may follow each."""
+    """The positions of characters in a lexeme: the set of characters at each, and the positions that may follow it."""
 
     chars: list[int]
     following: list[set[int]]
@@ -58,7 +58,7 @@ class _Places(NamedTuple):
 
 
 class _TooLargeError(Exception):
-    """A lexeme has too many places to compare."""
+    """A lexeme with too many places to compare."""
 
 
 class _Grammar:
@@ -88,8 +88,7 @@ class _Grammar:
     def parts(self, symbol: Symbol) -> list[Symbol]:
         """Return the parts of a symbol that is not a lexeme.
 
-        Neighbouring regular parts are joined. If the result is too long, its last item is split off first, often the
-        white
+        Adjacent regular parts are joined. If the result is too long, its last item is split off first, often the white
         space after a word.
         """
         if symbol not in self._parts:
@@ -131,7 +130,7 @@ class _Grammar:
     # --- what may follow ---
 
     def _following(self) -> dict[Symbol, int]:
-        """Return the characters that may come after each lexeme."""
+        """Return the set of characters that may come after each lexeme."""
         found: dict[Symbol, int] = {}
         after_rule: dict[str, int] = {"root": 0}
         waiting = deque(["root"])
@@ -172,7 +171,7 @@ class _Grammar:
                     self._nullable |= {name} if nullable else set()
 
     def _beginning(self, symbol: Symbol) -> tuple[int, bool]:
-        """Return the characters with which a symbol may begin, and whether it may be empty."""
+        """Return the set of characters with which a symbol may begin, and whether it may be empty."""
         self._visit()
         if isinstance(symbol, Literal):
             return (self._mask([(code, code) for code in symbol.codes[:1]]), not symbol.codes)
@@ -220,7 +219,7 @@ class _Grammar:
     # --- places of characters ---
 
     def _places_of(self, symbol: Symbol) -> _Places | None:
-        """None for a lexeme that is too large."""
+        """Return the places of a lexeme, or None if it is too large."""
         if symbol not in self._places:
             places = _Places([], [], set(), set(), is_nullable=False)
             self._steps = 0
@@ -231,7 +230,7 @@ class _Grammar:
         return self._places[symbol]
 
     def _placed(self, symbol: Symbol, whole: _Places, depth: int) -> _Places:
-        """Add the characters of a part of a lexeme to the whole."""
+        """Add the places of a part of a lexeme to the whole."""
         if depth > _MAX_DEPTH or len(whole.chars) > _MAX_PLACES:
             raise _TooLargeError
         if isinstance(symbol, RuleName):
@@ -360,14 +359,14 @@ def _escaped(code: int) -> str:
 
 
 def _range(first: int, last: int) -> str:
-    """Return a range inside a class, without surrogates; empty if nothing is left."""
+    """Return a range for use inside a class, without surrogates. It is empty if nothing is left."""
     first = 0xE000 if 0xD800 <= first < 0xE000 else first
     last = 0xD7FF if 0xD800 <= last < 0xE000 else last
     return "" if first > last else f"{_escaped(first)}-{_escaped(last)}"
 
 
 def _row(items: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-    """Items joined into one, if there are several."""
+    """Join several items into one."""
     return (Row(items),) if len(items) > 1 else items
 
 
@@ -395,7 +394,7 @@ def _leaves(symbol: Symbol) -> Iterator[Symbol]:
 
 
 def _named(symbol: Symbol) -> Iterator[Symbol]:
-    """Return the rules and tokens in a symbol."""
+    """Yield the rules and tokens in a symbol."""
     return (leaf for leaf in _leaves(symbol) if isinstance(leaf, (RuleName, Token)))
 
 

@@ -1,4 +1,4 @@
-"""Images, documents and videos that a program gives with a prompt: arrays, paths, or the bytes of files."""
+"""Images, documents and videos that a program passes with a prompt: arrays, paths, or the bytes of files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILES = (str, os.PathLike, bytes, bytearray, memoryview)
 
 
 class ImageInputs:
-    """Makes items of images, and prompts of token ids with them. Thread-safe.
+    """Makes items from images, and prompts from token ids and items. Thread-safe.
 
     processor: None if the model reads only text.
     """
@@ -39,10 +39,10 @@ class ImageInputs:
     def __init__(
         self, tokenizer: Tokenizer, processor: ImageProcessor | None, model: str, pdf_as: PdfAs = "auto"
     ) -> None:
-        """Set what errors and documents need.
+        """Store what errors and documents need.
 
-        model: its name, for errors.
-        pdf_as: how to read a PDF document without a choice of its own.
+        model: the model's name, for errors.
+        pdf_as: how to read a PDF document that does not specify it.
         """
         self._tokenizer = tokenizer
         self._processor = processor
@@ -52,7 +52,10 @@ class ImageInputs:
 
     @property
     def gives_vectors(self) -> bool:
-        """True if an image is its own prompt. Raises UsageError if the model reads only text."""
+        """True if the model makes vectors of images, so that an image is its own prompt.
+
+        Raises UsageError if the model reads only text.
+        """
         return self.require().gives_vectors
 
     def alone(self, plain: object, given: Mapping[str, Any]) -> Prompt:
@@ -83,8 +86,9 @@ class ImageInputs:
         return self.place([placeholder_id if token_id == video_id else token_id for token_id in token_ids], items)
 
     def place(self, token_ids: Sequence[int], items: Sequence[Placed]) -> Prompt:
-        """Return the prompt with each image mark replaced by one of these items. Raises UsageError if their numbers
-        differ.
+        """Return the prompt with each image mark replaced by one of these items.
+
+        Raises UsageError if their numbers differ.
         """
         return place_items(token_ids, items, self.placeholder_id(self.require()), self._encode)
 
@@ -139,7 +143,7 @@ class ImageInputs:
         return ids[0] if len(ids) == 1 else None
 
     def item(self, image: Any, name: str | None = None) -> MediaItem | ItemSeries:
-        """Return an image as the engine takes it. The file of a document or video becomes a series of images.
+        """Return an image in the engine's form. A document or video file becomes a series of images.
 
         name: the caller's name for its content, or None for a digest.
         Raises UsageError.
@@ -155,7 +159,7 @@ class ImageInputs:
         return MediaItem(key, layout, processor.resize(picture, layout))
 
     def video(self, video: Any, name: str | None = None) -> MediaItem | ItemSeries:
-        """Return a video file, or its frames in an array or list, as the engine takes it.
+        """Return a video file, or its frames in an array or list, in the engine's form.
 
         Frames may be given with their rate: `(frames, {"fps": 30})`; the default is two per second.
         name: as for `item`.
@@ -208,7 +212,7 @@ def _decoder() -> PictureDecoder:
 
 
 def has_images(messages: object) -> bool:
-    """True if a message has an image among the parts of its content."""
+    """True if the content of a message has an image among its parts."""
     if not isinstance(messages, (list, tuple)):
         return False
     return any(
@@ -220,7 +224,7 @@ def has_images(messages: object) -> bool:
 
 
 def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
-    """Return a prompt without vLLM's image keys, and these keys with their values, or an empty mapping."""
+    """Return a prompt without vLLM's image keys, and a mapping of these keys to their values, which may be empty."""
     if not isinstance(prompt, Mapping):
         return prompt, {}
     given = {key: prompt[key] for key in _KEYS if prompt.get(key)}
@@ -263,14 +267,16 @@ def _listed(value: Any, kind: str) -> list[Any]:
 
 
 def _named(name: str, processor: ImageProcessor) -> bytes:
-    """Return the key of content that the caller names."""
+    """Return the key for content that the caller names."""
     from octavo.media.digest import content_digest
 
     return content_digest("name", name.encode(), processor)
 
 
 def _frames(frames: Any) -> list[Picture]:
-    """Return the frames of a video: an array of uint8 [frames, height, width, 3], or a list of images of one size."""
+    """Return the frames of a video, given as a uint8 array [frames, height, width, 3] or as a list of images of one
+    size.
+    """
     if not isinstance(frames, (list, np.ndarray)) or not len(frames):
         raise _wrong(
             f"a video is {type(frames).__name__}; it is a path, bytes, frames of uint8 [frames, height, width, 3] or a "
@@ -293,7 +299,9 @@ def _rate(metadata: Any) -> float:
 
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:
-    """Return the bytes that identify an image, and its pixels unless the bytes are a file that contains them."""
+    """Return the bytes that identify an image. Also return its pixels, unless the bytes are a file that contains
+    them.
+    """
     from octavo.media.pictures import picture_of, picture_of_array
 
     if isinstance(image, (bytes, bytearray, memoryview)):

@@ -1,9 +1,9 @@
-"""Patterns of JSON schemas, read as ECMA-262 has them, written for llguidance with the same meaning.
+r"""Translates the patterns in JSON schemas from ECMA-262 syntax to llguidance's, with the same meaning.
 
-llguidance reads the syntax of Rust's regex-syntax, where `.`, `\\s` and nested classes mean other characters. Its
-quoting for JSON also lets `"` and a backslash through in any class that has all control characters, and takes a
-character that it cannot quote for none at all. Every class is therefore written out, without the control characters
-that JSON has no letter for: a string with a pattern may contain `\\t`, but never `\\u001b`.
+llguidance reads the syntax of Rust's regex-syntax, where `.`, `\s` and nested classes mean other characters. Its
+quoting for JSON also lets `"` and a backslash through in any class that contains all control characters, and drops a
+character that it cannot quote. Every class is therefore written out, without the control characters for which JSON has
+no short escape: a string with a pattern may contain `\t`, but never `\u001b`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PatternError(ValueError):
 
 
 class UnenforceablePatternError(PatternError):
-    """A valid pattern that needs more than a regular language: look-around or repeated text."""
+    """A valid pattern that needs more than a regular language, such as look-around or backreferences."""
 
 
 class Chars(NamedTuple):
-    """One character.
+    """A single character.
 
     text: a class in Rust's syntax.
     """
@@ -82,7 +82,7 @@ class Repeat:
 class Alternatives:
     """Alternatives, each a row of nodes.
 
-    flags: in Rust's syntax, such as `i` or `-i`; empty for those of the surrounding group.
+    flags: in Rust's syntax, such as `i` or `-i`; empty to keep those of the surrounding group.
     """
 
     alternatives: tuple[tuple[PatternNode, ...], ...]
@@ -93,12 +93,12 @@ PatternNode: TypeAlias = "Chars | Edge | Unenforceable | Repeat | Alternatives"
 
 
 def translate_pattern(pattern: str) -> str:
-    r"""Return the pattern of a JSON schema, which may match anywhere in a string, as one for llguidance of the whole
-    string.
+    r"""Translate a JSON schema's pattern, which may match anywhere in a string, to one for llguidance that matches the
+    whole string.
 
-    Where ECMA-262 knows no meaning, Rust's and Python's is taken if they agree: `(?i)` at the beginning, `(?P<name>)`,
-    `\A`, `\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and UnenforceablePatternError for look-around,
-    backreferences, word boundaries, and anchors in the middle.
+    Where ECMA-262 does not define a meaning, Rust's and Python's is used if they agree: `(?i)` at the beginning,
+    `(?P<name>)`, `\A`, `\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and UnenforceablePatternError for
+    look-around, backreferences, word boundaries, and anchors in the middle.
     """
     tree = _Parser(pattern).parse()
     return f"^(?:{_anywhere(tree, at_start=True, at_end=True)})$"
@@ -113,9 +113,9 @@ def check_pattern(pattern: str) -> None:
 
 
 def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
-    """Return a choice in Rust's syntax.
+    """Return alternatives in Rust's syntax.
 
-    at_start, at_end: whether the string begins or ends here, or any text may come first or follow.
+    at_start, at_end: whether the string begins or ends here; otherwise any text may precede or follow.
     """
     written = []
     for row in tree.alternatives:
@@ -137,7 +137,7 @@ def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
 
 
 def _anchors(node: PatternNode, *, is_start: bool) -> bool:
-    """True if a node at the beginning or end decides by itself what comes before or after it."""
+    """True if a node at the beginning or end determines by itself what comes before or after it."""
     if isinstance(node, Edge):
         return node.is_start == is_start
     if not isinstance(node, Alternatives):
@@ -163,9 +163,10 @@ def _write(node: PatternNode, *, at_start: bool = False, at_end: bool = False) -
 
 
 class _Parser(TextCursor):
-    """Reads a pattern by ECMA-262, with the `u` flag where both ways differ.
+    """Parses a pattern by ECMA-262, with the `u` flag where both modes differ.
 
-    is_loose: the pattern is only checked. What has no one meaning for all regular expressions is no error then.
+    is_loose: only check the pattern. Constructs that regular expression dialects interpret differently are then no
+    errors.
     """
 
     def __init__(self, pattern: str, *, is_loose: bool = False) -> None:
@@ -185,7 +186,7 @@ class _Parser(TextCursor):
         return tree
 
     def _doubt(self, problem: str) -> None:
-        """Raise PatternError for something that is read in different ways, unless the reading is loose."""
+        """Raise PatternError for something that dialects interpret differently, unless the reading is loose."""
         if not self._is_loose:
             raise PatternError(problem)
 
@@ -199,7 +200,7 @@ class _Parser(TextCursor):
         return Alternatives(tuple(map(tuple, rows)), flags)
 
     def _repeated(self, item: PatternNode) -> PatternNode:
-        """Return the item with the quantifier after it, if any. Lazy ones match the same strings."""
+        """Return the item with the quantifier that follows it, if any. Lazy quantifiers match the same strings."""
         start = self._at
         if self._match(_NOT_EVERYWHERE):
             self._doubt("{,n} means different things in different languages; write {0,n}")
@@ -260,7 +261,7 @@ class _Parser(TextCursor):
         return Unenforceable("look-around") if found and found[4] else tree
 
     def _flags(self, on: str, off: str) -> str:
-        """Return the flag `i` in Rust's syntax. `s` is remembered, and `u` is always on."""
+        """Return the flag `i` in Rust's syntax. Remember `s`, and ignore `u`, which is always on."""
         if unknown := (set(on) - set("isu")) | (set(off) - set("is")):
             self._doubt(f"the flag {min(unknown)} is not supported")
         if "s" in on:
@@ -290,7 +291,7 @@ class _Parser(TextCursor):
         return Chars(_one(found) if isinstance(found, int) else f"[{found}--[{_EXCLUDED}]]")
 
     def _class_escape(self) -> int | str:
-        """Return a character after a backslash, or the inside of a class."""
+        """Parse an escape after its backslash. Return a code point, or the inside of a class."""
         if found := self._match(_PROPERTY):
             name = found[1] or found[2]
             return f"\\{found[0][0]}{{{name}}}"
@@ -322,7 +323,7 @@ class _Parser(TextCursor):
         return code
 
     def _class(self) -> str:
-        """Return a class after its opening bracket."""
+        """Parse a class after its opening bracket and return it."""
         is_negated = self._take("^")
         if self._take("]"):
             self._has_empty_class = True
@@ -364,5 +365,5 @@ def rust_char(code: int) -> str:
 
 
 def _one(code: int) -> str:
-    """One character as a class or alone."""
+    """Return one character as a class or alone."""
     return _NOTHING if _IS_EXCLUDED.match(chr(code)) else rust_char(code)

@@ -19,7 +19,8 @@ class ItemSeries:
     """The pages of a document or the frames of a video, represented by one mark.
 
     items: layouts instead of items are only counted.
-    texts: before each item. The first one precedes `opening`, the text that a template may write before the mark.
+    texts: the text before each item. The first one precedes `opening`, the text that a template may write before the
+    mark.
     """
 
     items: tuple[MediaItem | ImageLayout, ...]
@@ -28,12 +29,12 @@ class ItemSeries:
 
     @property
     def num_rows(self) -> int:
-        """The positions of all items, without the texts between them."""
+        """Number of positions of all items, without the texts between them."""
         return sum(_layout(item).num_tokens for item in self.items)
 
     @property
     def description(self) -> str:
-        """The number of pictures, for people."""
+        """The number of pictures, worded for users."""
         return f"{len(self.items)} pictures"
 
 
@@ -45,9 +46,9 @@ def place_items(
 ) -> Prompt:
     """Return the prompt with the i-th placeholder replaced by the i-th item.
 
-    encode: the token ids of a mark that is a text.
-    A layout represents an item that is not decoded: its positions are counted, but they are no spans.
-    Raises UsageError if there are not as many placeholders as items.
+    encode: returns the token ids of a mark that is a text.
+    A layout represents an item that is not decoded: its positions are counted, but do not become spans.
+    Raises UsageError if the numbers of placeholders and items differ.
     """
     count = sum(token_id == placeholder_id for token_id in token_ids)
     if count != len(items):
@@ -73,7 +74,7 @@ def place_items(
 
 
 def prompt_of(items: Sequence[Placed]) -> Prompt:
-    """Return the prompt that consists of one image, for a model that makes vectors of images. Raises UsageError."""
+    """Return the prompt that consists of one image, for a model that computes vectors of images. Raises UsageError."""
     if len(items) != 1 or not isinstance(items[0], MediaItem):
         raise UsageError(
             "this model makes a vector of a text or of an image: give one of them, and each page or frame by itself",

@@ -26,7 +26,7 @@ OWN_VARIABLES = frozenset(
 
 
 def plain_prompt(prompt: PromptInput) -> Any:
-    """Return the text or the token ids of a prompt in any of its forms. Raises UsageError for other keys of a
+    """Return the text or the token ids of a prompt in any of its forms. Raises UsageError for unknown keys of a
     mapping.
     """
     if not isinstance(prompt, Mapping):
@@ -47,7 +47,7 @@ def plain_prompt(prompt: PromptInput) -> Any:
 
 
 def template_eos_id(tokenizer: Tokenizer) -> int | None:
-    """Return the end-of-text token of chat templates: the one named by the files, otherwise the first that ends an
+    """Return the end-of-text token of chat templates: the one named by the files, or else the first that ends an
     answer.
     """
     named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
@@ -60,7 +60,7 @@ class PromptEncoder:
     eos_token_id: the one written by the template.
     process: the template's process, if it was started ahead of time.
     template: replaces the tokenizer's own.
-    system: the message of conversations that have none.
+    system: system message for conversations that have none.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class PromptEncoder:
         self._process = process
 
     def encode(self, prompt: PromptInput, *, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a prompt. Control tokens in a text are parsed, and BOS is added once.
+        """Return the token ids of a prompt. Control tokens in a text are parsed, and BOS is added once.
 
-        max_tokens: limit of a text; a longer one raises TooManyTokensError.
-        Raises UsageError if it is neither a text nor a list, nor a mapping with one of these, nor a `Prompt`.
+        max_tokens: limit for a text; a longer one raises TooManyTokensError.
+        Raises UsageError if the prompt is not a text, a list, a mapping with one of these, or a `Prompt`.
         """
         prompt = plain_prompt(prompt)
         if isinstance(prompt, Prompt):
@@ -97,7 +97,9 @@ class PromptEncoder:
         return list(prompt)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
-        """Return a prompt in any of its forms, as the engine takes it. Raises the errors of `encode` and `Prompt`."""
+        """Return a prompt, given in any of its forms, in the engine's form. Raises the errors of `encode` and
+        `Prompt`.
+        """
         return prompt if isinstance(prompt, Prompt) else Prompt(self.encode(prompt))
 
     def encode_chat(
@@ -108,10 +110,10 @@ class PromptEncoder:
         max_tokens: int | None = None,
         **template_arguments: Any,
     ) -> list[int]:
-        """Token ids of a conversation. A text counts as a user's message.
+        """Return the token ids of a conversation. A plain text counts as a user message.
 
         chat_template: Jinja to use instead of the model's own, or the name of one of the model's templates.
-        template_arguments: tools, documents, add_generation_prompt and further variables of the template.
+        template_arguments: tools, documents, add_generation_prompt and other variables of the template.
         image_marks: see `ChatTemplate.encode`.
         max_tokens: limit of the conversation; a longer one raises TooManyTokensError.
         Raises UsageError if the conversation is malformed or the template does not accept it.
@@ -139,7 +141,7 @@ class PromptEncoder:
     def render_chat(
         self, messages: Sequence[Message], *, image_marks: ImageMarks | None = None, **template_arguments: Any
     ) -> str:
-        """Return the text that the model's template makes from a conversation. Raises the errors of `encode_chat`."""
+        """Render a conversation as text with the model's template. Raises the errors of `encode_chat`."""
         messages = self._with_system(messages)
         if image_marks is not None and image_marks.numbers(messages):
             return self._own_template().render_images(messages, image_marks, **template_arguments)

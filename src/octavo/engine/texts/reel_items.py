@@ -1,4 +1,6 @@
-"""Files as the items of prompts: one for an image, a series for the pages of a document or the frames of a video."""
+"""Turns files into items of prompts: an image into one, the pages of a document or the frames of a video into a
+series.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ def item_of_file(
 ) -> MediaItem | ItemSeries:
     """Return the item or items of a file.
 
-    key: the name of its content, or None for a digest.
-    It is slow. Raises UsageError, the rest of a sentence about the file.
+    key: the name of the file's content, or None for a digest.
+    This is slow. Raises UsageError whose text completes a sentence about the file.
     """
     key = content_digest(kind, data, processor) if key is None else key
     if kind == "image":
@@ -39,7 +41,7 @@ def item_of_file(
 def series_of_reel(reel: Reel, shots: Sequence[tuple[UInt8, ...]], processor: ImageProcessor, key: bytes) -> ItemSeries:
     """Return the items of a reel.
 
-    shots: the tiles of each.
+    shots: the tiles of each shot.
     key: the name of the content.
     """
     pairs = zip(reel.layouts, shots, strict=True)

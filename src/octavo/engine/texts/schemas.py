@@ -1,6 +1,6 @@
 """Rewrites JSON schemas so that llguidance enforces everything they require.
 
-llguidance accepts some schemas and then lets values through that break them. Here patterns are translated
+llguidance accepts some schemas and then lets through values that violate them. Here patterns are translated
 (`patterns.translate_pattern`), dates become patterns that know leap years, escapes that spell a name a second time are
 forbidden, and what cannot be fixed is rejected with its JSON pointer.
 """
@@ -47,7 +47,7 @@ _LARK_TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|<
 
 
 class UnenforceableError(ValueError):
-    """Something in a schema that cannot be enforced.
+    """Part of a schema that cannot be enforced.
 
     pointer: its JSON pointer.
     """
@@ -61,7 +61,8 @@ class UnenforceableError(ValueError):
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema for llguidance that allows no value that `schema` forbids.
 
-    With llguidance's option `lenient`, what cannot be enforced is left out. Otherwise UnenforceableError is raised.
+    With llguidance's option `lenient`, constraints that cannot be enforced are left out. Otherwise they raise
+    UnenforceableError.
     """
     mended: dict[str, Any] = json.loads(json.dumps(schema))
     options = mended.get(OPTIONS)
@@ -92,7 +93,7 @@ def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with only the properties that it names, in objects where it does not mention others.
+    """Return the schema restricted to the properties that it names, in objects where it does not mention others.
 
     Objects without `properties` stay unchanged. An object described by several schemas (`allOf`, or `anyOf` next to
     `properties`) has the names of all of them.
@@ -120,8 +121,8 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[list[Any]]:
-    """Return the schemas that describe the same value as a schema does, besides its own keywords; alternatives
-    together.
+    """Return the schemas that describe the same value as a schema, besides its own keywords. Alternatives form one
+    list.
     """
     lists = {keyword: value for keyword, value in node.items() if isinstance(value, list)}
     groups = [[member] for member in lists.get("allOf", ())]
@@ -135,7 +136,7 @@ def _properties(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
-    """Return the properties named by a schema, or by schemas of the same value; empty if one mentions other names.
+    """Return the properties named by a schema, or by schemas of the same value. Empty if one mentions additional names.
 
     Also empty if only alternatives name some, because these can be closed by themselves.
     """
@@ -157,7 +158,7 @@ def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
 
 
 def enforceable_lark(grammar: str) -> str:
-    """Return a grammar in Lark whose `%json` schemas are enforceable, see `enforceable_schema`."""
+    """Return a Lark grammar whose `%json` schemas are enforceable, see `enforceable_schema`."""
     if "%json" not in grammar:
         return grammar
     decoder = json.JSONDecoder()
@@ -200,7 +201,7 @@ def escaped(name: str) -> str:
 
 
 def _schemas_within(root: dict[str, Any], node: dict[str, Any], pointer: str) -> Iterator[tuple[Any, str]]:
-    """Yield the schemas in a schema, and the one that it refers to, with their pointers."""
+    """Yield the schemas inside a schema, and the one that it refers to, with their pointers."""
     for keyword, value in node.items():
         place = f"{pointer}/{escaped(keyword)}"
         if keyword in MAPS_OF_SCHEMAS and isinstance(value, dict):
@@ -214,14 +215,16 @@ def _schemas_within(root: dict[str, Any], node: dict[str, Any], pointer: str) ->
 
 
 def _names_could_repeat(node: dict[str, Any]) -> bool:
-    """True if a key that the schema does not name could be one of its names with other JSON escapes."""
+    """True if a key that the schema does not name could be one of its names, spelled with other JSON escapes."""
     has_names = bool(node.get("properties") or node.get("required"))
     has_patterns = bool(node.get("patternProperties"))
     return (has_names or has_patterns) and (has_patterns or node.get("additionalProperties") is not False)
 
 
 def _mend_format(node: dict[str, Any]) -> None:
-    """Replace dates and times by patterns, and limit the length of host names; llguidance's own formats do neither."""
+    """Replace dates and times with patterns, and limit the length of host names. llguidance's own formats do
+    neither.
+    """
     name = node.get("format")
     if name == "hostname":
         longest = node.get("maxLength", _MAX_HOST_NAME)
@@ -261,7 +264,7 @@ def _mend_patterns(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> N
 
 
 def _mend_least_properties(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> None:
-    """Reject a minimum number of properties that repeated keys would only seem to reach."""
+    """Reject a minimum number of properties, which repeated keys would only seem to reach."""
     least, required = node.get("minProperties"), node.get("required", ())
     if not isinstance(least, int) or not isinstance(required, (list, tuple)):
         return

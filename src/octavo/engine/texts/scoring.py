@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: what to compute for each pair, and the score that follows."""
+"""Scores of pairs of texts: what to compute for each pair, and how to derive its score."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _YES_NO_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """truncate_to: the most tokens of a prompt, whose second text is truncated; None if a longer one is an error.
-    instruction: what a causal reranker judges by.
+    """Options for scoring pairs.
+
+    truncate_to: the most tokens of a prompt, whose second text is truncated; None if a longer one is an error.
+    instruction: the criterion by which a causal reranker judges.
     """
 
     truncate_to: int | None = None
@@ -38,7 +40,10 @@ class ScoreOptions:
 
 
 def score_options(truncate_to: int | None, instruction: str | None) -> ScoreOptions:
-    """truncate_to: -1 for as many tokens as fit. Raises UsageError for another number below 1."""
+    """Check the options for scoring.
+
+    truncate_to: -1 for as many tokens as fit. Raises UsageError for another number below 1.
+    """
     if truncate_to is not None and truncate_to < 1 and truncate_to != -1:
         message = f"truncate_prompt_tokens is {truncate_to}; it must be at least 1, or -1 for as many as fit"
         raise UsageError(message, param="truncate_prompt_tokens", code="integer_below_min_value")
@@ -47,7 +52,7 @@ def score_options(truncate_to: int | None, instruction: str | None) -> ScoreOpti
 
 
 def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One text paired with each of many, or two lists of the same length paired up. Raises UsageError."""
+    """Pair one text with each of many, or two lists of the same length item by item. Raises UsageError."""
     first, second = ([data] if isinstance(data, str) else list(data) for data in (data_1, data_2))
     for name, texts in (("data_1", first), ("data_2", second)):
         wrong = next((text for text in texts if not isinstance(text, str)), None)
@@ -66,9 +71,9 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
 class ScorePlan:
     """The vectors that pairs need, as (prompt, parameters).
 
-    pairs: the numbers of each pair's vectors.
-    The score of late interaction is the sum, over the tokens of the first text, of the largest product with a token of
-    the second. Khattab and Zaharia, arXiv 2004.12832.
+    pairs: the indices of each pair's vectors.
+    The score of late interaction takes the largest product of each token in the first text with a token in the second,
+    and sums these over the first text. Khattab and Zaharia, arXiv 2004.12832.
     """
 
     model: TextModel
@@ -78,7 +83,7 @@ class ScorePlan:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all prompts."""
+        """Number of tokens in all prompts."""
         return sum(len(prompt) for prompt, _ in self.prompts)
 
     def scores(self, vectors: Sequence[Float32]) -> list[float]:
@@ -108,8 +113,8 @@ def plan_scores(
 ) -> ScorePlan:
     """Plan the vectors for the scores of pairs.
 
-    pairs: query and document.
-    max_tokens: of a prompt of this model.
+    pairs: queries and documents.
+    max_tokens: the longest prompt of this model.
     Raises UsageError if the model cannot score pairs, or for a pair that is too long.
     """
     if model.scoring == "none":
@@ -133,7 +138,7 @@ def plan_scores(
 
 
 class _Encoder:
-    """Token ids of texts and pairs of at most `limit` tokens. Longer ones are truncated if the options allow it."""
+    """Encodes texts and pairs into at most `limit` token ids. Longer ones are truncated if the options allow it."""
 
     def __init__(self, model: TextModel, tokenizer: Tokenizer, limit: int, options: ScoreOptions) -> None:
         self._model = model
@@ -158,7 +163,7 @@ class _Encoder:
         return [*head, *second, *tokenizer.suffix_ids], PoolingParams(task="score", second_start=start)
 
     def question(self, query: str, document: str) -> tuple[list[int], PoolingParams]:
-        """Return the prompt for a query and a document. Text of neither can become a control token."""
+        """Return the prompt for a query and a document. No part of their texts can become a control token."""
         tokenizer = self._tokenizer
         fields = {"query": query, "document": document, "instruction": self._options.instruction}
         rendered = _YES_NO_PROMPT.format(**{name: tokenizer.guard(text) for name, text in fields.items()})
@@ -167,7 +172,7 @@ class _Encoder:
         return [*self._fit(start, len(end)), *end], PoolingParams(task="score", pooling="last")
 
     def _ids(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """Return the tokens of a text. One that is too long and must not be truncated is rejected early."""
+        """Return the tokens of a text. A text that is too long and must not be truncated is rejected early."""
         most = self._limit if self._options.truncate_to is None else None
         try:
             return self._tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special, max_tokens=most)
@@ -175,7 +180,7 @@ class _Encoder:
             raise self._too_long(error.found) from None
 
     def _fit(self, ids: list[int], others: int) -> list[int]:
-        """Return the tokens after truncation to leave room for `others`, which stay whole."""
+        """Truncate the tokens to leave room for `others`, which stay whole."""
         excess = len(ids) + others - self._limit
         if excess <= 0:
             return ids

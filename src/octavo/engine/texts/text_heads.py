@@ -1,4 +1,4 @@
-"""The steps from a pooled vector to the text's vector or score: dense layers, unit length, yes or no."""
+"""The steps from a pooled vector to the text's vector or score: dense layers, scaling to unit length, yes or no."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class DenseLayer:
 
     @classmethod
     def load(cls, module: DenseModule) -> DenseLayer:
-        """Raise ModelLoadError naming the file."""
+        """Load the layer's weight and bias. Raise ModelLoadError naming the file."""
         return cls(*module.load(), module.activation)
 
     def __call__(self, vector: Float32) -> Float32:
-        """[..., in_features] -> [..., out_features]"""
+        """Apply the layer: [..., in_features] -> [..., out_features]."""
         out: Float32 = vector @ self.weight.T + self.bias
         if self.activation is not None:
             out = ACTIVATIONS[self.activation](out)
@@ -43,7 +43,9 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextHeads:
-    """yes_no: the head of a causal reranker.
+    """What follows pooling.
+
+    yes_no: the head of a causal reranker.
     dense: layers applied to vectors of texts, in this order.
     num_logs: how often log(1 + x), after relu, is applied before these.
     """
@@ -74,7 +76,7 @@ def text_heads(graph: Graph, checkpoint: Checkpoint, texts: TextModel, tokenizer
 
 
 def saturated(vector: Float32) -> Float32:
-    """log(1 + relu(x)), SPLADE's weights of the tokens of the vocabulary. Formal et al., arXiv 2109.10086."""
+    """Return log(1 + relu(x)), SPLADE's weights for the tokens of the vocabulary. Formal et al., arXiv 2109.10086."""
     logs: Float32 = np.log1p(np.maximum(vector, np.float32(0))).astype(np.float32)
     return logs
 

@@ -1,4 +1,4 @@
-"""The abilities of a loaded model other than answering: vectors of texts, and scores of pairs."""
+"""What a loaded model can do besides answering: compute vectors of texts and score pairs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ Scoring = Literal["none", "label", "yes_no", "cosine", "dot", "late"]
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """The abilities of a model.
+    """What a model can do with texts.
 
     generates: it answers prompts.
     takes_whole_texts: it sees all tokens of a text at once.
     pooling, normalize: how its vectors are made.
     scoring: label (a head scores a pair), yes_no (the next token does), cosine or dot (of the two vectors), or late (of
-    the
-    tokens' vectors).
-    num_labels: of the head.
-    activation: of the head's label.
+    the tokens' vectors).
+    num_labels: number of the head's labels.
+    activation: applied to the head's label.
     num_token_types: 0 if it has none.
-    width: of its vectors.
+    width: length of its vectors.
     """
 
     generates: bool = True
@@ -56,7 +55,7 @@ class TextModel:
     def check(self, params: object, num_tokens: int) -> None:
         """Raise UsageError if the model cannot do what a request asks for.
 
-        num_tokens: of its prompt.
+        num_tokens: number of tokens in its prompt.
         """
         if not isinstance(params, PoolingParams):
             if not self.generates:
@@ -110,22 +109,22 @@ class YesNoHead:
     cap: float | None
 
     def score(self, hidden_state: Float32) -> Float32:
-        """Return the probability of yes rather than no: [1]."""
+        """Return the probability of yes as opposed to no: [1]."""
         logits = (self.weight.astype(np.float64) @ hidden_state + self.bias) * self.scale
         capped = logits if self.cap is None else softcap(logits, self.cap)
         return sigmoid(np.asarray([capped[0] - capped[1]]))
 
 
 def sigmoid(x: Array) -> Float32:
-    """1 / (1 + e^-x) in float32, without overflow."""
+    """Compute 1 / (1 + e^-x) in float32, without overflow."""
     out: Float32 = (0.5 * (1.0 + np.tanh(0.5 * x.astype(np.float64)))).astype(np.float32)
     return out
 
 
 def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width: int) -> TextModel:
-    """Return the abilities of a graph and its checkpoint.
+    """Return what a model can do with texts, according to its graph and its checkpoint.
 
-    width: of its vectors.
+    width: length of its vectors.
     """
     types = [node.op.weight.shape[0] for node in graph.nodes if isinstance(node.op, TokenTypeEmbedding)]
     num_labels = graph.output.cols if pooling.is_classifier else 0
@@ -150,8 +149,9 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width
 
 
 def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
-    """Return the graph's pooling if it pools by itself, otherwise the checkpoint's. A head uses the token that sees
-    all.
+    """Return the graph's pooling if it pools by itself, otherwise the checkpoint's.
+
+    A head reads the token that attends to all others.
     """
     if not graph.takes_whole_texts:
         return "last" if pooling.is_classifier else pooling.pooling
@@ -162,7 +162,9 @@ def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
 
 
 def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the tokens that a causal reranker answers with: its checkpoint's, or `yes` and `no` of a ChatML model."""
+    """Return the token ids with which a causal reranker answers: its checkpoint's, or `yes` and `no` of a ChatML
+    model.
+    """
     if pooling.yes_no is not None:
         return pooling.yes_no if max(pooling.yes_no) < tokenizer.vocab_size else None
     if CHAT_TOKEN not in {tokenizer.tokens[i] for i in tokenizer.special_token_ids}:
@@ -172,7 +174,7 @@ def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] 
 
 
 def yes_no_head(graph: Graph, checkpoint: Checkpoint, tokenizer: Tokenizer) -> YesNoHead | None:
-    """Return the head of a causal reranker, read from the checkpoint, or None for another model."""
+    """Return the head of a causal reranker, read from the checkpoint, or None for any other model."""
     ids = yes_no_ids(checkpoint.pooling, tokenizer)
     head = next((node.op for node in graph.nodes if isinstance(node.op, Logits)), None)
     if ids is None or head is None:
