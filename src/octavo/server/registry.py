@@ -1,6 +1,7 @@
-"""Servers of this user that run on this machine, with one file each in `servers` of the cache folder.
+"""This user's servers on this machine, each with a file in `servers` in the cache folder.
 
-A file is believed only as long as its process lives; its start time tells it from a later process of the same number.
+A file is valid only while its process is alive. The process's start time distinguishes it from a later process with the
+same id.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """A server. started: of its process, in clock ticks since the machine's start; began: seconds since 1970."""
+    """A running server.
+
+    started: start time of its process, in clock ticks since boot
+    began: start time in seconds since 1970
+    """
 
     pid: int
     started: int
@@ -30,13 +35,13 @@ class RunningServer(msgspec.Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        """True while this very process exists, and does not merely wait for its parent to take notice."""
+        """True while this very process exists and is not a zombie."""
         return processes.start_of(self.pid) == self.started
 
 
 @contextlib.contextmanager
 def registered(url: str, models: tuple[str, ...], began: float) -> Iterator[None]:
-    """List the server while the block runs. A folder that cannot be written costs a warning only."""
+    """List the server while the block runs. If the folder cannot be written, only log a warning."""
     server = RunningServer(os.getpid(), processes.start_of(os.getpid()) or 0, began, url, models)
     file = _folder() / f"{server.pid}.json"
     try:
@@ -52,7 +57,7 @@ def registered(url: str, models: tuple[str, ...], began: float) -> Iterator[None
 
 
 def running_servers() -> list[RunningServer]:
-    """The servers that live, oldest first. Files that dead ones have left are removed."""
+    """Return the servers that are alive, oldest first. Files left behind by dead servers are removed."""
     servers = []
     for file in _folder().glob("*.json"):
         try:

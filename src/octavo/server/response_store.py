@@ -1,7 +1,7 @@
-"""Responses that clients may come back to, in SQLite: in memory, or in the file of `--response-store`.
+"""Responses that clients may refer to later, stored in SQLite: in memory, or in the file of `--response-store`.
 
-Each belongs to the API key of its request, and other keys do not see it. The store is bounded: when it is full, the
-oldest responses of the key that takes the most space are removed. One thread does all the work, in order.
+Each response belongs to the API key of its request and is hidden from other keys. The store is bounded: when it is
+full, the oldest responses of the key that takes the most space are removed. One thread does all the work, in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as it was sent, and all items that it answers, with those of the responses before it."""
+    """A response as it was sent, and all items that it answers, including those of earlier responses."""
 
     response: dict[str, Any]
     input_items: list[dict[str, Any]]
@@ -44,7 +44,10 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRun:
-    """A response that is being made while no request waits for it. snapshot: gives it as far as it has come."""
+    """A response that is being made while no request waits for it.
+
+    snapshot: returns the response so far
+    """
 
     owner: str
     snapshot: Callable[[], dict[str, Any]]
@@ -52,7 +55,7 @@ class BackgroundRun:
     task: asyncio.Task[None]
 
     async def cancel(self) -> None:
-        """End it and wait until it has been stored."""
+        """Cancel the response and wait until it has been stored."""
         self.task.cancel()
         await asyncio.wait({self.task})
 
@@ -60,10 +63,12 @@ class BackgroundRun:
 class ResponseStore:
     """The stored responses of one server.
 
-    salt: for the names of the owners, which are the same after a restart with the same file. running: those in the
-    background, by id; they are stored when they end. logs: the events of those that are streamed from there. path: a
-    file, None: in memory. max_bytes, max_responses: when there are more, the oldest of the owner with the most bytes
-    are removed.
+    salt: salt for the owners' names, which stay the same after a restart with the same file
+    running: background responses by id; they are stored when they end
+    logs: the events of background responses that are streamed
+    path: a file, or None for memory
+    max_bytes, max_responses: beyond these limits, the oldest responses of the owner with the most bytes are removed
+
     Raises UsageError if the file cannot be used.
     """
 
@@ -85,11 +90,11 @@ class ResponseStore:
         )
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Store a response, or replace it. It returns at once; later calls find the response."""
+        """Store or replace a response. This returns at once; later calls find the response."""
         self._thread.submit(self._put, owner, stored)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """The response; None if this owner has none with that id."""
+        """Return the response, or None if this owner has none with that id."""
         run = self.running.get(response_id)
         if run is not None and run.owner == owner:
             return StoredResponse(run.snapshot(), run.input_items)
@@ -101,7 +106,7 @@ class ResponseStore:
         return StoredResponse(**json.loads(rows[0][0])) if rows else None
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        """Remove the response; False if this owner has none with that id."""
+        """Remove the response. Return False if this owner has none with that id."""
 
         def work() -> int:
             with self._database:
@@ -111,7 +116,7 @@ class ResponseStore:
         return await self._run(work) > 0
 
     async def close(self) -> None:
-        """End what runs in the background, and the thread after what it still has to write."""
+        """End all background responses, and the thread once it has written everything."""
         for run in tuple(self.running.values()):
             await run.cancel()
         self._thread.submit(self._database.close)

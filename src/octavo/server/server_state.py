@@ -40,9 +40,9 @@ class ServerState:
 
 
 def check_may_change_adapters(request: Request) -> bool:
-    """True if the request has an administrator's key.
+    """Return True if the request has an administrator's key.
 
-    Raises ApiError 403 if it has none, and the server lets not everybody load and unload adapters.
+    Raises ApiError 403 if it has none and the server does not let everyone load and unload adapters.
     """
     is_admin = bool(getattr(request.state, "is_admin", False))
     if not is_admin and not state_of(request).models.adapters.allows_all:
@@ -52,5 +52,5 @@ def check_may_change_adapters(request: Request) -> bool:
 
 
 def state_of(request: Request) -> ServerState:
-    """The state that `create_app` has stored in `app.state.server`."""
+    """Return the state that `create_app` has stored in `app.state.server`."""
     return cast(ServerState, request.app.state.server)

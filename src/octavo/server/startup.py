@@ -1,4 +1,4 @@
-"""Life of a server: listen, load, serve, drain."""
+"""The life cycle of a server: listen, load, serve, drain."""
 
 from __future__ import annotations
 
@@ -49,13 +49,15 @@ class MemoryLimitError(OctavoError):
 
 
 class RestartLimitError(OctavoError):
-    """The only engine died too often to be restarted."""
+    """The only engine died too many times to be restarted again."""
 
     exit_code = 5
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raise UsageError if the server would be open to the network without a key; warns of keys that others can see."""
+    """Raise UsageError if the server would be open to the network without a key. Warn about keys that others can
+    see.
+    """
     has_keys, path = bool(configured_keys(config)), config.api_key_file
     if path is not None and files.permissions(Path(path).stat()) & stat.S_IROTH:
         logger.warning("--api-key-file %s can be read by every user of this machine; chmod 600 %s", path, path)
@@ -77,7 +79,7 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report: LoadReport) -> ServerState:
-    """The parts of a server. Call it from a running event loop."""
+    """Build the parts of a server. Call this from a running event loop."""
     adapters = _adapters(config, models)
     # The server tells its engines of adapters, also of those that come later.
     models = {name: dataclasses.replace(each, lora_modules=None) for name, each in models.items()}
@@ -103,7 +105,7 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
 
 
 def _adapters(config: ServerConfig, models: Mapping[str, EngineConfig]) -> ServedAdapters:
-    """The adapters of the options. Raises UsageError, or ModelLoadError for one without files."""
+    """Return the adapters in the options. Raises UsageError, or ModelLoadError for an adapter without files."""
     quota = AdapterQuota(config.lora_quota, parse_bytes("lora_quota_bytes", config.lora_quota_bytes))
     folder = None if config.lora_dir is None else env.user_path(config.lora_dir)
     if folder is not None and not folder.is_dir():
@@ -121,10 +123,10 @@ def _adapters(config: ServerConfig, models: Mapping[str, EngineConfig]) -> Serve
 async def run_server(
     config: ServerConfig, models: Mapping[str, EngineConfig], sock: socket.socket, report: LoadReport
 ) -> None:
-    """Serve until a signal stops it. HTTP is answered from the start, while the first model loads.
+    """Serve until a signal arrives. HTTP requests are answered from the start, while the first model loads.
 
-    Raises KeyboardInterrupt if SIGINT came before it was ready, the error that prevented the first model from loading,
-    MemoryLimitError, or RestartLimitError.
+    Raises KeyboardInterrupt if SIGINT came before the server was ready, the error that prevented the first model from
+    loading, MemoryLimitError, or RestartLimitError.
     """
     return_large_blocks()
     start_schema_threads()
@@ -157,7 +159,7 @@ async def run_server(
 
 
 class _Lifetime:
-    """Tasks that run along with the web server."""
+    """Tasks that run alongside the web server."""
 
     def __init__(self, state: ServerState, app: ASGIApp) -> None:
         self._state = state

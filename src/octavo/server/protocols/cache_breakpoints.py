@@ -16,8 +16,7 @@ _OPTIONS_S = 1800.0  # of the one `ttl` that OpenAI has
 class PromptCacheOptions(NullIsAbsent):
     """Which parts of a prompt stay in the cache longer than usual, for `ttl`.
 
-    implicit: the whole prompt
-    explicit: the prefixes that are marked
+    mode: `implicit` keeps the whole prompt, `explicit` keeps the marked prefixes
     """
 
     mode: Literal["implicit", "explicit"] | None = None

@@ -1,4 +1,4 @@
-"""A protocol: the form of its errors, and routes whose errors name the protocol's own fields."""
+"""A protocol: its error format, and routes whose errors use the protocol's own field names."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ _TOOL_MEMBER = re.compile(r"(tools\[\d+\])\.function\.(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """tag: of its routes in the OpenAPI document. dialect: the form of its errors. error_schema: the schema of an
-    error; None: OpenAI's."""
+    """A protocol that the server speaks.
+
+    tag: tag of its routes in the OpenAPI document
+    dialect: its error format
+    error_schema: schema of an error, or None for OpenAI's
+    """
 
     tag: str
     dialect: Dialect = DEFAULT_DIALECT
     error_schema: Schema | None = None
 
     def router(self, field_names: Mapping[str, str] | None = None) -> APIRouter:
-        """A router for routes of this protocol; a path below one of them has its form of errors too.
+        """Return a router for this protocol's routes. Paths below one of its routes use the same error format.
 
-        field_names: the protocol's names for fields of sampling parameters and prompts; None: they have the same.
+        field_names: the protocol's names for fields of sampling parameters and prompts, or None if they are the same
         """
         responses = None if self.error_schema is None else errors(self.error_schema)
         return APIRouter(route_class=_route_class(self.dialect, field_names), tags=[self.tag], responses=responses)
@@ -59,7 +63,7 @@ def _route_class(spoken: Dialect, field_names: Mapping[str, str] | None) -> type
 
 
 def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
-    """The error in terms of the protocol's own fields."""
+    """Return the error with the protocol's own field names."""
 
     def renamed(text: str) -> str:
         # Tools of these protocols have the members of `function` themselves.
@@ -74,6 +78,6 @@ def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
 
 
 def named_message(error: ApiError) -> str:
-    """The message, with the name of the field, for forms of errors that have no place of their own for it."""
+    """Return the message with the name of the field, for error formats that have no separate place for it."""
     is_named = error.param is None or error.param in error.message
     return error.message if is_named else f"{error.param}: {error.message}"

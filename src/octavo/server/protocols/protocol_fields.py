@@ -1,4 +1,4 @@
-"""The fields of request bodies: absent ones, options, sampling parameters, and unions told apart by their type."""
+"""The fields of request bodies: absent fields, options, sampling parameters, and unions distinguished by type."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ class NullIsAbsent(RequestModel):
 
 
 class Historic(NullIsAbsent):
-    """A part of an earlier turn. Keys that other products have added to it are not read."""
+    """A part of an earlier turn. Keys that other products have added to it are ignored."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
 
 def _field(item: dataclasses.Field[Any]) -> tuple[Any, None]:
-    """A field that may be null or left out, for one of a dataclass that checks its values itself.
+    """Return an optional, nullable field for a field of a dataclass that checks its own values.
 
-    So its limits are only for the OpenAPI document. Those of strings are checked here too, because to the dataclass an
-    empty string is none.
+    Its limits are therefore only for the OpenAPI document. Limits of strings are also checked here, because the
+    dataclass takes an empty string for None.
     """
     kind = str(item.type).removesuffix(" | None")
     if kind == "str":
@@ -84,7 +84,7 @@ def _field(item: dataclasses.Field[Any]) -> tuple[Any, None]:
 
 
 def with_parameters(base: type[RequestModel], *names: str) -> Any:
-    """A model that also has fields for the parameters with these names."""
+    """Return a model that also has fields for the parameters with these names."""
     known = {item.name: item for params in (BeamSearchParams, SamplingParams) for item in dataclasses.fields(params)}
     added: dict[str, Any] = {name: _field(known[name]) for name in names}
     return create_model(base.__name__, __base__=base, **added)
@@ -94,17 +94,23 @@ _OPTIONS: dict[str, Any] = {item.name: _field(item) for item in dataclasses.fiel
 
 
 class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_OPTIONS)):  # type: ignore[misc]
-    """The fields of `RequestOptions`, for `read_options`. ignored_fields: the accepted fields that have no effect."""
+    """The fields of `RequestOptions`, for `read_options`.
+
+    ignored_fields: accepted fields that have no effect
+    """
 
     ignored_fields: ClassVar[Set[str]] = frozenset()
 
     def find_ignored(self) -> list[str]:
-        """The names of the given fields that have no effect."""
+        """Return the names of the given fields that have no effect."""
         return sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
 
 
 class AnsweredFields(OptionFields):
-    """The fields of every request for an answer. model: None is the default."""
+    """The fields of every request for an answer.
+
+    model: None means the default model
+    """
 
     model: Text | None = None
     stream: bool | None = None
@@ -116,16 +122,16 @@ class AnsweredFields(OptionFields):
 
     @property
     def adapter_scales(self) -> Sequence[tuple[int, float]] | None:
-        """Adapters by number with their scales, as llama.cpp's requests name them; None: the request says nothing."""
+        """Adapters by number and their scales, as in llama.cpp's requests, or None if the request does not set them."""
         return None
 
     def to_spec(self, tenant: str) -> ChatSpec | TextSpec:
-        """The request to a model. Raises UsageError for what cannot be honoured."""
+        """Return the model-independent request. Raises UsageError for fields that cannot be honoured."""
         raise NotImplementedError
 
 
 def kind_of_inputs(value: Any) -> str:
-    """The kind of one or several prompts or texts: text, texts, tokens or token lists."""
+    """Return the kind of one or more prompts or texts: text, texts, tokens or token lists."""
     if isinstance(value, str):
         return "text"
     first = value[0] if isinstance(value, list) and value else ""
@@ -137,7 +143,7 @@ def _refuse_type(value: str) -> str:
 
 
 class Unsupported(BaseModel):
-    """An object of an unknown type. Its `type` is what the error names."""
+    """An object of an unknown type. The error names its `type`."""
 
     # Nothing fits it in the OpenAPI document either. Otherwise a known type would fit two branches of a `oneOf`.
     model_config = ConfigDict(strict=True, json_schema_extra={"not": {}})
@@ -146,9 +152,9 @@ class Unsupported(BaseModel):
 
 
 class ByType:
-    """Annotates a union of strings, lists and objects. The objects are told apart by their `type`.
+    """Annotates a union of strings, lists and objects. The objects are distinguished by their `type`.
 
-    An object without a type is the member that does not require one; an object of an unknown type is refused.
+    An object without a type matches the member that does not require one. An object of an unknown type is refused.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -182,7 +188,7 @@ class ByType:
 
 
 def _literals(annotation: Any) -> list[str]:
-    """The names that a `Literal`, or a union with one, allows."""
+    """Return the names that a `Literal`, or a union with one, allows."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [name for part in get_args(annotation) for name in _literals(part)]

@@ -1,6 +1,7 @@
-"""The sampling fields of OpenAI's and vLLM's clients, in the requests of chat and text completions.
+"""The sampling fields that OpenAI's and vLLM's clients use in requests for chat and text completions.
 
-Every field is honoured or refused. Fields that ask for nothing (`user`, `store: false`) are accepted. Null is absent.
+Every field is honoured or refused. Fields that ask for nothing (`user`, `store: false`) are accepted. Null means
+absent.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class StructuredOutputs(NullIsAbsent):
 
 
 class AnswerSchema(NullIsAbsent):
-    """strict: the schema is enforced in any case."""
+    """A JSON schema for the answer.
+
+    strict: has no effect, because the schema is always enforced
+    """
 
     model_config = ConfigDict(json_schema_extra={**NULL_EXTRAS, "required": ["schema"]})
 
@@ -66,7 +70,11 @@ class AnswerSchema(NullIsAbsent):
 
 
 class ResponseFormat(NullIsAbsent):
-    """OpenAI's `response_format`. value: TGI's schema of `json_object`. schema: llama.cpp's of both kinds of JSON."""
+    """OpenAI's `response_format`.
+
+    value: TGI's schema for `json_object`
+    schema: llama.cpp's schema for both kinds of JSON
+    """
 
     model_config = ConfigDict(json_schema_extra={**NULL_EXTRAS, "required": ["type"]})
 
@@ -100,14 +108,18 @@ class ResponseFormat(NullIsAbsent):
         return [schema for schema in found if schema is not None]
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of StructuredOutputsParams; none for plain text."""
+        """Return the arguments of StructuredOutputsParams. Plain text has none."""
         if self._schemas:
             return {"json": self._schemas[0]}
         return {"json_object": True} if self.type == "json_object" else {}
 
 
 class StreamOptions(NullIsAbsent):
-    """include_usage: a last chunk with the usage. continuous_usage_stats: the usage so far in every chunk."""
+    """Options of a stream.
+
+    include_usage: send a last chunk with the usage
+    continuous_usage_stats: include the usage so far in every chunk
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -173,28 +185,30 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
     @property
     def given_parameters(self) -> frozenset[str]:
-        """See `Common.given`."""
+        """The parameters that the request sets; see `Common.given`."""
         aliases = {name for alias, name in _ALIASES.items() if getattr(self, alias, None) is not None}
         return frozenset(given(self, *_PARAMETERS)) | aliases
 
     @property
     def is_followed(self) -> bool:
-        """See `GenerationRequest.is_followed`."""
+        """Whether the request follows its progress; see `GenerationRequest.is_followed`."""
         return bool(self.stream and (self.timings_per_token or self.return_progress))
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """The number of most likely tokens to report with each token; None: no log-probabilities."""
+        """Number of most likely tokens to report with each token, or None for no log-probabilities."""
         raise NotImplementedError
 
     def has_stream_option(self, name: str) -> bool:
         return bool(getattr(self.stream_options, name, None))
 
     def sampling_params(self, default_max_tokens: int | None) -> tuple[SamplingParams | BeamSearchParams, str]:
-        """The parameters, and the field that constrains the answer, for errors that the engine finds in it.
+        """Return the parameters and the name of the field that constrains the answer, for errors that the engine finds
+        in it.
 
-        default_max_tokens: that of the route; None, and -1 in a request: up to the end of the context.
-        Raises UsageError naming the field whose value is wrong.
+        default_max_tokens: the route's default. None, and -1 in a request, mean up to the end of the context.
+
+        Raises UsageError naming the field whose value is invalid.
         """
         arguments = {name: value for name, value in given(self, *_PARAMETERS).items() if (name, value) != ("stop", "")}
         own_names = self._add_aliases(arguments)
@@ -216,7 +230,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         return params, constraint_field
 
     def _add_aliases(self, arguments: dict[str, Any]) -> dict[str, str]:
-        """Add the parameters given under other names; returns these names by parameter."""
+        """Add the parameters that were given under other names, and return those names by parameter."""
         found: dict[str, str] = {}
         for alias, name in _ALIASES.items():
             if (value := getattr(self, alias, None)) is not None and name not in arguments:
@@ -243,7 +257,9 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         )
 
     def _constraint(self) -> tuple[str, StructuredOutputsParams | None]:
-        """The field that constrains the answer, and its constraint. Raises UsageError if there are several."""
+        """Return the name of the field that constrains the answer, and its constraint. Raises UsageError if there are
+        several.
+        """
         found: dict[str, dict[str, Any]] = {}
         if (outputs := self.structured_outputs) is not None:
             found["structured_outputs"] = {name.rstrip("_"): value for name, value in outputs if value is not None}
@@ -263,7 +279,9 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
 
 def check_grammar(text: Any, param: str) -> None:
-    """Raise UsageError for a wrong grammar in GBNF, before the request waits for the engine, which checks others."""
+    """Raise UsageError for an invalid GBNF grammar before the request waits for the engine, which checks other
+    grammars.
+    """
     try:
         if is_gbnf(text):
             parse_gbnf(text)
@@ -272,7 +290,7 @@ def check_grammar(text: Any, param: str) -> None:
 
 
 def _check_schema(schema: Any, param: str) -> None:
-    """Check a JSON schema, which may also be text, as with vLLM."""
+    """Check a JSON schema, which may also be a string, as in vLLM."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

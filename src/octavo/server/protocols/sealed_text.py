@@ -1,6 +1,7 @@
 """Text that a client keeps for the server without showing it: reasoning, and summaries of conversations.
 
-It is encoded, not encrypted, because a client may read it; so a server can read what another one has sealed.
+It is encoded but not encrypted, because a client may read it. Therefore any Octavo server can read text that another
+one has sealed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ _MARK = "octavo."
 
 
 def seal(text: str) -> str:
-    """The text in a form for fields that other products encrypt."""
+    """Encode text for fields that other products encrypt."""
     return _MARK + base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def unseal(sealed: str | None) -> str | None:
-    """The text that `seal` was given; None if there is none, or another product has sealed it."""
+    """Return the text that was given to `seal`, or None if there is none or another product has sealed it."""
     if sealed is None or not sealed.startswith(_MARK):
         return None
     try:

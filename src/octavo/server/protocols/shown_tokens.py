@@ -15,10 +15,12 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 def timings(usage: Usage) -> dict[str, Any]:
-    """The times of a request in milliseconds, under the names of llama.cpp's server.
+    """Return the times of a request in milliseconds, under the names of llama.cpp's server.
 
-    prompt_n: prompt tokens that were computed. cache_n: prompt tokens from the cache. predicted_ms, predicted_per_*:
-    for one choice, after its first token. draft_n, draft_n_accepted: only if there were drafts.
+    prompt_n: number of prompt tokens that were computed
+    cache_n: number of prompt tokens from the cache
+    predicted_ms, predicted_per_*: for one choice, after its first token
+    draft_n, draft_n_accepted: only present if there were drafts
     """
     metrics = usage.metrics
     num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
@@ -40,7 +42,7 @@ def timings(usage: Usage) -> dict[str, Any]:
 
 
 def progress(event: PromptProgress) -> dict[str, int | float]:
-    """The progress of a prompt under the names of llama.cpp's server."""
+    """Return a prompt's progress under the names of llama.cpp's server."""
     return {
         "total": event.num_tokens,
         "cache": event.num_cached,
@@ -50,24 +52,24 @@ def progress(event: PromptProgress) -> dict[str, int | float]:
 
 
 def finite(logprob: float) -> float:
-    """A log-probability with OpenAI's value for a probability of zero, because JSON has no infinity."""
+    """Return a log-probability, with OpenAI's value for a probability of zero because JSON has no infinity."""
     return max(logprob, -9999.0)
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
-    """The text and the bytes of a token; both are empty for a row of logits beyond the vocabulary."""
+    """Return a token's text and bytes. Both are empty for a row of logits beyond the vocabulary."""
     raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
     return raw.decode("utf-8", "replace"), raw
 
 
 def most_likely(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
-    """The `num_top` most likely tokens of one position, best first."""
+    """Return the `num_top` most likely tokens at one position, best first."""
     top = [(token_id, entry) for token_id, entry in entries.items() if entry.rank <= num_top]
     return sorted(top, key=lambda item: item[1].rank)
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
-    """The entries of `logprobs.content`."""
+    """Return the entries of `logprobs.content`."""
 
     def shown(token_id: int, entry: Logprob) -> dict[str, Any]:
         text, raw = token_text(tokenizer, token_id)
@@ -83,7 +85,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top
 
 
 def prompt_details(usage: Usage) -> dict[str, int]:
-    """The parts of a prompt: the tokens of its images, and those that pins have written, only if there are some."""
+    """Return the numbers of a prompt's image tokens and of tokens written by pins, where they are not zero."""
     written = sum(usage.created_tokens.values())
     images = {"image_tokens": usage.num_image_tokens} if usage.num_image_tokens else {}
     return {"cached_tokens": usage.num_cached_tokens, **({"cache_write_tokens": written} if written else {}), **images}

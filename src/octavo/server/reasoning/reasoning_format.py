@@ -1,7 +1,7 @@
-"""Splits a model's reasoning from its answer at the marks of its chat template.
+"""Separates a model's reasoning from its answer at the marks of its chat template.
 
-A format is one file in `formats`. Between marks, reasoning is at the start of an answer or absent; later marks are
-text, because a model may write about them.
+Each format is a file in `formats`. Reasoning between marks is either at the start of an answer or absent. Later marks
+are text, because a model may write about them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ ReasoningOrAnswer: TypeAlias = "ReasoningPart | str"
 class ReasoningFormat:
     """The marks around the reasoning.
 
-    matches: true for a chat template that makes the model reason between these marks; None: one that has `close`.
-    parser: for answers that are more than reasoning at their start.
-    has_channels: an answer is a series of messages, each with a channel, and the other marks are control tokens too.
+    matches: returns True for a chat template that makes the model reason between these marks. By default, a template
+    matches if it contains `close`.
+    parser: for answers that contain more than reasoning at their start
+    has_channels: an answer is a series of messages, each with a channel, and the other marks are control tokens too
     """
 
     open: str
@@ -48,28 +49,36 @@ class ReasoningFormat:
     has_channels: bool = False
 
     def is_in(self, chat_template: str) -> bool:
-        """Templates open the reasoning in the prompt or not, but remove it from earlier turns at its end."""
+        """Return True if the chat template uses this format.
+
+        Not every template opens the reasoning in the prompt, but templates remove it from earlier turns up to its
+        closing mark.
+        """
         return self.close in chat_template if self.matches is None else self.matches(chat_template)
 
     def create_parser(self, prompt: str) -> ReasoningParser:
-        """A parser of one answer.
+        """Create a parser for one answer.
 
-        prompt: see `ReasoningParser`.
+        prompt: see `ReasoningParser`
         """
         return (self.parser or ReasoningParser)(self, prompt)
 
 
 class ReasoningParser:
-    """Parses one answer in linear time. The parts do not depend on how the text is cut into pieces.
+    """Parses one answer in linear time. The parts do not depend on how the text is split into pieces.
 
-    White space next to the marks belongs to them. Truncated reasoning remains reasoning, without half a mark.
+    White space next to the marks belongs to them. Reasoning that is cut off remains reasoning, without an incomplete
+    mark.
 
-    is_reasoning: the text so far indicates that reasoning comes next; for counting its tokens.
+    is_reasoning: the text so far indicates that reasoning follows; used to count its tokens
     """
 
     def __init__(self, marks: ReasoningFormat, prompt: str) -> None:
-        """prompt: the rendered conversation, or its end. A template may have opened the reasoning there, or closed it
-        again because the request switched it off."""
+        """Initialize the parser.
+
+        prompt: the rendered conversation, or its end. A template may have opened the reasoning there, or opened and
+        closed it because the request switched it off.
+        """
         self.is_reasoning = prompt.rstrip(WHITESPACE).endswith(marks.open)
         self._text = TextReader()
         self._parts: list[ReasoningOrAnswer] = []
@@ -84,7 +93,7 @@ class ReasoningParser:
     def finish(self, cut_before: str | None = None) -> list[ReasoningOrAnswer]:
         """End the answer and return the text that was held back.
 
-        cut_before: see `ToolParser.finish`.
+        cut_before: see `ToolParser.finish`
         """
         self._text.end(is_cut=cut_before is not None)
         return self._read_on()
@@ -112,11 +121,11 @@ class ReasoningParser:
         yield from self._read_answer()
 
     def _read_answer(self) -> Reading[None]:
-        """Pass on what comes behind the reasoning."""
+        """Pass on the text after the reasoning."""
         yield from self._text.take_until(_NOWHERE, self._parts.append)
 
     def _read_reasoning(self, close: str) -> Reading[bool]:
-        """Pass reasoning on up to the closing mark. False: it is cut off."""
+        """Pass on reasoning up to the closing mark. Return False if it is cut off."""
         pattern = re.compile(rf"{marks_pattern([close]).pattern}|[ \t\r\n]+")
         spaces: list[str] = []  # the mark's, unless more reasoning follows
 
@@ -141,11 +150,11 @@ class ReasoningParser:
 
 @cache
 def reasoning_formats() -> tuple[ReasoningFormat, ...]:
-    """All formats, in the order of their file names."""
+    """Return all formats, ordered by file name."""
     names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
     return tuple(importlib.import_module(f"{formats.__name__}.{name}").FORMAT for name in names)
 
 
 def find_reasoning_format(chat_template: str) -> ReasoningFormat | None:
-    """The marks in a chat template; None if its model does not mark its reasoning."""
+    """Return the format of a chat template's reasoning marks, or None if its model does not mark its reasoning."""
     return next((item for item in reasoning_formats() if item.is_in(chat_template)), None)

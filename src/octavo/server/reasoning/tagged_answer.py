@@ -1,4 +1,4 @@
-"""Reasoning in front of an answer that has tags of its own, which are dropped."""
+"""Reasoning before an answer that is itself in tags, which are dropped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from octavo.server.tool_parsers.answer import WHITESPACE, Reading, marks_pattern
 
 
 class TaggedAnswerParser(ReasoningParser):
-    """Drops the tags around the answer. An answer without the first of them passes unchanged."""
+    """Drops the tags around the answer. An answer without the opening tag is passed on unchanged."""
 
     def __init__(self, marks: ReasoningFormat, prompt: str, *, tags: tuple[str, str]) -> None:
         super().__init__(marks, prompt)

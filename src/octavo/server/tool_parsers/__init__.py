@@ -1,1 +1,1 @@
-"""The formats in which models write tool calls, and the parser and the grammars that they are made of."""
+"""The formats in which models write tool calls, with the parser and the grammars that they are built from."""

@@ -1,4 +1,4 @@
-"""Read the text of an answer in pieces with generators, and collect the parts they find."""
+"""Reads the text of an answer in pieces with generators, and collects the parts that they find."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ParsedPart: TypeAlias = "str | CallStart | CallArguments"
 
 
 def join_neighbours(parts: Iterable[Any]) -> list[Any]:
-    """The parts, with strings and `text` of one kind that follow each other in one part."""
+    """Return the parts with consecutive strings, and consecutive parts of one kind that have `text`, joined."""
     joined: list[Any] = []
     for kind, group in groupby(parts, type):
         members = list(group)
@@ -52,7 +52,7 @@ def join_neighbours(parts: Iterable[Any]) -> list[Any]:
 
 
 def marks_pattern(marks: Collection[str]) -> re.Pattern[str]:
-    """One of these marks, or what may become one at the end of the text."""
+    """Return a pattern for any of these marks, or for the beginning of one at the end of the text."""
     beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
     cut = "|".join(map(re.escape, sorted(beginnings, key=len, reverse=True)))
     whole = "|".join(map(re.escape, marks))
@@ -62,8 +62,9 @@ def marks_pattern(marks: Collection[str]) -> re.Pattern[str]:
 class TextReader:
     """A text that arrives in pieces. Its readers are generators.
 
-    is_over: no more text comes. is_cut: the text has ended before its own end, so that more of it would have come.
-    has_run_out: a reader has looked for text behind the end.
+    is_over: no more text will arrive
+    is_cut: the text was cut off before its own end
+    has_run_out: a reader has looked for text beyond the end
     """
 
     def __init__(self) -> None:
@@ -77,9 +78,9 @@ class TextReader:
         self._position = 0
 
     def end(self, *, is_cut: bool) -> None:
-        """Says that no more text comes.
+        """Mark the text as complete.
 
-        is_cut: by a limit or a stop string, not by the model.
+        is_cut: whether it was ended by a limit or a stop string, not by the model
         """
         self.is_over, self.is_cut = True, is_cut
 
@@ -90,7 +91,7 @@ class TextReader:
         return piece
 
     def peek(self) -> Reading[str]:
-        """Next character; empty at the end of the text."""
+        """Return the next character, or an empty string at the end of the text."""
         while self._position == len(self._text):
             if self.is_over:
                 self.has_run_out = True
@@ -99,27 +100,29 @@ class TextReader:
         return self._text[self._position : self._position + 1]
 
     def skip(self, chars: str) -> Reading[str]:
-        """Take all of these characters that come next; returns the one behind them, as `peek` does."""
+        """Skip the given characters and return the character after them, like `peek`."""
         while (char := (yield from self.peek())) and char in chars:
             self.take(1)
         return char
 
     def take_if(self, char: str) -> Reading[bool]:
-        """Take white space, and the character if it comes next."""
+        """Take white space, and the given character if it comes next. Return whether it did."""
         is_next = (yield from self.skip(WHITESPACE)) == char
         if is_next:
             self.take(1)
         return is_next
 
     def take_while(self, pattern: re.Pattern[str], limit: int) -> Reading[str]:
-        """Take up to `limit` characters, each of which matches the pattern."""
+        """Take up to `limit` characters that each match the pattern."""
         taken: list[str] = []
         while len(taken) < limit and (char := (yield from self.peek())) and pattern.match(char):
             taken.append(self.take(1))
         return "".join(taken)
 
     def take_until(self, pattern: re.Pattern[str], put: Callable[[str], object]) -> Reading[str]:
-        """Take text up to the first match and pass it to `put` in pieces; returns the match, empty at the end."""
+        """Take text up to the first match, pass it to `put` in pieces, and return the match. At the end of the text,
+        return "".
+        """
         while True:
             match = pattern.search(self._text, self._position)
             put(self.take((match.start() if match else len(self._text)) - self._position))
@@ -131,7 +134,7 @@ class TextReader:
             yield
 
     def find_beginning(self, *options: str) -> Reading[str]:
-        """The longest text that comes next and is the beginning of one of these options. Nothing is taken."""
+        """Return the longest upcoming text that is the beginning of one of these options. Nothing is taken."""
         length = 1
         while True:
             found = self._text[self._position : self._position + length]
@@ -148,20 +151,20 @@ class TextReader:
                 yield
 
     def ends_with(self, text: str) -> bool:
-        """True if the text has ended and only this is left of it."""
+        """Return True if the text has ended and the given text is all that is left."""
         return self.is_over and self._position + len(text) == len(self._text)
 
     # JSON: only brackets and strings are followed, and the text comes out as the model wrote it.
 
     def json_value(self, put: Callable[[str], object]) -> Reading[bool]:
-        """Take one value and pass its text to `put` in pieces. False: it is cut off, or there is markup in it."""
+        """Take one value and pass its text to `put` in pieces. Return False if it is cut off or contains markup."""
         first = yield from self.peek()
         if not first or first not in '"{[':
             return bool((yield from self.take_until(_SCALAR_END, put)))
         return (yield from self.rest_of_json(0, put))
 
     def rest_of_json(self, depth: int, put: Callable[[str], object]) -> Reading[bool]:
-        """As `json_value`, for a value of which this many brackets are open."""
+        """Take the rest of a value that has `depth` open brackets, like `json_value`."""
         is_string = False
         while True:
             found = yield from self.take_until(_STRING_END if is_string else _STRUCTURE, put)
@@ -184,11 +187,11 @@ class Answer(TextReader):
     """The text of one answer and the parts found in it.
 
     Everything that the reader of a call takes is held back until it calls `start`, because it may turn out to be text
-    for the user. `parameters`: the schema of each tool's arguments.
+    for the user. `parameters` contains the schema of each tool's arguments.
 
-    White space around calls is held back until the next text or call comes. Between a call and the beginning or end of
-    the answer it is dropped. Between two texts with calls in between, the white space before the calls is kept, or else
-    that behind them, so that words do not run together. An answer without calls passes unchanged.
+    White space around calls is held back until the next text or call arrives. Between a call and the beginning or end
+    of the answer it is dropped. Between two texts with calls in between, the white space before the calls is kept, or
+    else the white space after them, so that words do not run together. An answer without calls is passed on unchanged.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -205,14 +208,14 @@ class Answer(TextReader):
         self._has_text = False
 
     def take(self, length: int) -> str:
-        """Take the next characters, and hold them back within a call."""
+        """Take the next characters. Within a call, they are held back."""
         piece = super().take(length)
         if self._held is not None:
             self._held.append(piece)
         return piece
 
     def text(self, text: str) -> None:
-        """Text for the user."""
+        """Add text for the user."""
         body = text.rstrip(WHITESPACE)
         if not body:
             self._spaces.append(text)
@@ -241,13 +244,13 @@ class Answer(TextReader):
         self._held = None
 
     def cut(self) -> None:
-        """Drop the held-back text and the text behind it, with which a call begins that was cut off."""
+        """Drop the held-back text and the text after it, which are the beginning of a call that was cut off."""
         self.take(len(self._text) - self._position)
         self.drop()
         self._spaces = []
 
     def start(self, name: str) -> None:
-        """Start a call of this tool with the held-back text."""
+        """Start a call of this tool at the held-back text."""
         self.drop()
         self.num_calls += 1
         self._gap = self._gap or "".join(self._spaces)
@@ -263,7 +266,7 @@ class Answer(TextReader):
             self._parts.append(CallArguments(text))
 
     def take_parts(self) -> list[ParsedPart]:
-        """The parts since the last time. Neighbours of one kind are joined."""
+        """Return the parts found since the last call. Neighbours of one kind are joined."""
         if self.is_over and not self.follows_call and (spaces := "".join(self._spaces)):
             self._parts.append(spaces)
             self._spaces = []

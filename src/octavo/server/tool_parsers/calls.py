@@ -1,7 +1,7 @@
-"""Readers of calls whose arguments are JSON: in an object with the name, behind a header, or in a code fence.
+"""Readers of calls with JSON arguments: in an object with the name, after a header, or in a code fence.
 
-A reader takes what may be one call from an `Answer`, starts the call once it is known to be one, and returns whether it
-is complete. A call that is cut off or broken keeps the arguments it has.
+A reader takes text that may be a call from an `Answer`, starts the call once it is known to be one, and returns whether
+it is complete. A call that is cut off or broken keeps the arguments read so far.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
     """Read an object with a name and arguments.
 
     Within markup it is a call once its name is known, whatever the name: the caller can tell the model that there is no
-    such tool. Without markup it is a call only if it names a tool of the request and has no other members than calls
-    have. Such a call starts with its arguments, because until then it may still be any JSON.
+    such tool. Without markup it is a call only if it names a tool of the request and has no members that a call would
+    not have. Such a call is started only at its arguments, because until then it may still be any JSON.
     """
     name: str | None = None
     has_arguments = has_started = False
@@ -78,7 +78,7 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
 
 
 def keyed_call(answer: Answer) -> Reading[bool]:
-    """Reads an object whose only key is the name and whose value has the arguments. It is within markup."""
+    """Read an object within markup whose only key is the tool's name, with the arguments as its value."""
     if not (yield from answer.take_if("{")) or (yield from answer.skip(WHITESPACE)) != '"':
         return False
     name = yield from _string(answer)
@@ -93,8 +93,9 @@ def named_call(
 ) -> Reading[bool]:
     """Read a mark, a header and an object.
 
-    pattern: the whole header, with the group `name`. chars: the characters that it may contain, without `{`. may_end: a
-    call may end behind it, without arguments.
+    pattern: the whole header, with the group `name`
+    chars: the characters that it may contain, without `{`
+    may_end: whether a call may end after the header, without arguments
     """
     answer.take(len(mark))
     match = pattern.fullmatch((yield from answer.take_while(chars, _MAX_HEADER_CHARS)))
@@ -130,8 +131,10 @@ def fenced_call(answer: Answer) -> Reading[bool]:
 
 
 def read_arguments(answer: Answer) -> Reading[bool]:
-    """Read the value of the arguments, which come out as the model wrote them. A string comes out as the text that it
-    stands for; `null` and an empty string come out as `{}`."""
+    """Read the value of the arguments. They are passed on as the model wrote them.
+
+    A string is replaced by the text that it contains. `null` and an empty string become `{}`.
+    """
     first = yield from answer.peek()
     decoder = StringDecoder() if first == '"' else None
     scalar: list[str] = []
@@ -156,14 +159,14 @@ def read_arguments(answer: Answer) -> Reading[bool]:
 
 
 def _other_object(answer: Answer) -> Reading[bool]:
-    """Read the rest of an object that is not a call, as text. Objects within it are not calls either."""
+    """Read the rest of an object that is not a call as text. Objects within it are not calls either."""
     answer.release()
     yield from answer.rest_of_json(1, answer.text)
     return False
 
 
 def _string(answer: Answer) -> Reading[str | None]:
-    """Read a value and return the text of a string, an empty text for other values, and None if it is cut off."""
+    """Read a value and return its text if it is a string, an empty text for other values, and None if it is cut off."""
     pieces: list[str] = []
     if not (yield from answer.json_value(pieces.append)):
         return None
@@ -172,13 +175,13 @@ def _string(answer: Answer) -> Reading[str | None]:
 
 
 class StringDecoder:
-    """Decodes a JSON string that comes in pieces, quotation marks included."""
+    """Decodes a JSON string that arrives in pieces, including its quotation marks."""
 
     def __init__(self) -> None:
         self._cut = ""  # an escape that is not complete, or the first half of a surrogate pair
 
     def push(self, text: str) -> str:
-        """The decoded text, without an escape at the end that is not complete."""
+        """Return the decoded text, without an incomplete escape at the end."""
         text, self._cut = self._cut + text, ""
         return _IN_STRING.sub(self._decode, text)
 

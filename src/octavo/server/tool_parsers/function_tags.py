@@ -1,5 +1,5 @@
 """Calls as tags around plain text: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`,
-and formats that differ from it in the tags alone.
+and formats that differ from it only in their tags.
 
 Models often forget the outer tag, so the function's tag begins a call too.
 """
@@ -28,9 +28,9 @@ _MAX_PARAMETER_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class FunctionTags:
-    """The tags of a format. `function` and `parameter` begin tags that end behind a name, with `name_end`.
+    """The tags of a format. `function` and `parameter` are the beginnings of tags that end with a name and `name_end`.
 
-    value_break: what follows a parameter's tag and comes before its end: a line break, or nothing.
+    value_break: what separates a value from the tags before and after it, a line break or nothing
     """
 
     open: str
@@ -59,10 +59,12 @@ class FunctionTags:
 
 
 def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Reading[None]:
-    """Read a call that begins with the function's tag. is_marked: it is behind the outer tag.
+    """Read a call that begins with the function's tag.
 
-    It is a call once its name is known, whatever the name. Each value comes out as JSON of its type in the tool's
-    schema. If a parameter comes twice the first value counts, so that the arguments remain one object.
+    is_marked: whether it follows the outer tag
+
+    It is a call once its name is known, whatever the name. Each value is converted to JSON of its type in the tool's
+    schema. If a parameter occurs twice, the first value counts, so that the arguments remain one object.
     """
     yield from answer.skip(WHITESPACE)
     tag = yield from answer.find_beginning(tags.function)
@@ -81,7 +83,9 @@ def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Readin
 
 
 def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, Any]) -> Reading[None]:
-    """Read parameters up to the closing tag, or to other text. If the answer ends before, the arguments stay open."""
+    """Read parameters up to the closing tag, or to other text. If the answer ends before that, the arguments stay
+    open.
+    """
     keys: set[str] = set()
     char = _PARAMETER_CHAR if tags.name_end == ">" else _QUOTED_CHAR
     yield from answer.skip(WHITESPACE)
@@ -106,7 +110,7 @@ def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, An
 
 
 def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> Reading[tuple[str, bool]]:
-    """Read the name in a tag; returns it and True, or all that was taken and False if the tag is not complete."""
+    """Read the name in a tag and return it with True, or all the text taken with False if the tag is incomplete."""
     name = yield from answer.take_while(char, limit)
     found = (yield from answer.find_beginning(end)) if name else ""
     answer.take(len(found))
@@ -114,9 +118,9 @@ def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> R
 
 
 def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool]) -> ToolFormat:
-    """The format of calls between these tags.
+    """Return the format of calls between these tags.
 
-    matches: as in `ToolFormat`.
+    matches: as in `ToolFormat`
     """
     values = tags.values
     parameters = partial(tagged_parameters, values)
@@ -126,7 +130,7 @@ def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool
         return calls_grammar(tools, sequence("\n", parallel), call, token_ids, parameters) + values.rules()
 
     def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        """The function's tag begins a call, with or without the outer tag."""
+        """Write a grammar in which the function's tag begins a call, with or without the outer tag."""
         start = around_calls(parallel, call=f"call ({spelled(chr(10) + tags.close, token_ids)})?")
         call = f"NAME{tags.name_end}\nARGUMENTS{tags.function_end}"
         calls = calls_grammar(tools, start, call, token_ids, parameters)

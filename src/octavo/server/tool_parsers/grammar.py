@@ -1,4 +1,4 @@
-"""Pieces of Lark grammars, in llguidance's dialect, that make a model write calls."""
+"""Parts of Lark grammars, in llguidance's dialect, that make a model write calls."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", 
 
 
 def forced_calls(call: str, separator: str = "\n") -> WriteGrammar:
-    """Write the grammar of an answer of calls with this text in between.
+    """Return a function that writes the grammar of an answer made of calls with this separator.
 
-    call: see `calls_grammar`.
+    call: see `calls_grammar`
     """
     return lambda tools, parallel, token_ids: calls_grammar(tools, sequence(separator, parallel), call, token_ids)
 
 
 def free_calls(call: str, mark: str) -> WriteGrammar:
-    """Write the grammar of a text in which every mark begins a call.
+    """Return a function that writes the grammar of a text in which every mark begins a call.
 
-    call: see `calls_grammar`; it has the mark.
+    call: see `calls_grammar`; it contains the mark
     """
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
@@ -50,10 +50,10 @@ def free_calls(call: str, mark: str) -> WriteGrammar:
 
 
 def arguments_value(tool: Tool) -> str:
-    """The arguments of a tool, as the right-hand side of a rule.
+    """Return a tool's arguments as the right-hand side of a rule.
 
-    A `strict` tool's arguments follow its schema to the letter. Any other tool's follow it as far as it can be
-    enforced: unsupported keywords are left out, and if the rest does not compile either, any object is accepted.
+    A `strict` tool's arguments follow its schema to the letter. For any other tool the schema is enforced as far as
+    possible: unsupported keywords are left out, and if the rest does not compile either, any object is accepted.
     Arguments that the schema does not mention are not allowed, because models would invent some.
     """
     function = tool["function"]
@@ -67,48 +67,52 @@ def arguments_value(tool: Tool) -> str:
 
 
 def compiles(grammar: str) -> bool:
-    """True if the compiler accepts a grammar in Lark within a time limit."""
+    """Return True if the compiler accepts a Lark grammar within a time limit."""
     source = LLMatcher.grammar_from_lark(enforceable_lark(grammar))
     return run_on_deep_stack(lambda: bool(LLMatcher.validate_grammar(source)), _TIMEOUT_S) is False
 
 
 def json_value(schema: Mapping[str, Any], *, is_strict: bool) -> str:
-    """JSON of this schema, as the right-hand side of a rule. If it is not strict, unsupported keywords are left out."""
+    """Return JSON of this schema as the right-hand side of a rule. If it is not strict, unsupported keywords are left
+    out.
+    """
     options = {"whitespace_pattern": _WHITESPACE, "lenient": not is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 def or_json(calls: str, schema: Mapping[str, Any]) -> str:
-    """The grammar of an answer that is either calls, by this grammar, or JSON of this schema."""
+    """Return the grammar of an answer that is either calls, by the given grammar, or JSON of this schema."""
     return (
         f"{calls.replace('start:', 'calls:', 1)}start: calls | answer\nanswer: {json_value(schema, is_strict=True)}\n"
     )
 
 
 def literal(text: str) -> str:
-    """Exactly this text."""
+    """Return a grammar expression for exactly this text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def spelled(text: str, token_ids: TokenIds) -> str:
-    """Exactly this text, with the marks in it as their tokens; empty for an empty text."""
+    """Return a grammar expression for exactly this text, with the marks in it as their tokens. An empty text
+    gives "".
+    """
     pieces = re.split(f"({'|'.join(map(re.escape, token_ids))})", text) if token_ids else [text]
     return " ".join(f"<[{token_ids[piece]}]>" if piece in token_ids else literal(piece) for piece in pieces if piece)
 
 
 def around_arguments(call: str, name: str) -> tuple[str, str]:
-    """The text of a call before and behind its arguments.
+    """Return a call's text before and after its arguments.
 
-    call: see `calls_grammar`.
+    call: see `calls_grammar`
     """
     before, after = call.split("ARGUMENTS")
     return before.replace("NAME", json.dumps(name)[1:-1]), after
 
 
 def write_call(call: str, name: str, arguments: str) -> str:
-    """A call with this name and these arguments.
+    """Return a call with this name and these arguments.
 
-    call: see `calls_grammar`.
+    call: see `calls_grammar`
     """
     before, after = around_arguments(call, name)
     return f"{before}{arguments}{after}"
@@ -121,10 +125,11 @@ def calls_grammar(
     token_ids: TokenIds,
     arguments: Callable[[Tool], str] = arguments_value,
 ) -> str:
-    """A grammar of calls.
+    """Return a grammar of calls.
 
-    start: the rule for the whole answer in terms of `call`. call: a call as a model writes it, with NAME and ARGUMENTS
-    in their places. arguments: the right-hand side of the rule for a tool's arguments.
+    start: the rule for the whole answer in terms of `call`
+    call: a call as a model writes it, with the placeholders NAME and ARGUMENTS
+    arguments: returns the right-hand side of the rule for a tool's arguments
     """
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
@@ -135,14 +140,17 @@ def calls_grammar(
 
 
 def sequence(separator: str, parallel: bool) -> str:
-    """One call, or with `parallel` several with this text in between."""
+    """Return a grammar expression for one call or, with `parallel`, for several with this separator."""
     return f"call ({literal(separator)} call)*" if parallel else "call"
 
 
 def free_text(mark: str, token_ids: TokenIds, before: str = "") -> str:
-    """Rules of the text around calls: `lead` ends with the mark that begins a call; `tail` contains no mark.
+    """Return the rules for the text around calls: `lead` ends with the mark that begins a call; `tail` contains no
+    mark.
 
-    A mark that is a token may be written in characters too, with the same meaning. before: text before that token.
+    A mark that is a token may also be written in characters, with the same meaning.
+
+    before: text before that token
     """
     with_tokens = spelled(before + mark, token_ids)
     token = "" if with_tokens == literal(before + mark) else f" | TEXT {with_tokens}"
@@ -151,5 +159,5 @@ def free_text(mark: str, token_ids: TokenIds, before: str = "") -> str:
 
 
 def around_calls(parallel: bool, call: str = "call") -> str:
-    """A start of text in which every mark begins a call."""
+    """Return a start rule for text in which every mark begins a call."""
     return f"(lead {call})* tail" if parallel else f"(lead {call})? tail"

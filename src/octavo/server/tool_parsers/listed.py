@@ -13,7 +13,11 @@ CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
 
 
 def listed_format(name: str, marks: tuple[str, ...], matches: Callable[[str], bool], call: str = CALL) -> ToolFormat:
-    """marks: before the list and, if there is one, behind it. call: see `calls_grammar`."""
+    """Return a format of calls in a list.
+
+    marks: the mark before the list and, if there is one, the mark after it
+    call: see `calls_grammar`
+    """
     mark, *ends = marks
 
     def grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
@@ -21,7 +25,7 @@ def listed_format(name: str, marks: tuple[str, ...], matches: Callable[[str], bo
         return calls_grammar(tools, start.rstrip(), call, token_ids)
 
     def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        """Nothing may follow the list, because another object there would be a call too."""
+        """Write a grammar in which nothing may follow the list, because another object there would be a call too."""
         end = "".join(f" ({spelled(each, token_ids)})?" for each in ends)
         start = f'lead "[" {sequence(", ", parallel)} "]"{end} | tail'
         return calls_grammar(tools, start, call, token_ids) + free_text(mark, token_ids)

@@ -1,4 +1,4 @@
-"""Types and references in the schema of a tool, and plain text as JSON of these types."""
+"""Types and references in the schema of a tool, and the conversion of plain text to JSON of these types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number", lis
 
 
 def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Mapping[str, Any]]:
-    """The schema of a value, and the alternatives and references in it, each once."""
+    """Yield the schema of a value, and the alternatives and references in it, each once."""
     waiting, seen = [schema], set()
     while waiting:
         item = waiting.pop()
@@ -29,13 +29,13 @@ def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Map
 
 
 def required_names(parameters: Mapping[str, Any]) -> list[str]:
-    """The names that a tool's schema requires. Draft 3 has a boolean there, about the value itself."""
+    """Return the names that a tool's schema requires. In draft 3, `required` is a boolean about the value itself."""
     names = parameters.get("required")
     return names if isinstance(names, list) else []
 
 
 def value_types(parameters: Mapping[str, Any], schema: object) -> frozenset[str]:
-    """The JSON types that a value may have; empty if the schema does not say."""
+    """Return the JSON types that a value may have. The set is empty if the schema does not restrict them."""
     types: set[str] = set()
     for item in value_schemas(parameters, schema):
         named = item.get("type")
@@ -47,21 +47,25 @@ def value_types(parameters: Mapping[str, Any], schema: object) -> frozenset[str]
 
 
 def json_type(value: object) -> str:
-    """A value's JSON type, by its name in schemas."""
+    """Return a value's JSON type, by its name in schemas."""
     return _TYPE_OF.get(type(value), "null")
 
 
 class ParameterValue:
-    """Turns the text of one value into JSON.
+    """Converts the text of one value to JSON.
 
-    A line break at its beginning and one at its end may belong to the tags. A string comes out as it is written. What
-    may be something else is held back until its end: it is JSON if it reads as JSON of a type that the schema allows,
-    else a string. Python's names for true, false and null are read too, because some templates write earlier calls
-    with them.
+    A line break at its beginning and one at its end may belong to the tags. If the value must be a string, it is passed
+    on as written. Otherwise it is held back until its end: it is JSON if it parses as JSON of a type that the schema
+    allows, else a string. Python's names for true, false and null are accepted too, because some templates write
+    earlier calls with them.
     """
 
     def __init__(self, types: frozenset[str], *, has_line_breaks: bool = True) -> None:
-        """types: those of the schema; empty: any. has_line_breaks: the tags have the line breaks around the value."""
+        """Initialize the value.
+
+        types: the schema's types, or empty for any
+        has_line_breaks: whether the format's tags include the line breaks around the value
+        """
         self._has_line_breaks = has_line_breaks
         self._types = types
         self._text: list[str] = []

@@ -1,4 +1,4 @@
-"""Literals of Python, read from an answer and written as JSON while they come."""
+"""Python literals, read from an answer and written as JSON while they arrive."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 
 
 def python_literal(answer: Answer, put: Callable[[str], object]) -> Reading[bool]:
-    """Take one literal of Python or JSON and pass it to `put` as JSON, in pieces. False: it is cut off or broken.
+    """Take one Python or JSON literal and pass it to `put` as JSON, in pieces. Return False if it is cut off or broken.
 
-    Tuples come out as lists, keys as strings, and words that are no literals as strings. The depth of brackets is not
+    Tuples become lists, keys become strings, and so do words that are not literals. The depth of brackets is not
     limited by the stack.
     """
     closing: list[str] = []  # of the open brackets
@@ -100,7 +100,7 @@ def _string(answer: Answer, put: Callable[[str], object]) -> Reading[bool]:
 
 
 def _escaped(kind: str, digits: str) -> str:
-    """A character by its number, in JSON; a number that is incomplete or too large is text."""
+    """Return the character with this code, in JSON. A code that is incomplete or too large is returned as text."""
     if len(digits) != _NUM_DIGITS[kind] or int(digits, 16) > sys.maxunicode:
         return json.dumps(f"\\{kind}{digits}")[1:-1]
     if kind == "U":

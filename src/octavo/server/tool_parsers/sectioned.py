@@ -1,4 +1,4 @@
-"""Grammars of calls that have marks of their own within a section with marks: DeepSeek's and Kimi's."""
+"""Grammars of individually marked calls within a marked section: DeepSeek's and Kimi's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.server.tool_parsers.grammar import TokenIds, WriteGrammar, calls_gra
 
 
 class SectionMarks(NamedTuple):
-    """The marks at the beginning and the end of all calls, and of each."""
+    """The marks at the beginning and end of the whole section, and of each call."""
 
     calls: str
     call: str
@@ -19,9 +19,9 @@ class SectionMarks(NamedTuple):
 
 
 def sectioned_grammar(marks: SectionMarks, call: str, separator: str) -> WriteGrammar:
-    """Write the grammar of an answer that is calls.
+    """Return a function that writes the grammar of an answer made of calls.
 
-    call: see `calls_grammar`; it has the marks of one.
+    call: see `calls_grammar`; it contains the marks of one call
     """
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
@@ -35,9 +35,9 @@ def sectioned_grammar(marks: SectionMarks, call: str, separator: str) -> WriteGr
 
 
 def sectioned_optional_grammar(marks: SectionMarks, call: str, separator: str) -> WriteGrammar:
-    """Write the grammar of a text that may end in calls.
+    """Return a function that writes the grammar of a text that may end in calls.
 
-    call: see `calls_grammar`; it has the marks of one.
+    call: see `calls_grammar`; it contains the marks of one call
     """
 
     def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:

@@ -24,8 +24,8 @@ _NOT_TEXT = ("pattern", "format", "allOf", "not", "if")
 class ValueTags:
     """The tags of a format's parameters: `before` NAME `behind` VALUE `line_break` `end`, and a line break.
 
-    ends: the tags that end a value, each with the tags that must follow, because a value may itself contain tags.
-    end_of_call: a pattern of what the parser would take for the end of the whole call.
+    ends: the tags that end a value, each with the tags that must follow it, because a value may itself contain tags
+    end_of_call: a pattern for text that the parser would take for the end of the whole call
     """
 
     before: str
@@ -47,17 +47,19 @@ class ValueTags:
 
 
 def schema_of(schema: Mapping[str, Any], key: str) -> object:
-    """The schema of a parameter; None if the tool's schema does not say."""
+    """Return the schema of a parameter, or None if the tool's schema does not define it."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     return schema.get("additionalProperties") if found is None else found
 
 
 def read_value(answer: Answer, value: ParameterValue | None, ends: Mapping[str, tuple[str, ...]]) -> Reading[str]:
-    """Read a value and the tags behind it; returns the last of them, empty if the answer ends before.
+    """Read a value and the tags after it. Return the last of these tags, or "" if the answer ends first.
 
-    An incomplete tag at the end of the answer is not part of the value. value: None if it does not count. ends:
-    see `ValueTags`.
+    value: None if the value does not count
+    ends: see `ValueTags`
+
+    An incomplete tag at the end of the answer is not part of the value.
     """
 
     def put(text: str) -> None:
@@ -90,10 +92,11 @@ def read_value(answer: Answer, value: ParameterValue | None, ends: Mapping[str, 
 
 
 def tagged_parameters(tags: ValueTags, tool: Tool) -> str:
-    """The parameters of a tool in the order of its schema, as the right-hand side of a rule.
+    """Return a tool's parameters in the order of its schema, as the right-hand side of a rule.
 
-    As with `arguments_value`, a tool that is not `strict` has its schema enforced as far as possible. Raises UsageError
-    if the tool is `strict` and the schema of a plain text value has more than a type, an enumeration or a length.
+    As with `arguments_value`, the schema of a tool that is not `strict` is enforced as far as possible. Raises
+    UsageError if the tool is `strict` and the schema of a plain text value has more than a type, an enumeration or a
+    length.
     """
     function = tool["function"]
     value = _typed_parameters(tags, function, knows_types=True)
@@ -103,7 +106,10 @@ def tagged_parameters(tags: ValueTags, tool: Tool) -> str:
 
 
 def _typed_parameters(tags: ValueTags, function: Mapping[str, Any], *, knows_types: bool) -> str:
-    """knows_types: values that are JSON follow their schemas."""
+    """Return the rule for the parameters of a function.
+
+    knows_types: whether JSON values must follow their schemas
+    """
     parameters = function.get("parameters") or {}
     required, properties = required_names(parameters), parameters.get("properties", {})
     items = []
@@ -123,7 +129,7 @@ def _typed_parameters(tags: ValueTags, function: Mapping[str, Any], *, knows_typ
 
 
 def _value(tags: ValueTags, function: Mapping[str, Any], name: str, schema: object, *, knows_types: bool) -> str:
-    """A value with its closing tag."""
+    """Return the rule for a value with its closing tag."""
     parameters, is_strict = function.get("parameters") or {}, bool(function.get("strict"))
     types = value_types(parameters, schema)
     end = literal(f"{tags.line_break}{tags.end}\n")
@@ -151,7 +157,9 @@ def _refuse_if_strict(function: Mapping[str, Any], name: str, keyword: str) -> N
 
 
 def _choices(tags: ValueTags, parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts that an enumeration allows; empty if there is none, or if other values are allowed too."""
+    """Return the texts that an enumeration allows, or an empty list if there is none or other values are allowed
+    too.
+    """
     choices: list[str] = []
     for part in parts:
         values = part.get("enum", [part["const"]] if "const" in part else [])
@@ -162,7 +170,7 @@ def _choices(tags: ValueTags, parts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _bounded(tags: ValueTags, schema: Mapping[str, Any]) -> str:
-    """A text of bounded length with its closing tag."""
+    """Return the rule for a text of bounded length with its closing tag."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if most is None:
         return rf"/(.|\n){{{least}}}/ whole_line"

@@ -1,7 +1,7 @@
-"""A format of tool calls, and the parser that all formats share: it finds marks and reads the calls behind them.
+"""A tool call format, and the parser that all formats share: it finds marks and reads the calls that follow.
 
 The parser takes the text of an answer in pieces of any size and splits it into text for the user and tool calls. The
-result does not depend on where the text is cut.
+result does not depend on how the text is split into pieces.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ ReadCall: TypeAlias = "Callable[[Answer], Reading[object]]"
 class ToolFormat:
     """One way of writing tool calls.
 
-    matches: true for a chat template that makes the model write calls like this.
+    matches: returns True for a chat template that makes the model write calls in this format
     grammar: a grammar of an answer that is one call or, with `parallel`, several. Each call names one of the tools and
-        has arguments that follow its schema. Enforces `tool_choice: required` and a named tool.
+    has arguments that follow its schema. Enforces `tool_choice: required` and a named tool.
     optional_grammar: the same for an answer that may be text, a call or both. Enforces `strict` where calls are
-        optional. None: there is no such grammar, because the beginning of a call could begin any text.
-    tags: marks that are dropped, each with the reader of the call behind it; None: no call follows.
-    openings: marks that are part of the call, each with the reader of that call.
-    at_start: the reader of a call at the beginning of the answer.
-    after_call: characters that may follow a call and are dropped, beside white space.
-    is_list: an object behind these characters is another call.
-    marks: markup that a vocabulary may have as tokens. Control tokens among them must stay in the text.
-    system_prompt: describes the tools to a model whose template does not; None: this format needs a template.
-    has_system_tools: the template takes that description from the key `tools` of the system message.
-    call: a call as such a model is to write it; see `calls_grammar`.
-    arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects.
-    is_bare: calls are bare JSON objects, which no grammar can tell from an answer in JSON while they are written.
-    num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None: any.
-    names_in_ids: templates of this format show a call by its id alone, which is functions.NAME:NUMBER.
+    optional. None if there is no such grammar, because the beginning of a call could begin any text.
+    tags: marks that are dropped, each with the reader of the call after it, or None if no call follows
+    openings: marks that are part of the call, each with the reader of that call
+    at_start: the reader of a call at the beginning of the answer
+    after_call: characters that may follow a call and are dropped, besides white space
+    is_list: whether an object after these characters is another call
+    marks: markup that a vocabulary may contain as tokens. Control tokens among them must stay in the text.
+    system_prompt: describes the tools to a model whose template does not; None if this format needs a template
+    has_system_tools: whether the template takes that description from the system message's key `tools`
+    call: a call as the model should write it; see `calls_grammar`
+    arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects
+    is_bare: calls are bare JSON objects, which no grammar can distinguish from an answer in JSON while they are written
+    num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None for any
+    names_in_ids: templates of this format show only a call's id, which is functions.NAME:NUMBER
     """
 
     name: str
@@ -68,11 +68,14 @@ class ToolFormat:
 class ToolParser:
     """Parses one answer in time linear in its length. Nothing is evaluated.
 
-    Broken syntax, and what only looks like a call, comes out as text without its tags.
+    Broken syntax, and text that only looks like a call, is returned as text without its tags.
     """
 
     def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool]) -> None:
-        """tools: those of the request."""
+        """Initialize the parser.
+
+        tools: tools of the request
+        """
         self._format = tool_format
         self._pattern = marks_pattern([*tool_format.tags, *tool_format.openings])
         self._answer = Answer(tools)
@@ -86,10 +89,10 @@ class ToolParser:
         return self._answer.take_parts()
 
     def finish(self, cut_before: str | None = None) -> list[ParsedPart]:
-        """End the answer and return what was held back. A call that was cut off keeps the arguments it has.
+        """End the answer and return what was held back. A call that was cut off keeps the arguments read so far.
 
-        cut_before: None if the model has ended the answer. Else it was cut: by this stop string, or "" by a limit.
-        Then what may be the beginning of a call or of a mark is no text, and is dropped.
+        cut_before: None if the model ended the answer. Otherwise the answer was cut, by this stop string or, if it is
+        "", by a limit. Then text that may be the beginning of a call or of a mark is dropped.
         """
         self._cut_before = cut_before or ""
         self._answer.end(is_cut=cut_before is not None)
@@ -116,11 +119,11 @@ class ToolParser:
                 answer.text(answer.take(len(mark)))
 
     def _is_cut_mark(self, beginning: str) -> bool:
-        """True if a mark begins with this end of the answer and with the stop string that came next."""
+        """Return True if this end of the answer, followed by the stop string, begins a mark."""
         return self._answer.is_cut and self._pattern.match(beginning + self._cut_before) is not None
 
     def _read_calls(self, read: ReadCall | None) -> Reading[None]:
-        """Read a call, and those that follow it in a list."""
+        """Read a call, and any calls that follow it in a list."""
         answer = self._answer
         while read is not None:
             num_before = answer.num_calls
@@ -140,12 +143,12 @@ class ToolParser:
 
 @cache
 def tool_formats() -> dict[str, ToolFormat]:
-    """All formats by name, in the order of their file names."""
+    """Return all formats by name, ordered by file name."""
     names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
     found = [importlib.import_module(f"{formats.__name__}.{name}").FORMAT for name in names]
     return {tool_format.name: tool_format for tool_format in found}
 
 
 def find_tool_format(chat_template: str) -> ToolFormat | None:
-    """The format that a chat template asks for; None: it has no tools."""
+    """Return the format that a chat template asks for, or None if it does not support tools."""
     return next((item for item in tool_formats().values() if item.matches(chat_template)), None)

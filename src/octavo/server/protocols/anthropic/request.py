@@ -262,10 +262,10 @@ class ContextManagement(NullIsAbsent):
 
 
 class Thread(NullIsAbsent):
-    """A conversation to be kept by the server.
+    """A wish to have the server keep the conversation, which this server does not do.
 
-    create: keep the conversation in the request. This server keeps none, so a request to continue one is refused with
-    the error that makes Claude Code send the whole conversation.
+    `create` is accepted, because the request itself contains the conversation. `continue` is refused with the error
+    that makes Claude Code send the whole conversation.
     """
 
     type: Literal["create", "continue"]

@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions`, its messages and tools, and the request that it makes of a model."""
+"""The body of `/v1/chat/completions` with its messages and tools, and its conversion to a model-independent request."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ class ImageUrl(Historic):
 
 
 class FileData(Historic):
-    """file_data: a data: URL, or base64 alone. file_id: of a stored file, which no model here reads."""
+    """A file of the user.
+
+    file_data: a data: URL, or only base64
+    file_id: id of a stored file, which no model here reads
+    """
 
     file_data: Text | None = None
     filename: Text | None = None
@@ -63,7 +67,12 @@ class FileData(Historic):
 
 
 class VideoData(Historic):
-    """data: base64 alone, or url: a URL. format: of the file, whose content says it."""
+    """A video of the user, given as `data` or `url`.
+
+    data: base64
+    url: its address
+    format: format of the file, which its content shows anyway
+    """
 
     data: Text | None = None
     url: Text | None = None
@@ -71,11 +80,15 @@ class VideoData(Historic):
 
 
 class ContentPart(Historic):
-    """A part of the content: text, an image, or one that no model here reads, of which the error names the type.
+    """A part of the content: text, an image, or a part that no model here reads. The error about such a part names its
+    type.
 
-    image_url: of OpenAI's clients, an object or a plain text; image, url: of other clients; uuid: their name for it,
-    which the content itself makes needless. video_url: of vLLM's clients; input_video: of llama.cpp's. pdf_as: see
-    `EngineConfig`.
+    image_url: as sent by OpenAI's clients, an object or a plain string
+    image, url: as sent by other clients
+    uuid: other clients' name for the image, which is not needed because its content is given
+    video_url: as sent by vLLM's clients
+    input_video: as sent by llama.cpp's clients
+    pdf_as: see `EngineConfig`
     """
 
     type: Text
@@ -94,14 +107,17 @@ class ContentPart(Historic):
 
 
 class CalledFunction(Historic):
-    """arguments: JSON text. What is none, such as arguments that were cut off, is shown to the model as it is."""
+    """The function of an earlier call.
+
+    arguments: JSON text; anything else, such as arguments that were cut off, is shown to the model unchanged
+    """
 
     name: Text
     arguments: Text
 
 
 class CalledTool(Historic):
-    """An earlier call of the model."""
+    """An earlier tool call by the model."""
 
     id: Text
     type: Literal["function"] = "function"
@@ -122,7 +138,10 @@ class Message(Historic):
 
 
 class FunctionTool(NullIsAbsent):
-    """strict: the arguments must follow the schema. They always do if a tool must be called."""
+    """A function that the model may call.
+
+    strict: the arguments must follow the schema, as they always do if a tool must be called
+    """
 
     name: Text
     description: Text | None = None
@@ -147,21 +166,23 @@ class NamedFunction(NullIsAbsent):
 
 
 class NamedToolChoice(NullIsAbsent):
-    """`tool_choice` that names a tool."""
+    """A `tool_choice` that names a tool."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class TemplateFields(NullIsAbsent):
-    """Fields of requests that say how the chat template renders the conversation."""
+    """Fields of requests that control how the chat template renders the conversation."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
     def template_arguments(self, messages: Sequence[Message]) -> dict[str, Any]:
-        """The arguments for the template. Raises UsageError for what the server itself sets or cannot continue."""
+        """Return the arguments for the template. Raises UsageError for arguments that the server itself sets, and for a
+        conversation that cannot be continued.
+        """
         arguments = dict(self.chat_template_kwargs or {})
         if wrong := sorted(OWN_VARIABLES & arguments.keys()):
             raise refuse("chat_template_kwargs", f"cannot hold {wrong[0]}, because the server sets it", "invalid_value")
@@ -172,21 +193,24 @@ class TemplateFields(NullIsAbsent):
 
 
 class Thinking(NullIsAbsent):
-    """Anthropic's and DeepSeek's switch. budget_tokens: only max_tokens bounds the thinking."""
+    """Anthropic's and DeepSeek's switch for thinking.
+
+    budget_tokens: has no effect, because only max_tokens limits the thinking
+    """
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int | None = None
 
 
 class PredictedContent(NullIsAbsent):
-    """Text that much of the answer is expected to repeat."""
+    """Text that the answer is expected to repeat for the most part."""
 
     type: Literal["content"]
     content: Text | list[ContentPart]
 
 
 def _predicted(value: str | PredictedContent) -> str | None:
-    """The text of a prediction; None: it is empty."""
+    """Return the text of a prediction, or None if it is empty."""
     if isinstance(value, str):
         return value
     if isinstance(value.content, str):
@@ -252,7 +276,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
 
 
 def _marked_texts(messages: Sequence[Message]) -> Iterator[tuple[str, PromptCacheBreakpoint | None]]:
-    """The texts of messages in their order, each with its mark."""
+    """Yield the texts of messages in order, each with its mark."""
     for message in messages:
         if isinstance(message.content, list):
             yield from ((part.text or "", part.prompt_cache_breakpoint) for part in message.content)
@@ -267,7 +291,7 @@ def _thinking(body: ChatCompletionRequest) -> Literal["enabled", "disabled", "ad
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation for `ChatSpec.messages`. Raises UsageError for the first wrong message."""
+    """Return the conversation for `ChatSpec.messages`. Raises UsageError for the first invalid message."""
     converted = []
     known_calls: set[str] = set()
     for i, message in enumerate(messages):
@@ -284,7 +308,7 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _check(message: Message, where: str, known_calls: set[str]) -> None:
-    """Check that a message has only fields of its role, and a result the id of an earlier call."""
+    """Check that a message has only fields of its role, and that a result has the id of an earlier call."""
     for name, owner in _OF_ROLE.items():
         if getattr(message, name) and message.role != owner:
             reason = f"belongs to messages of the {owner}, not of the {message.role}"
@@ -328,7 +352,10 @@ def _part(part: ContentPart, where: str, position: int) -> MessagePart:
 
 
 def _media(part: ContentPart, name: str) -> Media:
-    """name: the place of the part in the request."""
+    """Return the part as media.
+
+    name: path of the part in the request
+    """
     kind, where = _MEDIA[part.type], f"{name}.type"
     if part.type in ("image_url", "image"):
         given = part.image_url if part.image_url is not None else part.image or part.url

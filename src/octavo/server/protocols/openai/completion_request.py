@@ -1,4 +1,4 @@
-"""The body of `/v1/completions`, and the request that it makes of a model."""
+"""The body of `/v1/completions`, and its conversion to a model-independent request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Prompts: TypeAlias = Annotated[
 
 
 class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ignore[misc]
-    """One prompt or several, each as text or as token ids."""
+    """One or more prompts, each as text or as token ids."""
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1}), WHOLE] | None = None

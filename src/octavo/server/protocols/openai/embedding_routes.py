@@ -1,6 +1,6 @@
-"""`/v1/embeddings`: texts as vectors, in OpenAI's shape, and conversations with images, as vLLM takes them.
+"""`/v1/embeddings`: embeddings of texts in OpenAI's format, and of conversations with images in vLLM's.
 
-`/pooling`, vLLM's: the vectors of all tokens of texts, for late interaction.
+vLLM's `/pooling` returns the vectors of all tokens of texts, for late interaction.
 """
 
 from __future__ import annotations
@@ -44,8 +44,13 @@ router = OPENAI.router(FIELD_NAMES)
 
 
 class EmbeddingsRequest(with_ignored(OptionFields, VECTORS), TemplateFields):  # type: ignore[misc]
-    """messages: a conversation as the only input. pooling: the pooling of the last hidden states, an addition to
-    OpenAI's fields; None: as the checkpoint says, else mean. dimensions: only the model's own number."""
+    """Texts or a conversation to embed.
+
+    messages: a conversation as the only input
+    pooling: pooling of the last hidden states, an addition to OpenAI's fields; by default as in the checkpoint, or else
+    mean
+    dimensions: only the model's own number is accepted
+    """
 
     model: Text | None = None
     input: Input | None = None
@@ -58,7 +63,10 @@ class EmbeddingsRequest(with_ignored(OptionFields, VECTORS), TemplateFields):  #
 
 
 class PoolingRequest(OptionFields):
-    """task: token_embed, a vector of each token, or embed, one of the text; None: as the model was made for."""
+    """Texts to pool.
+
+    task: token_embed for a vector of each token, embed for a vector of the text, or None for the model's own task
+    """
 
     model: Text | None = None
     input: Input
@@ -70,14 +78,14 @@ class PoolingRequest(OptionFields):
 @router.post("/embeddings", include_in_schema=False)
 @router.post("/v1/embeddings", responses=whole_answer(EMBEDDINGS))
 async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
-    """One vector of length 1 for each input, in their order."""
+    """Return one vector of length 1 for each input, in order."""
     async with state_of(request).models.use(body.model) as model:
         return await run_unless_gone(request, _embed(request, body, model))
 
 
 @router.post("/pooling", responses=whole_answer(POOLING))
 async def create_pooling(request: Request, body: PoolingRequest) -> Response:
-    """The vectors of the tokens of each input, or of the input as a whole, as the model makes them."""
+    """Return the vectors of each input's tokens, or one vector of each input, depending on the model."""
     async with state_of(request).models.use(body.model) as model:
         return await run_unless_gone(request, _pool(request, body, model))
 
@@ -115,14 +123,14 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
 
 
 def _check_room(room: int | None) -> None:
-    """Raise UsageError for no tokens."""
+    """Raise UsageError if the input is to be cut to no tokens at all."""
     if room == 0:
         reason = "is 0; it must be at least 1, or -1 for as many as fit"
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
 
 
 def _job(body: EmbeddingsRequest) -> EmbeddingJob:
-    """Raise UsageError unless there is one of `input` and `messages`."""
+    """Return the embedding job. Raises UsageError unless exactly one of `input` and `messages` is given."""
     options, room = read_options(body), body.truncate_prompt_tokens
     if body.messages is None:
         if stray := next((name for name in TemplateFields.model_fields if getattr(body, name) is not None), None):
@@ -143,6 +151,6 @@ def _job(body: EmbeddingsRequest) -> EmbeddingJob:
 
 
 def _encode(vector: Float32, encoding: str | None) -> list[float] | str:
-    """The unit vector. base64: of the float32s, little endian."""
+    """Return the unit vector as numbers, or as the base64 of little-endian float32s."""
     unit = unit_vector(vector)
     return base64.b64encode(unit.astype("<f4").tobytes()).decode() if encoding == "base64" else list(map(float, unit))

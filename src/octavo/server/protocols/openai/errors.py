@@ -1,4 +1,4 @@
-"""The protocol of OpenAI's clients. Its form of errors is the server's own."""
+"""The protocol of OpenAI's clients. Its error format is the server's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` and `/v1/completions`, in OpenAI's shapes with vLLM's additions.
+"""`POST /v1/chat/completions` and `/v1/completions`, in OpenAI's formats with vLLM's additions.
 
 OpenAI's paths are also served without `/v1`, for clients whose base URL lacks it.
 """
@@ -28,7 +28,7 @@ IMAGE_PATHS = (
 @router.post("/chat/completions", include_in_schema=False)
 @router.post("/v1/chat/completions", responses=streamed_answer(CHAT_COMPLETION))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
-    """Answer a conversation; with `stream` in server-sent events."""
+    """Answer a conversation, with server-sent events if `stream` is set."""
     return await answer(request, body, ChatWriter)
 
 
@@ -36,12 +36,14 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
 @router.post("/v1/chat/completions/input_tokens")
 async def count_chat_tokens(request: Request, body: ChatCompletionRequest) -> InputTokens:
-    """The number of tokens in the prompt of this conversation, which may exceed the context. A route of llama.cpp."""
+    """Return the number of tokens in this conversation's prompt, which may exceed the context. A llama.cpp route."""
     return InputTokens(input_tokens=await count_prompt_tokens(request, body))
 
 
 @router.post("/completions", include_in_schema=False)
 @router.post("/v1/completions", responses=streamed_answer(COMPLETION))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
-    """Continue texts; with `stream` in server-sent events. `max_tokens: 0` with `echo` and `logprobs` scores them."""
+    """Continue texts, with server-sent events if `stream` is set. `max_tokens: 0` with `echo` and `logprobs` scores
+    them.
+    """
     return await answer(request, body, CompletionWriter)

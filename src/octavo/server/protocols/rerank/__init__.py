@@ -1,1 +1,1 @@
-"""The scores of texts: rerank in the shape of Jina and Cohere, score in vLLM's."""
+"""Scores of texts: rerank in Jina's and Cohere's format, score in vLLM's."""

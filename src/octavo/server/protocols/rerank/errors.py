@@ -1,4 +1,4 @@
-"""The protocol of scores, whose errors have OpenAI's form."""
+"""The protocol of scores, with errors in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/rerank` in the shape of Jina and Cohere, and of `/v1/score` in vLLM's."""
+"""The bodies of `/v1/rerank` in Jina's and Cohere's format, and of `/v1/score` in vLLM's."""
 
 from __future__ import annotations
 
@@ -35,10 +35,14 @@ _Texts = Annotated[
 
 
 class RerankRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
-    """top_n: the number of results; None: all. return_documents: None is true. instruction: of a causal reranker.
+    """A query and documents to rank.
 
-    truncate_prompt_tokens: cut the documents of longer pairs; -1: to the model's limit; None: they are an error.
-    max_tokens_per_doc is Cohere's name of it.
+    top_n: number of results, or None for all
+    return_documents: true by default
+    instruction: instruction for a causal reranker
+    truncate_prompt_tokens: cut the documents of longer pairs to this length, or to the model's limit if -1; by default,
+    longer pairs are an error
+    max_tokens_per_doc: Cohere's name for truncate_prompt_tokens
     """
 
     model: Text | None = None
@@ -53,7 +57,10 @@ class RerankRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
 
 
 class ScoreRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
-    """text_1 and text_2: one text with each of many, or as many of both. The rest: see RerankRequest."""
+    """Pairs of texts to score. Other fields: see RerankRequest.
+
+    text_1, text_2: one text to pair with each of many, or two lists of the same length
+    """
 
     model: Text | None = None
     text_1: _Texts

@@ -1,4 +1,4 @@
-"""`/v1/rerank` in the shape of Jina and Cohere, and `/v1/score` in vLLM's: how well texts answer a query."""
+"""`/v1/rerank` in Jina's and Cohere's format, and `/v1/score` in vLLM's: how well texts answer a query."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ router = SCORES.router()
 @router.post("/v2/rerank", responses=whole_answer(RERANK))
 @router.post("/v1/rerank", responses=whole_answer(RERANK))
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """The documents in the order of their scores, best first; equal scores in the order of the request."""
+    """Return the documents ordered by score, best first. Equal scores keep the order of the request."""
     documents = [item if isinstance(item, str) else item.text for item in body.documents]
     async with state_of(request).models.use(body.model) as model:
         scores, head = await run_unless_gone(request, _score(request, body, model, body.query, documents))
@@ -50,7 +50,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
 @router.post("/score", include_in_schema=False)
 @router.post("/v1/score", responses=whole_answer(SCORE))
 async def score(request: Request, body: ScoreRequest) -> Response:
-    """The score of each pair, in the order of the request."""
+    """Return the score of each pair, in the order of the request."""
     async with state_of(request).models.use(body.model) as model:
         scores, head = await run_unless_gone(request, _score(request, body, model, body.text_1, body.text_2))
     data = [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]
@@ -65,7 +65,7 @@ async def _score(
     first: str | Sequence[str],
     second: str | Sequence[str],
 ) -> tuple[list[float], dict[str, Any]]:
-    """The scores, and the part of the answer that both forms have."""
+    """Return the scores, and the part of the answer that both formats share."""
     limit = getattr(body, "max_tokens_per_doc", None)
     if limit is not None and body.truncate_prompt_tokens is not None:
         raise refuse("max_tokens_per_doc", "is another name of truncate_prompt_tokens; give one of them")
@@ -105,7 +105,7 @@ def _pairs(
 async def _plan(
     model: ServedModel, pairs: Sequence[tuple[str, str]], truncate_to: int | None, instruction: str | None
 ) -> ScorePlan:
-    """Tokenizing takes a while, and other requests must go on."""
+    """Plan the scoring in a thread, because tokenizing takes a while and other requests must go on."""
     options = score_options(truncate_to, instruction)
     limit = model.info.max_model_len
     num_chars = sum(len(second) for _, second in pairs) + len(pairs[0][0])

@@ -1,4 +1,4 @@
-"""The answers of OpenAI's `/v1/responses`: output items, whole or as typed events."""
+"""Answers of OpenAI's `/v1/responses`: output items, whole or as typed events."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from octavo.server.protocols.shown_tokens import chat_logprobs, prompt_details
 
 
 class ResponsesWriter(BlockWriter[ResponsesRequest]):
-    """Writes output items: messages and reasoning with one part of text each, and calls of functions.
+    """Writes output items: messages and reasoning with one part of text each, and function calls.
 
-    save: called with the whole response when it has ended, before the last event.
+    save: called with the whole response when it has ended, before the last event
     """
 
     save: Callable[[dict[str, Any]], None] | None = None
@@ -122,7 +122,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         yield self._event("error", code=error.code, message=error.message, param=error.param)
 
     def cancel(self) -> None:
-        """End the response at its client's wish."""
+        """End the response at its client's request."""
         self._response["status"] = "cancelled"
         self._save()
 
@@ -144,7 +144,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         return self._item_event(kind, item_id=self._item["id"], content_index=0, **fields)
 
     def _empty_call(self, event: ToolCallDelta) -> dict[str, Any]:
-        """The item of a call, of which only the name is known."""
+        """Return the item of a call that has only a name so far."""
         called = self._offered.get(event.name or "")
         is_custom = called is not None and isinstance(called.tool, CustomTool)
         kind, prefix, text = ("custom_tool_call", "ctc", "input") if is_custom else ("function_call", "fc", "arguments")
@@ -199,7 +199,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """The counts of a response."""
+    """Return the token counts of a response."""
     return {
         "input_tokens": usage.num_prompt_tokens,
         "input_tokens_details": {**prompt_details(usage), "cache_write_tokens": sum(usage.created_tokens.values())},

@@ -1,4 +1,4 @@
-"""`/v1/responses/compact`: a long conversation as its user's messages and a summary, which the model itself writes."""
+"""`/v1/responses/compact`: reduces a long conversation to its user messages and a summary that the model writes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BEGINNING = "Summary of the conversation so far:\n"
 
 
 class CompactRequest(with_ignored(ItemFields, COMPACTION)):  # type: ignore[misc]
-    """The conversation to compact. What is too long for the context loses its oldest turns first.
+    """The conversation to compact. If it is too long for the context, its oldest turns are dropped first.
 
-    max_output_tokens: of the summary.
+    max_output_tokens: maximum length of the summary
     """
 
     stream: Literal[False] | None = None
@@ -53,7 +53,7 @@ class CompactRequest(with_ignored(ItemFields, COMPACTION)):  # type: ignore[misc
 
 
 class CompactionWriter(AnswerWriter[CompactRequest, ChatSpec]):
-    """Writes the user's messages and the item that holds the summary."""
+    """Writes the user messages and the item that contains the summary."""
 
     def __post_init__(self) -> None:
         self._texts: list[str] = []

@@ -1,4 +1,4 @@
-"""The protocol of Responses, whose errors have OpenAI's form."""
+"""The protocol of Responses, with errors in OpenAI's format."""
 
 from __future__ import annotations
 

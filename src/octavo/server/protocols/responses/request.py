@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's `/v1/responses`, and the request that a body makes of a model."""
+"""The bodies of OpenAI's `/v1/responses`, and their conversion to model-independent requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(Historic):
-    """A text of the user, or of an answer that is sent back."""
+    """A text from the user, or from an answer that is sent back."""
 
     type: Literal["input_text", "output_text"]
     text: Text
@@ -72,7 +72,7 @@ class RefusalPart(Historic):
 
 
 class MediaPart(Historic):
-    """An image or a file; no model here reads audio. `EngineConfig` explains `pdf_as`."""
+    """An image or a file. No model here reads audio. `EngineConfig` explains `pdf_as`."""
 
     type: Literal["input_image", "input_file", "input_audio"]
     image_url: Text | None = None
@@ -122,7 +122,7 @@ class CustomCallItem(Item):
 
 
 class CallOutputItem(Item):
-    """The result of a call of a function or a custom tool."""
+    """The result of calling a function or a custom tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Text
@@ -140,9 +140,9 @@ class SummaryText(Historic):
 
 
 class ReasoningItem(Item):
-    """The reasoning before the next answer. The chat template decides if the model sees it again.
+    """The reasoning before the next answer. The chat template decides whether the model sees it again.
 
-    encrypted_content: its text as the server has sealed it. That of another server is left out.
+    encrypted_content: its text as sealed by the server; another server's is left out
     """
 
     type: Literal["reasoning"]
@@ -152,26 +152,26 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
-        """The reasoning; empty if it cannot be read."""
+        """The reasoning, or an empty string if it cannot be read."""
         if not self.content and (sealed := unseal(self.encrypted_content)) is not None:
             return sealed
         return "\n".join(part.text for part in self.content or self.summary or ())
 
     @property
     def is_lost(self) -> bool:
-        """True if it cannot be read."""
+        """True if the reasoning cannot be read."""
         return self.encrypted_content is not None and not self.content and unseal(self.encrypted_content) is None
 
 
 class CompactionItem(Item):
-    """The summary of a conversation, in place of its items."""
+    """A summary that replaces the items of a conversation."""
 
     type: Literal["compaction", "compaction_summary"]
     encrypted_content: Text
 
 
 class HostedItem(Item):
-    """An act of a tool of OpenAI's servers in an earlier turn, or a note that a client kept; it is left out."""
+    """An action of a tool that OpenAI's servers ran in an earlier turn, or a note kept by a client. It is left out."""
 
     type: Literal[
         "web_search_call",
@@ -196,7 +196,10 @@ class PlainFormat(RequestModel):
 
 
 class JsonSchemaFormat(RequestModel):
-    """strict: the schema is enforced in any case."""
+    """An answer format given by a JSON schema.
+
+    strict: has no effect, because the schema is always enforced
+    """
 
     type: Literal["json_schema"]
     name: Text = Field(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_-]+$")
@@ -223,7 +226,7 @@ class StreamOptions(RequestModel):
 
 
 class ItemFields(AnsweredFields):
-    """The fields of a conversation of items."""
+    """The fields of a conversation made of items."""
 
     # The items of the response that this one continues, which come before the request's own.
     _history: Sequence[InputItem] = PrivateAttr(default=())
@@ -247,7 +250,7 @@ class ItemFields(AnsweredFields):
         return [*super().find_ignored(), *(name for name, is_given in parts.items() if is_given), *hosted]
 
     def continuing(self: F, history: Sequence[InputItem]) -> F:
-        """The same request after these items."""
+        """Return the same request, preceded by these items."""
         if isinstance(self.input, list) and len(self.input) + len(history) > MAX_ITEMS:
             reason = f"has {len(history)} items before it; together, at most {MAX_ITEMS:,} are allowed"
             raise refuse("input", reason, "array_above_max_length")
@@ -257,12 +260,14 @@ class ItemFields(AnsweredFields):
 
     @property
     def all_items(self) -> list[InputItem]:
-        """The items before this request, and its own."""
+        """The items before this request, followed by its own."""
         own = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         return [*self._history, *own]
 
     def chat_messages(self) -> list[dict[str, Any]]:
-        """The conversation in the shape of chat completions. Raises UsageError for what cannot be honoured."""
+        """Convert the conversation to the format of chat completions. Raises UsageError for items that cannot be
+        honoured.
+        """
         messages = _chat_messages(self.all_items, self.instructions, len(self._history))
         if not messages:
             raise refuse("input", "holds no item that the model can read", "invalid_value")
@@ -270,7 +275,7 @@ class ItemFields(AnsweredFields):
 
 
 class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[misc]
-    """All other fields are refused by name."""
+    """A request for a response. Fields that are not listed here are refused by name."""
 
     tools: list[AnyTool] | None = None
     tool_choice: AnyToolChoice | None = None
@@ -313,7 +318,7 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
 
     @property
     def is_stored(self) -> bool:
-        """True if the client may come back to the response, which is OpenAI's default."""
+        """True if the client may refer to the response later, which is OpenAI's default."""
         return self.store is not False
 
     def to_spec(self, tenant: str) -> ChatSpec:
@@ -344,7 +349,7 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
 
 
 def _marked_texts(body: ItemFields) -> Iterator[tuple[str, PromptCacheBreakpoint | None]]:
-    """The texts of instructions and items in their order, each with its mark."""
+    """Yield the texts of instructions and items in order, each with its mark."""
     yield body.instructions or "", None
     for item in body.all_items:
         content = getattr(item, "output" if isinstance(item, CallOutputItem) else "content", None)
@@ -385,10 +390,12 @@ def _structured(text: TextConfig | None) -> StructuredOutputsParams | None:
 
 
 def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_before: int) -> list[dict[str, Any]]:
-    """The conversation in the shape of chat completions. num_before: items of earlier requests.
+    """Convert the conversation to the format of chat completions.
 
-    Reasoning, text and calls in a row are one message of the assistant. System and developer messages in a row are one
-    system message, because templates support only one.
+    num_before: number of items from earlier requests
+
+    Consecutive reasoning, text and calls become one assistant message. Consecutive system and developer messages become
+    one system message, because templates support only one.
     """
     conversation = Conversation()
     if instructions:
@@ -433,7 +440,10 @@ def _part(part: AnyPart, where: str) -> MessagePart:
 
 
 def _media(part: MediaPart, where: str) -> Media:
-    """where: the type of the part in the request."""
+    """Return the part as media.
+
+    where: type of the part in the request
+    """
     name = where.removesuffix(".type")
     if part.type == "input_image" and part.image_url is not None:
         return Media("image", where, ImageSource(part.image_url, f"{name}.image_url", detail=part.detail or "auto"))

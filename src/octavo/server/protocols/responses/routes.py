@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's Responses, stored so that a later request can continue, fetch or delete them."""
+"""`/v1/responses`: OpenAI's Responses, stored so that later requests can continue, fetch or delete them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ IMAGE_PATHS = (
 
 
 class DeletedResponse(BaseModel):
-    """A response that is no longer stored."""
+    """Confirmation that a response is no longer stored."""
 
     id: str
     object: str = "response"
@@ -58,7 +58,7 @@ class DeletedResponse(BaseModel):
 
 
 class ItemList(BaseModel):
-    """A page of the items that a response answers."""
+    """One page of the items that a response answers."""
 
     object: str = "list"
     data: list[dict[str, Any]]
@@ -70,7 +70,9 @@ class ItemList(BaseModel):
 @router.post("/responses", include_in_schema=False)
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
-    """Answer a conversation; with `stream` as typed events, with `background` before the answer is there."""
+    """Answer a conversation, with typed events if `stream` is set. With `background`, respond before the answer is
+    ready.
+    """
     store, owner = state_of(request).responses, tenant_of(request)
     body = await _with_history(request, body)
     items = await off_loop(request, lambda: stored_items(body.all_items)) if body.is_stored else []
@@ -110,7 +112,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
 @router.post("/responses/input_tokens", include_in_schema=False)
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 async def count_input_tokens(request: Request, body: ResponsesRequest) -> Response:
-    """The number of tokens in the prompt of this conversation, which may exceed the context."""
+    """Return the number of tokens in this conversation's prompt, which may exceed the context."""
     body = await _with_history(request, body)
     count = InputTokens(input_tokens=await count_prompt_tokens(request, body))
     return name_ignored(body.find_ignored(), record_of(request), JSONResponse(count.model_dump()))
@@ -119,12 +121,12 @@ async def count_input_tokens(request: Request, body: ResponsesRequest) -> Respon
 @router.post("/responses/compact", include_in_schema=False)
 @router.post("/v1/responses/compact", responses=whole_answer(COMPACTION))
 async def compact(request: Request, body: CompactRequest) -> Response:
-    """The user's messages of a conversation, and a summary of it that only this server reads."""
+    """Return a conversation's user messages, and a summary of it that only this server can read."""
     return await answer(request, await _with_history(request, body), CompactionWriter)
 
 
 async def _with_history(request: Request, body: F) -> F:
-    """The body after the response that it continues. Raises UsageError if there is no such response."""
+    """Return the body preceded by the response that it continues. Raises UsageError if there is no such response."""
     if (previous := body.previous_response_id) is None:
         return body
     stored = await state_of(request).responses.get(tenant_of(request), previous)
@@ -138,7 +140,7 @@ async def _with_history(request: Request, body: F) -> F:
 
 
 async def _never_gone() -> NoReturn:
-    """Stands for a client that stays."""
+    """Act as a client that never disconnects."""
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -150,9 +152,10 @@ async def _make(
     written: asyncio.Future[ResponsesWriter],
     log: EventLog | None,
 ) -> None:
-    """Make a response in the background, and store its end whatever it is. Raises errors before its beginning.
+    """Make a response in the background, and store its final state whatever it is. Raises errors that occur before it
+    begins.
 
-    log: takes the events if it is streamed.
+    log: receives the events if the response is streamed
     """
 
     async def send(message: Message) -> None:
@@ -177,7 +180,7 @@ async def _make(
 
 
 def _stream(request: Request, log: EventLog, first: int) -> EventStream:
-    """The events of a response in the background, from this number on. The response goes on without the client."""
+    """Stream a background response's events from number `first` on. The response continues without the client."""
 
     def fail(error: ApiError) -> bytes:
         return EVENTS.encode(
@@ -195,9 +198,10 @@ async def get_response(
     stream: Literal["true", "false"] = "false",
     starting_after: Annotated[int, Query(ge=-1, le=MAX_EXACT_NUMBER)] | None = None,
 ) -> Response:
-    """A stored response, also one that is still being made in the background.
+    """Return a stored response, even one that is still being made in the background.
 
-    stream: its events, if it was made in the background with `stream`; starting_after: only those behind this number.
+    stream: return its events, if it was made in the background with `stream`
+    starting_after: return only events after this number
     """
     stored = await _find(request, response_id)
     if stream == "false":
@@ -214,7 +218,7 @@ async def get_response(
 @router.delete("/responses/{response_id}", include_in_schema=False)
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
-    """Remove a stored response; one that is still being made is cancelled."""
+    """Remove a stored response. If it is still being made, it is cancelled."""
     store, owner = state_of(request).responses, tenant_of(request)
     run = store.running.get(response_id)
     if run is not None and run.owner == owner:
@@ -228,7 +232,7 @@ async def delete_response(request: Request, response_id: str) -> DeletedResponse
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
 @router.post("/v1/responses/{response_id}/cancel", response_class=JSONResponse)
 async def cancel_response(request: Request, response_id: str) -> JSONResponse:
-    """End a response in the background. One that has ended already stays as it is."""
+    """End a background response. One that has already ended is not changed."""
     stored = await _find(request, response_id)
     if not stored.response["background"]:
         raise refuse("response_id", "names a response that was not made in the background", "invalid_value")
@@ -247,7 +251,7 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> ItemList:
-    """The items that a response answers, those of the responses before it included."""
+    """List the items that a response answers, including those of the responses before it."""
     items = (await _find(request, response_id)).input_items
     items = items if order == "asc" else items[::-1]
     if after is not None:
@@ -261,7 +265,7 @@ async def list_input_items(
 
 
 async def _find(request: Request, response_id: str) -> StoredResponse:
-    """The response of this API key. Raises ApiError 404."""
+    """Return a response of this API key. Raises ApiError 404."""
     stored = await state_of(request).responses.get(tenant_of(request), response_id)
     if stored is None:
         raise _not_found(response_id)

@@ -1,4 +1,4 @@
-"""The items of a conversation in Responses as they are stored, listed and read back."""
+"""A conversation's items in Responses as they are stored, listed and read back."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _PREFIXES = {
 
 
 def read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
-    """Stored items and output items as items of a request."""
+    """Convert stored items and output items to items of a request."""
     return _ITEMS.validate_python(items)
 
 
 def stored_items(value: str | Sequence[InputItem]) -> list[dict[str, Any]]:
-    """The items of a request, each with an id, a type and a status, and their texts as parts."""
+    """Return the items of a request, each with an id, a type and a status, and with its texts as parts."""
     items = [MessageItem(role="user", content=value)] if isinstance(value, str) else value
     return [_stored(item) for item in items]
 
@@ -69,7 +69,7 @@ def _stored(item: InputItem) -> dict[str, Any]:
 
 
 def _parts(item: MessageItem) -> list[dict[str, Any]]:
-    """The parts of a message, the texts with the type that its role has."""
+    """Return the parts of a message. The type of the text parts depends on the message's role."""
 
     def shown(text: str) -> dict[str, Any]:
         is_answer = item.role == "assistant"

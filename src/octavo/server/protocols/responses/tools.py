@@ -1,4 +1,4 @@
-"""The tools of Responses: functions, custom tools, those of a namespace, and those that only OpenAI's servers have."""
+"""The tools of Responses: functions, custom tools, tools in a namespace, and tools that only OpenAI's servers have."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ _INPUT = "input"
 
 
 class CallableTool(NullIsAbsent):
-    """defer_loading: has no effect, because there is no search for tools; likewise allowed_callers, because only the
-    model calls, and output_schema, which speaks of results."""
+    """A tool that the model can call.
+
+    defer_loading: has no effect, because there is no search for tools
+    allowed_callers: has no effect, because only the model calls tools
+    output_schema: has no effect, because it describes results
+    """
 
     name: Text
     description: Text | None = None
@@ -41,7 +45,7 @@ class PlainInput(NullIsAbsent):
 
 
 class GrammarInput(NullIsAbsent):
-    """A grammar of the text of a custom tool. The model reads it, but nothing enforces it."""
+    """A grammar for the text of a custom tool. The model reads it, but nothing enforces it."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -49,7 +53,7 @@ class GrammarInput(NullIsAbsent):
 
 
 class CustomTool(CallableTool):
-    """A tool that takes a text. The model calls it as a function with that text."""
+    """A tool that takes a text. The model calls it as a function with that text as its argument."""
 
     type: Literal["custom"]
     format: Annotated[PlainInput | GrammarInput, ByType()] | None = None
@@ -59,7 +63,7 @@ OwnTool: TypeAlias = FunctionTool | CustomTool
 
 
 class NamespaceTool(NullIsAbsent):
-    """Tools whose names the client tells apart by a common name, such as those of one MCP server."""
+    """Tools that the client groups under a common name, such as the tools of one MCP server."""
 
     type: Literal["namespace"]
     name: Text
@@ -68,7 +72,7 @@ class NamespaceTool(NullIsAbsent):
 
 
 class HostedTool(Historic):
-    """A tool that OpenAI's servers run, which agents offer unasked. The model does not see it."""
+    """A tool that OpenAI's servers run. Agents offer it unasked, and the model does not see it."""
 
     type: Literal[
         "web_search",
@@ -92,7 +96,7 @@ class NamedToolChoice(RequestModel):
 
 
 class AllowedTool(Historic):
-    """A tool that may be called; one without a name is one of OpenAI's servers."""
+    """A tool that may be called. One without a name runs on OpenAI's servers."""
 
     type: Text
     name: Text | None = None
@@ -100,7 +104,7 @@ class AllowedTool(Historic):
 
 
 class AllowedToolsChoice(RequestModel):
-    """The model sees only these tools."""
+    """A choice that lets the model see only these tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -114,7 +118,10 @@ AnyToolChoice: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool as the model sees it. wire_name: its name for the model."""
+    """A tool as the model sees it.
+
+    wire_name: its name for the model
+    """
 
     wire_name: str
     tool: OwnTool
@@ -135,14 +142,14 @@ class OfferedTool:
 
 
 def wire_name(name: str, namespace: str | None) -> str:
-    """The name by which the model knows a tool."""
+    """Return the name by which the model knows a tool."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def offered_tools(tools: Sequence[AnyTool] | None) -> Iterator[OfferedTool]:
-    """The tools that the model can call."""
+    """Yield the tools that the model can call."""
     for tool in tools or ():
         if isinstance(tool, NamespaceTool):
             for member in tool.tools:
@@ -152,7 +159,7 @@ def offered_tools(tools: Sequence[AnyTool] | None) -> Iterator[OfferedTool]:
 
 
 def tool_choice_of(choice: str | NamedToolChoice | AllowedToolsChoice | None) -> ToolChoice:
-    """The choice with the tool's name for the model."""
+    """Return the choice with the tool's name for the model."""
     if isinstance(choice, NamedToolChoice):
         return NamedTool(wire_name(choice.name, choice.namespace))
     if isinstance(choice, AllowedToolsChoice):
@@ -163,8 +170,10 @@ def tool_choice_of(choice: str | NamedToolChoice | AllowedToolsChoice | None) ->
 def allowed_functions(
     tools: Sequence[AnyTool] | None, choice: str | NamedToolChoice | AllowedToolsChoice | None
 ) -> list[dict[str, Any]]:
-    """The functions that the model may call. Raises UsageError for tools of which it can call none, and for a choice of
-    tools that are not there."""
+    """Return the functions that the model may call.
+
+    Raises UsageError if the model can call none of the tools, and for a choice of tools that are not given.
+    """
     for i, tool in enumerate(tools or ()):
         if isinstance(tool, HostedTool) and not any(True for _ in offered_tools(tools)):
             reason = f"is {tool.type}, which is not here; beside other tools it is left out"
@@ -179,7 +188,7 @@ def allowed_functions(
 
 
 def ignored_parts(tools: Sequence[AnyTool] | None) -> list[str]:
-    """The names of what has no effect in these tools."""
+    """Return the names of these tools' fields that have no effect."""
     hosted = sorted({f"tools.{tool.type}" for tool in tools or () if isinstance(tool, HostedTool)})
     own = [item.tool for item in offered_tools(tools)]
     parts = {
@@ -192,19 +201,23 @@ def ignored_parts(tools: Sequence[AnyTool] | None) -> list[str]:
 
 
 def shown_tool(tool: AnyTool) -> dict[str, Any]:
-    """A tool as the response repeats it, without fields that were not given, but for those that are always there."""
+    """Return a tool as the response repeats it, without fields that were not given, except for those that are always
+    included.
+    """
     always = ("description", "parameters", "strict") if isinstance(tool, FunctionTool) else ()
     fields: Mapping[str, Any] = tool.model_dump()
     return {name: value for name, value in fields.items() if value is not None or name in always}
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments of the function that stands for a custom tool."""
+    """Return the arguments of the function that represents a custom tool."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The text for a custom tool, also of arguments that were cut off; other arguments as they are."""
+    """Return the text for a custom tool, even from arguments that were cut off. Other arguments are returned
+    unchanged.
+    """
     try:
         value = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:

@@ -1,1 +1,1 @@
-"""Text Generation Inference's interface."""
+"""Text Generation Inference's API."""

@@ -1,4 +1,4 @@
-"""The answers of Text Generation Inference's routes, one event a token."""
+"""Answers of Text Generation Inference's routes, with one event per token."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from octavo.tokenizer.tokenizer import Detokenizer
 
 
 class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
-    """Writes one event a token. The last token's event also has the whole text. A token that may be the last one waits
-    for what comes after it; all others go out at once."""
+    """Writes one event per token. The last token's event also contains the whole text.
+
+    A token that may be the last one is held back until it is clear what follows. All other tokens are sent at once.
+    """
 
     dialect = TGI.dialect
 

@@ -1,4 +1,4 @@
-"""`/embed` of Text Embeddings Inference: texts as vectors, a list of them."""
+"""Text Embeddings Inference's `/embed`, which answers texts with a list of vectors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ router = TGI.router({"prompt": "inputs", "truncate_prompt_tokens": "truncate"})
 
 
 class VectorsRequest(OptionFields):
-    """truncate: an input beyond the context loses its end, or with truncation_direction left its beginning.
+    """Texts to embed.
 
-    normalize: None is true: vectors have length 1. prompt_name: of a prompt of sentence-transformers, which are not
-    read. dimensions: only the model's own number. model: an addition, for servers with several models.
+    truncate: cut the end of an input beyond the context, or its beginning if truncation_direction is left
+    normalize: true by default: vectors have length 1
+    prompt_name: name of a prompt of sentence-transformers, which are not read
+    dimensions: only the model's own number is accepted
+    model: an addition, for servers with several models
     """
 
     model: Text | None = None
@@ -46,7 +49,7 @@ class VectorsRequest(OptionFields):
 
 @router.post("/embed", responses=whole_answer(TEI_EMBEDDINGS))
 async def create_vectors(request: Request, body: VectorsRequest) -> Response:
-    """The vector of each input."""
+    """Return the vector of each input."""
     if body.prompt_name is not None:
         raise refuse("prompt_name", "names a prompt, and none are read here; put its text before each input")
     truncate_to = -1 if body.truncate else None

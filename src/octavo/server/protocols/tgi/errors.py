@@ -1,4 +1,4 @@
-"""The errors of Text Generation Inference."""
+"""Text Generation Inference's error format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPES = {503: "overloaded", 500: "generation", 504: "generation"}
 
 
 def _body(error: ApiError, _request_id: str) -> dict[str, Any]:
-    """`{"error", "error_type"}`. Hugging Face's client makes its exceptions from the type."""
+    """Return `{"error", "error_type"}`. Hugging Face's client chooses its exception by the type."""
     return {"error": named_message(error), "error_type": _TYPES.get(error.status, "validation")}
 
 

@@ -1,4 +1,4 @@
-"""The bodies of Text Generation Inference, and the request that a body makes of a model."""
+"""The bodies of Text Generation Inference's routes, and their conversion to model-independent requests."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ FIELD_NAMES = {
 
 
 class Grammar(RequestModel):
-    """The form of the text. value: a JSON schema; for json_schema `{"schema": ...}`; for regex its text."""
+    """The required form of the text.
+
+    value: a JSON schema; for json_schema `{"schema": ...}`; for regex its text
+    """
 
     type: Literal["json", "json_schema", "regex"]
     value: dict[str, Any] | Text
 
 
 class Parameters(with_parameters(RequestModel, *_NUMBERS)):  # type: ignore[misc]
-    """Generation is greedy without do_sample and without any value that shapes the distribution."""
+    """The parameters of a generation, which is greedy without do_sample and any value that shapes the distribution."""
 
     max_new_tokens: Int | None = None
     do_sample: bool | None = None
@@ -63,7 +66,11 @@ class Parameters(with_parameters(RequestModel, *_NUMBERS)):  # type: ignore[misc
 
 
 class GenerateRequest(with_ignored(AnsweredFields, TGI_FIELDS)):  # type: ignore[misc]
-    """stream: for `/` and `/generate`. model: an addition to TGI, for servers with several models."""
+    """A text to continue.
+
+    stream: applies to `/` and `/generate`
+    model: an addition to TGI, for servers with several models
+    """
 
     inputs: Text
     parameters: Parameters | None = None

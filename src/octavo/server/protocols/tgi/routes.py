@@ -1,6 +1,6 @@
 """Text Generation Inference's routes, for clients written for it: `/generate`, `/generate_stream`, `/info` and `/`.
 
-Shapes and meanings are TGI's: a stop sequence stays in the text, the token that ends the text is reported, and errors
+Formats and meanings are TGI's: a stop sequence stays in the text, the token that ends the text is reported, and errors
 are `{"error", "error_type"}`. Their status is the one that all routes of this server use.
 """
 
@@ -30,13 +30,13 @@ router = TGI.router(FIELD_NAMES)
 
 @router.post("/generate", responses=streamed_answer(GENERATED_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Continue a text; with `stream` as `/generate_stream` does."""
+    """Continue a text. With `stream`, answer like `/generate_stream`."""
     return await answer(request, _with_adapter(request, body), TgiWriter)
 
 
 @router.post("/generate_stream", responses=streamed_answer(GENERATED_TEXT))
 async def generate_stream(request: Request, body: GenerateRequest) -> Response:
-    """Continue a text; one server-sent event a token."""
+    """Continue a text, with one server-sent event per token."""
     if body.stream is False:
         raise refuse("stream", "is false; /generate gives the whole text at once", "invalid_value")
     return await answer(request, _with_adapter(request, body).model_copy(update={"stream": True}), TgiWriter)
@@ -44,12 +44,14 @@ async def generate_stream(request: Request, body: GenerateRequest) -> Response:
 
 @router.post("/", responses=streamed_answer(GENERATED_TEXT))
 async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
-    """The same as `/generate`, at the root path, which Hugging Face's InferenceClient uses."""
+    """Continue a text, like `/generate`. Hugging Face's InferenceClient uses this root path."""
     return await answer(request, _with_adapter(request, body), TgiWriter)
 
 
 def _with_adapter(request: Request, body: GenerateRequest) -> GenerateRequest:
-    """The body with its adapter as the model. Raises UsageError if there is none, or if it is another model's."""
+    """Return the body with its adapter as the model. Raises UsageError if there is no such adapter, or if it is another
+    model's.
+    """
     wanted, models = body.wanted.adapter_id, state_of(request).models
     if wanted is None:
         return body
@@ -67,7 +69,7 @@ def _with_adapter(request: Request, body: GenerateRequest) -> GenerateRequest:
 
 @router.get("/info", responses=whole_answer(INFO))
 async def get_info(request: Request) -> Response:
-    """The model of requests that name none, and the limits."""
+    """Return the model of requests that name none, and the limits."""
     state = state_of(request)
     async with state.models.use(state.models.default_name) as model:
         info = model.info

@@ -1,1 +1,1 @@
-"""One file for each format of reasoning; each has a `FORMAT`."""
+"""The reasoning formats, one file each. Each file defines a `FORMAT`."""

@@ -1,4 +1,4 @@
-"""Reasoning in tags with a name of their own, `<thought>...</thought>`: EXAONE Deep."""
+"""Reasoning in specially named tags, `<thought>...</thought>`: EXAONE Deep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning in a channel of its own, `<|channel>thought...<channel|>`: Gemma 4."""
+"""Reasoning in a separate channel, `<|channel>thought...<channel|>`: Gemma 4."""
 
 from __future__ import annotations
 

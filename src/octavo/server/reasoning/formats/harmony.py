@@ -1,4 +1,4 @@
-"""Reasoning in the channel `analysis` of harmony's messages: gpt-oss."""
+"""Reasoning in the channel `analysis` of harmony messages: gpt-oss."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _MAX_HEADER_PIECES = 512
 
 
 class ChannelParser(ReasoningParser):
-    """Parses messages of harmony, `<|start|>assistant<|channel|>CHANNEL<|message|>TEXT<|end|>`.
+    """Parses harmony messages, `<|start|>assistant<|channel|>CHANNEL<|message|>TEXT<|end|>`.
 
-    The channel `analysis` is reasoning. Messages to a function pass unchanged, for the parser of tool calls; the text
-    of all others is for the user. A blank line separates two messages of one kind. What is no header passes as text.
+    The channel `analysis` contains reasoning. Messages to a function are passed on unchanged, for the parser of tool
+    calls. The text of all other messages is for the user. A blank line separates two messages of the same kind.
+    Anything that is not a header is passed on as text.
 
     Source: the guide to OpenAI's harmony response format; the chat template of gpt-oss-20b.
     """
@@ -51,7 +52,7 @@ class ChannelParser(ReasoningParser):
                 yield
 
     def _read_header(self) -> Reading[None]:
-        """Read up to `<|message|>`. Text without it, and a header that is too long, is text for the user.
+        """Read up to `<|message|>`. Text without it, or with a header that is too long, is text for the user.
 
         A header that is cut off is dropped.
         """
@@ -74,7 +75,7 @@ class ChannelParser(ReasoningParser):
             self._put("".join(header))
 
     def _put(self, piece: str) -> None:
-        """A piece of a message."""
+        """Pass on a piece of a message."""
         if piece and self._is_first and not self._is_call:
             separator = "\n\n" if self._has_written[self.is_reasoning] else ""
             self._is_first, self._has_written[self.is_reasoning] = False, True

@@ -1,4 +1,4 @@
-"""Reasoning in tags with a name of their own, `<seed:think>...</seed:think>`: Seed-OSS."""
+"""Reasoning in specially named tags, `<seed:think>...</seed:think>`: Seed-OSS."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file for each format of tool calls, which defines `FORMAT`. They are found by their file names."""
+"""The tool call formats, one file each. Each file defines `FORMAT`, and formats are found by file name."""

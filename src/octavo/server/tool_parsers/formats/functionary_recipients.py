@@ -22,7 +22,7 @@ _MAX_NAME_CHARS = 256
 
 
 def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
-    """Read a recipient and its message, which is a call unless the recipient is everybody.
+    """Read a recipient and its message, which is a call unless the recipient is everyone.
 
     At the start of an answer, where there is no mark, only a tool of the request can be the recipient.
     """
@@ -47,7 +47,9 @@ def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Only the mark with the name of a tool begins a call, because text may contain the mark as Python's prompt."""
+    """Write a grammar in which only the mark with the name of a tool begins a call, because text may contain the mark
+    as Python's prompt.
+    """
     several, one = ("later* tail", "later* tail") if parallel else ("later? tail", "tail")
     rules = [calls_grammar(tools, f"{literal(_EVERYBODY)} {several} | call {one}", _CALL, token_ids)]
     rules.append("later: " + " | ".join(f"later_{index} arguments_{index}" for index in range(len(tools))) + "\n")

@@ -1,6 +1,6 @@
-"""Calls as a list behind `<|tool_call|>`, `[{"name": ..., "arguments": {...}}]`: Granite 3.0 to 3.3.
+"""Calls as a list after `<|tool_call|>`, `[{"name": ..., "arguments": {...}}]`: Granite 3.0 to 3.3.
 
-Granite 4 has hermes' tags. Source: the chat template of granite-3.3-8b-instruct.
+Granite 4 uses hermes' tags. Source: the chat template of granite-3.3-8b-instruct.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls as objects behind a mark, `<function_call> {"name": ..., "arguments": {...}}`: Granite 20B FunctionCalling.
+"""Calls as objects after a mark, `<function_call> {"name": ..., "arguments": {...}}`: Granite 20B FunctionCalling.
 
 Source: the model card of granite-20b-functioncalling.
 """

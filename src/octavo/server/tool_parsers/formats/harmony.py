@@ -38,7 +38,7 @@ def _read_call(answer: Answer) -> Reading[bool]:
 
 
 def _read_start(answer: Answer) -> Reading[None]:
-    """The prompt ends with `<|start|>assistant`, so an answer may begin with the recipient."""
+    """Read the beginning of an answer. It may be the recipient, because the prompt ends with `<|start|>assistant`."""
     if (yield from answer.find_beginning(_RECIPIENT)) == _RECIPIENT:
         yield from _read_call(answer)
 
@@ -49,9 +49,9 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Reasoning and preambles, then calls or the final message. Only calls may follow a call.
+    """Write a grammar of reasoning and preambles, then calls or the final message. Only calls may follow a call.
 
-    No text of a grammar has control tokens, so the other messages are spelled out where the marks are tokens.
+    A grammar's text never matches control tokens, so the other messages are spelled out where the marks are tokens.
     """
     more = f"({spelled(_END + _ANSWER + _CALL_MARK, token_ids)} call)*" if parallel else ""
     channels = " | ".join(spelled(f"{_CHANNEL}{name}{_MESSAGE}", token_ids) for name in ("analysis", "commentary"))

@@ -12,7 +12,9 @@ THOUGHT = "<|thought_start|>"  # in templates of MiniCPM 3, which has the same m
 
 
 def _matches(template: str) -> bool:
-    """Not every template has the marks; all of them list tools between others."""
+    """Return True if the template lists tools between LFM2's marks. Not every template contains the marks around
+    calls.
+    """
     return (START in template and THOUGHT not in template) or "<|tool_list_start|>" in template
 
 

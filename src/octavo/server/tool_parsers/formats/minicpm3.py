@@ -1,4 +1,4 @@
-"""Calls as Python, one a line, in a code fence between marks that LFM2 has too: MiniCPM 3.
+"""Calls as Python, one per line, in a code fence between the marks that LFM2 also uses: MiniCPM 3.
 
 Source: the chat template of MiniCPM3-4B.
 """

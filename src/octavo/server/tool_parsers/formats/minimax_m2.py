@@ -1,6 +1,6 @@
 """Calls as `<invoke name="NAME">`, `<parameter name="KEY">VALUE</parameter>`, `</invoke>` in an outer tag: MiniMax M2.
 
-Several invocations may stand within one outer tag. Source: the chat template of MiniMax-M2.
+One outer tag may contain several invocations. Source: the chat template of MiniMax-M2.
 """
 
 from __future__ import annotations

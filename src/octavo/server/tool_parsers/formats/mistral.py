@@ -1,4 +1,4 @@
-"""Calls as a list behind `[TOOL_CALLS]`, `[{"name": ..., "arguments": {...}}]`: Mistral's models up to mid-2025.
+"""Calls as a list after `[TOOL_CALLS]`, `[{"name": ..., "arguments": {...}}]`: Mistral's models up to mid-2025.
 
 The parser also reads the newer form, `NAME[ARGS]{...}`.
 """
@@ -21,7 +21,7 @@ _HEADER_CHARS = re.compile(r"[\w.\[\]\s-]")
 
 
 def _read_call(answer: Answer) -> Reading[None]:
-    """Read a call in either form; the first character tells which."""
+    """Read a call in either form, which the first character shows."""
     first = yield from answer.skip(WHITESPACE)
     if first == "[":
         answer.take(1)
@@ -37,12 +37,12 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Nothing may follow the list, because another object there would be a call too."""
+    """Write a grammar in which nothing may follow the list, because another object there would be a call too."""
     return calls_grammar(tools, f"lead {_list(parallel)} | tail", _CALL, token_ids) + free_text(MARK, token_ids)
 
 
 def _list(parallel: bool) -> str:
-    """The calls behind the mark. Some of these models write a space before them."""
+    """Return the grammar of the calls after the mark. Some of these models write a space before them."""
     calls = sequence(", ", parallel)
     return f'(" ")? "[" {calls} "]"'
 

@@ -14,7 +14,7 @@ _CALL = f"NAME{ARGUMENTS_MARK}ARGUMENTS"
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Only calls may follow a call, because another object there would be a call too."""
+    """Write a grammar in which only calls may follow a call, because another object there would be a call too."""
     calls = f"call ({spelled(MARK, token_ids)} call)*" if parallel else "call"
     return calls_grammar(tools, f"lead {calls} | tail", _CALL, token_ids) + free_text(MARK, token_ids)
 

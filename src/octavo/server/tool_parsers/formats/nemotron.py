@@ -1,6 +1,6 @@
 """Calls as a list in tags, `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`: Nemotron Nano 2.
 
-Nemotron 3 has qwen3_coder's. Source: the chat template of NVIDIA-Nemotron-Nano-9B-v2.
+Nemotron 3 uses qwen3_coder's format. Source: the chat template of NVIDIA-Nemotron-Nano-9B-v2.
 """
 
 from __future__ import annotations

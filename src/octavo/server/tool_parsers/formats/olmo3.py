@@ -1,4 +1,4 @@
-"""Calls as Python, one a line, in tags, `<function_calls>NAME(KEY=VALUE, ...)</function_calls>`: OLMo 3.
+"""Calls as Python, one per line, in tags, `<function_calls>NAME(KEY=VALUE, ...)</function_calls>`: OLMo 3.
 
 Source: the chat template of Olmo-3-7B-Instruct.
 """

@@ -1,6 +1,6 @@
 """Calls as a list in tags, `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>`: Phi-4-mini.
 
-The template reads the tools from a key `tools` of the system message. Source: the chat template and the model card of
+The template reads the tools from the system message's key `tools`. Source: the chat template and the model card of
 Phi-4-mini-instruct, section Tool-enabled function-calling format.
 """
 

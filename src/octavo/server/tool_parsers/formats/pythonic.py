@@ -1,7 +1,7 @@
 """Calls as Python, `[NAME(KEY=VALUE, ...), ...]`: Llama 4, Llama 3.2 and Gemma 3 with templates that ask for it.
 
-The list may stand between `<|python_start|>` and `<|python_end|>`. Without these marks it is a call only if it names a
-tool of the request. Values are literals of Python or JSON. Nothing is evaluated. Source: the prompt format of Llama 4
+The list may be enclosed in `<|python_start|>` and `<|python_end|>`. Without these marks it is a call only if it names a
+tool of the request. Values are Python or JSON literals. Nothing is evaluated. Source: the prompt format of Llama 4
 (section Zero-shot function calling) and the templates of vLLM that teach it.
 """
 
@@ -40,7 +40,7 @@ _MAX_NAME_CHARS = 300
 def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
     """Read a list of calls.
 
-    is_marked: it is behind `<|python_start|>`, where any name makes a call.
+    is_marked: whether it follows `<|python_start|>`, so that any name makes a call
     """
     if not (yield from answer.take_if("[")):
         return
@@ -53,13 +53,16 @@ def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
 
 
 def _read_lines(answer: Answer) -> Reading[None]:
-    """Reads calls without brackets around them. They are behind a mark."""
+    """Read calls without brackets around them. They follow a mark."""
     while (yield from _read_call(answer, is_marked=True)):
         answer.hold()
 
 
 def _read_call(answer: Answer, *, is_marked: bool) -> Reading[bool]:
-    """Read a call. False: it is none, or it is broken or cut off. It starts once its first key or its end is known."""
+    """Read a call. Return False if it is not a call, or is broken or cut off.
+
+    The call is started once its first key or its end is known.
+    """
     yield from answer.skip(WHITESPACE)
     name = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
     if not name or not (is_marked or name in answer.parameters) or not (yield from answer.take_if("(")):
@@ -86,14 +89,15 @@ def _read_call(answer: Answer, *, is_marked: bool) -> Reading[bool]:
 
 
 def _drop(_piece: str) -> None:
-    """Take a value that does not count."""
+    """Discard a value that does not count."""
 
 
 def _arguments(tool: Tool) -> str:
-    """The arguments of a tool, as the right-hand side of a rule: required ones in the order of the schema, then others.
+    """Return a tool's arguments as the right-hand side of a rule: required ones in the schema's order, then optional
+    ones.
 
-    Values are JSON of their schemas, and Python's True and False. Raises UsageError if the tool is `strict` and a
-    parameter's name cannot be a keyword.
+    Values are JSON that follows their schemas, and Python's True and False. Raises UsageError if the tool is `strict`
+    and a parameter's name cannot be a keyword.
     """
     function = tool["function"]
     value = _typed(function, knows_types=True)
@@ -103,7 +107,10 @@ def _arguments(tool: Tool) -> str:
 
 
 def _typed(function: Mapping[str, Any], *, knows_types: bool) -> str:
-    """knows_types: values follow their schemas."""
+    """Return the rule for the arguments of a function.
+
+    knows_types: whether values must follow their schemas
+    """
     parameters, is_strict = function.get("parameters") or {}, bool(function.get("strict"))
     required, properties = required_names(parameters), parameters.get("properties", {})
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
@@ -146,7 +153,7 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """These models write either calls or text. An answer that begins with a bracket is calls."""
+    """Write a grammar of either calls or text, as these models write. An answer that begins with a bracket is calls."""
     start = f"{_calls(parallel)} | TEXT"
     calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
     return calls + _NAME_RULE + r"TEXT: /([^\[\s<](.|\n)*|<([^|](.|\n)*)?)?/" + "\n"
@@ -155,7 +162,9 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
 def marked_format(
     name: str, marks: tuple[str, str], matches: Callable[[str], bool], *, is_lined: bool = False
 ) -> ToolFormat:
-    """The format of models that write these marks around every list, or with `is_lined` around lines of calls."""
+    """Return the format of models that write these marks around every list or, with `is_lined`, around lines of
+    calls.
+    """
     mark, end = marks
 
     def calls(parallel: bool) -> str:

@@ -1,4 +1,4 @@
-"""Calls as those of Qwen 3 Coder under an outer tag of their own, with values that have no line breaks: Seed-OSS.
+"""Calls as in Qwen 3 Coder's format, but with a different outer tag and no line breaks in values: Seed-OSS.
 
 Source: the chat template of Seed-OSS-36B-Instruct.
 """
