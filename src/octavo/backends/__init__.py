@@ -33,12 +33,12 @@ PACKING, CHECKING = "packing", "checking"  # phases of a load: from the checkpoi
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """The largest step an executor must be able to run; its workspace is planned from this.
+    """The largest step that an executor must be able to run; its workspace is planned from these limits.
 
-    max_logits_rows: of max_num_outputs, the rows whose logits may be held at once. A backend with a native program
-    computes and samples more of them in turns, or None if it holds all.
-    further_rows: of the domains of the graph beside tokens and outputs, the largest number of rows.
-    adapters: those that it can hold, or None if the graph takes none.
+    max_logits_rows: how many of the max_num_outputs rows may have logits in memory at once; None means all of them. A
+    backend with a native program computes and samples any further rows in turns.
+    further_rows: maximum rows of each of the graph's domains other than tokens and outputs.
+    adapters: limits of the adapters, or None if the graph takes none.
     """
 
     max_num_batched_tokens: int
@@ -51,7 +51,7 @@ class ExecutorLimits:
 
     @property
     def rows(self) -> dict[RowDomain, int]:
-        """The maximum rows of each kind of value in a step."""
+        """The maximum number of rows in a step, by row domain."""
         outputs = self.max_num_outputs
         logits = outputs if self.max_logits_rows is None else min(outputs, self.max_logits_rows)
         adapters = {} if self.adapters is None else {ADAPTERS: self.adapters.slots}
@@ -68,10 +68,10 @@ class PackCacheOptions:
     """Options for keeping packed weights on disk for the next start.
 
     identity: identifies the content of the model's files.
-    limit_bytes: limit of all models together.
-    resident_bytes: of a model larger than memory, the bytes that may stay in memory; None means all of them may.
-    later: gets the job of writing what was packed, if it is not there yet, or None if it is written before the model
-    starts, which maps it.
+    limit_bytes: limit for all models together.
+    resident_bytes: for a model larger than memory, how many bytes may stay in memory; None means no limit.
+    later: list that receives the job of writing newly packed weights. None means that they are written before the model
+    starts, and the model maps the file.
     """
 
     identity: str
@@ -82,13 +82,13 @@ class PackCacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """A model larger than memory, which runs from its mapped weights.
+    """The plan for a model that is larger than memory and runs from its mapped weights.
 
-    memory_bytes: that the matrices may take.
-    resident_bytes: of those that stay in memory.
-    resident_layers: layers that are never read again from the disk.
-    bytes_per_token: read from the disk for one token.
-    bytes_per_s: of the disk, measured.
+    memory_bytes: memory that the matrices may use.
+    resident_bytes: size of the matrices that stay in memory.
+    resident_layers: number of layers that are never read from disk again.
+    bytes_per_token: bytes read from disk for one token.
+    bytes_per_s: measured read rate of the disk.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class Paging:
 
     @property
     def tokens_per_s(self) -> float:
-        """The most tokens per second of a single sequence."""
+        """The highest rate at which a single sequence can be generated, in tokens per second."""
         return self.bytes_per_s / max(self.bytes_per_token, 1)
 
 
@@ -125,13 +125,13 @@ def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
 
 
 def refuse_fp8_cache(kv_dtype: KVDtype | None, backend: str) -> None:
-    """Raise UsageError for the type of a cache that only a GPU has."""
+    """Raise UsageError for fp8, a cache type that only a GPU supports."""
     if kv_dtype == "fp8":
         raise UsageError(f"kv_dtype fp8 is for a GPU; the backend {backend} has float16 and int8, which is more exact")
 
 
 def check_token_types(graph: Graph, batch: Batch) -> None:
-    """Raise UsageError for a token of a type that the model does not have."""
+    """Raise UsageError if the batch has a token type that the model lacks."""
     if batch.token_types is None or not len(batch.token_types):
         return
     low, high = int(batch.token_types.min()), int(batch.token_types.max())
@@ -141,7 +141,7 @@ def check_token_types(graph: Graph, batch: Batch) -> None:
 
 
 class FinishedStep:
-    """A `PendingStep` of an executor that computes on the calling thread: done before it is returned."""
+    """The `PendingStep` of an executor that computes on the calling thread: it is complete when it is returned."""
 
     def __init__(self, compute: Callable[[], StepOutput]) -> None:
         """Call `compute`; `wait` returns its result or raises its exception."""
@@ -158,7 +158,7 @@ class FinishedStep:
 
 
 class Executor(Protocol):
-    """A compiled graph with its weights, its workspace and its paged cache."""
+    """A compiled graph with its weights, workspace and paged cache."""
 
     # Steps that run or are queued at once; one more `submit` blocks until there is room. Above 1, a step may take its
     # tokens from the one before: `Batch.token_sources`. May change with each step.
@@ -173,120 +173,123 @@ class Executor(Protocol):
     paging: Paging | None  # None means all weights stay in memory
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        """Allocate the paged cache, and `num_states` slots for the states of sequences, once, before the first step."""
+        """Allocate the paged cache and `num_states` slots for sequence states. Call once, before the first step."""
 
     def submit(self, batch: Batch) -> PendingStep:
-        """Start one step and return. The step makes its copies of blocks and states, computes, and samples.
+        """Start one step and return. The step copies blocks and states, computes, and samples.
 
-        The hidden states of `hidden_indices` come with it; without logits it ends before the output head. A segment
-        without logits returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its arrays
-        must not change before `wait` has returned. Steps run in the order of their calls.
+        The output includes the hidden states of `hidden_indices`; a step without logits ends before the output head. A
+        segment without logits returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its
+        arrays must not change before `wait` has returned. Steps run in the order of their calls.
         Raises ValueError or UsageError for a batch with invalid arrays or numbers, before anything runs.
         """
 
     def close(self) -> None:
-        """Free weights, workspace, cache and threads, once no step runs. May be called twice."""
+        """Free weights, workspace, cache and threads once no step is running. May be called twice."""
 
 
 @runtime_checkable
 class SleepingExecutor(Protocol):
-    """An executor on a device of its own, whose memory it can give back for a while."""
+    """An executor on a separate device that can release the device's memory for a while."""
 
     def sleep(self) -> None:
-        """Keep the weights in main memory. Blocks and states lose their content. Between steps."""
+        """Move the weights to main memory and discard the contents of blocks and states. Call between steps."""
 
     def wake_up(self) -> None:
-        """Have everything on the device again, the weights to the last bit. Raises InsufficientMemoryError."""
+        """Move everything back to the device, with the weights unchanged. Raises InsufficientMemoryError."""
 
 
 @runtime_checkable
 class PartExecutor(Protocol):
-    """An executor that computes a step without logits and caches in parts, between which others run on its threads."""
+    """An executor that can compute a step without logits and caches in parts, so that other executors can use its
+    threads in between.
+    """
 
     num_operations: int  # of a step
 
     def submit_part(self, batch: Batch, begin: int, end: int) -> PendingStep:
-        """As `submit`, but only operations [begin, end), after those before them of the same batch.
+        """Start operations [begin, end) of a step, after all earlier operations of the same batch. See `submit`.
 
-        `StepOutput.values` come with the last of them.
+        Only the last part returns `StepOutput.values`.
         Raises ValueError for a part that does not exist.
         """
 
 
 @runtime_checkable
 class BorrowingExecutor(Protocol):
-    """An executor of a graph that reads the caches of another one (`octavo.graph.builder.Graph.borrow`)."""
+    """An executor of a graph that reads the caches of another graph (`octavo.graph.builder.Graph.borrow`)."""
 
     def borrow_cache(self, other: Executor) -> None:
-        """Read the cache that `other` has allocated, instead of `allocate_cache`. Steps of both never run together.
+        """Use the cache that `other` has allocated, instead of calling `allocate_cache`. Steps of the two never
+        overlap.
 
-        Raises UsageError if the cache is not where this executor could read it.
+        Raises UsageError if this executor cannot read the cache where it is.
         """
 
 
 @runtime_checkable
 class GuessingExecutor(Protocol):
-    """An executor of a draft model that can leave its guesses on the device of the model that computes them."""
+    """An executor of a draft model that can leave its draft tokens on the device where the target model reads them."""
 
     def share_tokens(self, other: Executor, target_ids: Int32 | None, bias: Float32 | None) -> bool:
-        """Leave guesses where `other` takes its tokens from (`Batch.guesses_at`). Before `allocate_cache`.
+        """Leave draft tokens where `other` takes its tokens from (`Batch.guesses_at`). Call before `allocate_cache`.
 
-        target_ids: of its tokens, those of `other`; None means the same.
-        bias: that the first of two inputs brings into hidden states, and that is taken off its own. Return False if it
-        cannot, and its guesses are in `StepOutput` alone.
+        target_ids: token id in `other` for each token id of this model; None means that the ids are the same.
+        bias: bias that the first of two inputs adds to hidden states, and that is subtracted from this model's own.
+        Return False if tokens cannot be shared; draft tokens are then only in `StepOutput`.
         """
 
 
 @runtime_checkable
 class AdaptingExecutor(Protocol):
-    """An executor that holds adapters in slots, whose numbers `Batch.domains` has for each token (ADAPTER_SLOTS)."""
+    """An executor that holds adapters in slots. `Batch.domains` gives the slot number of each token (ADAPTER_SLOTS)."""
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> object:
-        """The parts of an adapter, by the names of their weights, in the form in which steps read them.
+        """Convert the parts of an adapter, keyed by weight name, to the form that steps read.
 
-        From any thread: the work of loading is here.
+        Does the main work of loading, and may be called from any thread.
         Raises GraphError for a rank above the limit.
         """
 
     def load_adapter(self, slot: int, prepared: object) -> None:
-        """Put a prepared adapter into a slot. Between steps; it takes no longer than a step's preparation."""
+        """Put a prepared adapter into a slot. Call between steps; this takes no longer than preparing a step."""
 
     def drop_adapter(self, slot: int) -> None:
-        """Empty a slot. Between steps."""
+        """Empty a slot. Call between steps."""
 
 
 class RankGroup(Protocol):
-    """The ranks that compute parts of the same layers, and exchange values in the middle of a step.
+    """The ranks that compute parts of the same layers and exchange values during a step.
 
-    All of them take part in sampling, and need `Batch.sampling`.
+    All ranks take part in sampling and need `Batch.sampling`.
     """
 
     @property
     def error(self) -> str:
-        """The reason why steps of the group fail, empty if they do not."""
+        """The reason why the group's steps fail; empty if they do not."""
 
     @property
     def is_waiting(self) -> bool:
-        """True while this rank waits for another one in the middle of a step. From any thread."""
+        """True while this rank waits for another rank during a step. May be called from any thread."""
 
     def fail(self, reason: str) -> None:
-        """End the running step of all ranks with an error, and every later one. From any thread."""
+        """Make the running step of all ranks and every later step fail with an error. May be called from any thread."""
 
     @property
     def compile(self) -> Callable[..., Executor]:
-        """As `Backend.compile`, for the graph of this rank."""
+        """Compile this rank's graph. See `Backend.compile`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendDescription:
-    """A description of a backend on this machine, for people.
+    """A human-readable description of a backend on this machine.
 
-    kernels: the kernels that it runs, `avx512` for example.
-    reason: the reason for these.
-    thread_reasons: the reasons for the number of threads, one line each.
+    kernels: the kernels that it runs, for example `avx512`.
+    reason: why it runs these kernels.
+    thread_reasons: explanations of the number of threads, one line each.
     problems: reasons why it cannot run as configured.
-    products: the type in which products with quantized weights are computed.
-    libraries: those that may take the place of its kernels, a line each, with the reason against a library that cannot.
+    products: the number type in which products with quantized weights are computed.
+    libraries: libraries that can replace its kernels, one line each, with the reason if one cannot be used.
     """
 
     kernels: str
@@ -299,7 +302,7 @@ class BackendDescription:
 
 
 class Backend(Protocol):
-    """A module under `octavo.backends` with these functions."""
+    """The interface that a module under `octavo.backends` implements."""
 
     PAGES_WEIGHTS: bool  # a model larger than memory can run, with `PackCacheOptions.resident_bytes`
 
@@ -314,11 +317,11 @@ class Backend(Protocol):
         pack_cache: PackCacheOptions | None = None,
         kv_dtype: KVDtype = "float16",
     ) -> Executor:
-        """Compile `graph` once. num_threads 0: one for each core that this process may use.
+        """Compile `graph` once. num_threads 0 means one thread for each core that this process may use.
 
-        graph: or the result of `sizes` with the same arguments, so that its work is not done again.
-        progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
-        pack_cache: None: packed weights are not kept; a backend that packs nothing keeps nothing.
+        graph: a graph, or the result of `sizes` with the same arguments, which saves repeating that work.
+        progress: called with (phase, bytes loaded, total bytes) while weights are packed.
+        pack_cache: None means that packed weights are not kept; a backend that packs nothing ignores it.
         kv_dtype: number type of the paged cache.
         Raises GraphError naming an operation that the backend lacks, and InsufficientMemoryError if weights beyond
         `resident_bytes` cannot be kept on disk.
@@ -333,31 +336,31 @@ class Backend(Protocol):
         num_threads: int = 0,
         kv_dtype: KVDtype = "float16",
     ) -> Sizes:
-        """The memory that `compile` would take with the same arguments. It reads no matrix."""
+        """Return the memory that `compile` would take with the same arguments. Reads no matrices."""
 
     def expected_paging(
         self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path
     ) -> Paging:
-        """The paging that `compile` would choose with the same arguments; only with `PAGES_WEIGHTS`.
+        """Return the paging that `compile` would choose with the same arguments. Only called if `PAGES_WEIGHTS`.
 
-        The rate of the disk is measured: of the packed weights or, while there are none, of the file `sample`.
+        The disk's read rate is measured on the packed weights, or on the file `sample` if there are none yet.
         """
 
     def join_group(
         self, name: str, rank: int, size: int, buffer_bytes: int, given_up: Callable[[], str] | None = None
     ) -> RankGroup:
-        """The group of that name, once all of its ranks have come.
+        """Join the group called `name` and return it when all ranks have joined.
 
-        buffer_bytes: at least a row of the widest value.
-        given_up: asked meanwhile for a reason to wait no longer, or an empty text.
-        Raises EngineDeadError with that reason or if a rank does not come, and UsageError if the backend has no groups.
+        buffer_bytes: at least one row of the widest value.
+        given_up: called while waiting; returns a reason to stop waiting, or an empty string.
+        Raises EngineDeadError with that reason or if a rank does not join, and UsageError if the backend has no groups.
         """
 
     def memory(self) -> MemoryBudget:
-        """The free memory of this backend's device."""
+        """Return the free memory of this backend's device."""
 
     def describe(self) -> BackendDescription:
-        """A description of this backend on the machine."""
+        """Describe this backend on this machine."""
 
 
 class _MayFindGPU(Protocol):
@@ -366,9 +369,9 @@ class _MayFindGPU(Protocol):
 
 @cache
 def default_backend() -> str:
-    """`torch` if it is installed and finds a GPU, else `cpu`.
+    """Return `torch` if it is installed and finds a GPU, else `cpu`.
 
-    Torch takes seconds to import, and is asked only where the system has a GPU's driver.
+    Torch takes seconds to import, so it is tried only if the system has a GPU driver.
     """
     if importlib.util.find_spec("torch") is None or not any(Path(path).exists() for path in _GPU_DRIVERS):
         return "cpu"
@@ -380,7 +383,7 @@ def default_backend() -> str:
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name, `torch:DEVICE` on one device. Raises UsageError if there is none."""
+    """Return the backend called `name`; `torch:DEVICE` selects a device. Raises UsageError if there is none."""
     name, _, device = name.partition(":")
     is_here = any(module.name == name for module in pkgutil.iter_modules(__path__))
     try:

@@ -1,4 +1,4 @@
-"""The modules of a model that an adapter of low rank changes, under their names in transformers."""
+"""The modules of a model that a low-rank adapter changes, under their names in transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A weight of the graph, made of rows of a module.
+    """A weight of the graph that consists of rows of a module.
 
-    rows: [out_features of the weight], those of the module.
+    rows: [out_features of the weight], the module's row for each row of the weight.
     """
 
     parameter: str
@@ -21,10 +21,10 @@ class ModulePart:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedModule:
-    """A linear module with the weights of the graph that are made of it, such as q, k and v of a fused one.
+    """A linear module and the graph weights that consist of its rows, for example q, k and v of a fused projection.
 
-    name: in transformers, such as `model.layers.0.self_attn.q_proj`.
-    is_transposed: its file has [in, out] (Conv1D).
+    name: name in transformers, for example `model.layers.0.self_attn.q_proj`.
+    is_transposed: True if its checkpoint stores [in, out] (Conv1D).
     """
 
     name: str
@@ -34,5 +34,5 @@ class AdaptedModule:
     is_transposed: bool = False
 
     def num_numbers(self, rank: int) -> int:
-        """The numbers of an adapter of this rank."""
+        """Return the number of parameters in an adapter of this rank."""
         return rank * (self.in_features + self.out_features)

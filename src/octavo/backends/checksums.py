@@ -1,4 +1,4 @@
-"""The native checksum of bytes, as fast as memory is: for damage, not for forgery."""
+"""The native checksum of bytes. It runs at memory speed and detects damage, not forgery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """64 bits of data and its length; any change of one byte changes them. Releases the lock of the interpreter."""
+    """Return a 64-bit checksum of the data and its length; changing any one byte changes it. Releases the GIL."""
     import octavo.backends.cpu._native as _native
 
     [found] = _native.checksums([np.frombuffer(data, np.uint8)])

@@ -1,7 +1,7 @@
-"""Files in the pack cache's folder: private, bounded in size together, written completely or not at all.
+"""Files in the pack cache's folder: private, with a limit on their total size, written completely or not at all.
 
-Who writes one chooses its first bytes, the key of the content, and checks the others when it is read. Problems with a
-file are logged and never prevent a start by themselves.
+The writer of a file chooses its first bytes, the key of the content, and checks the rest when it is read. Problems with
+a file are logged and never prevent a start by themselves.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class WrongFileError(Exception):
 
 
 class KeptFile:
-    """The file of one content."""
+    """A file for one particular content."""
 
     def __init__(self, digest: bytes, limit_bytes: int, *, in_background: bool = False) -> None:
-        """digest: of everything that its content depends on.
-        limit_bytes: of all files together.
-        in_background: a file that cannot be written is no warning, and its bytes need not have reached the disk.
+        """digest: digest of everything that the content depends on.
+        limit_bytes: limit for all files together.
+        in_background: do not warn if the file cannot be written, and do not wait until its bytes have reached the disk.
         """
         self._limit_bytes = limit_bytes
         self._in_background = in_background
@@ -50,9 +50,10 @@ class KeptFile:
         self.path = env.pack_cache_dir() / self._name
 
     def read(self, content_of: Callable[[int], Content]) -> Content | None:
-        """The content of its descriptor, which ends with the call; None if it is missing or cannot be used.
+        """Return what `content_of` makes of the file, or None if the file is missing or cannot be used.
 
-        content_of: raises `WrongFileError` if it is not what it must be; the file is removed then.
+        content_of: takes a file descriptor that is closed after the call. It raises `WrongFileError` for wrong content;
+        the file is then removed.
         """
         flags = os.O_RDONLY | files.O_NONBLOCK
         try:
@@ -80,14 +81,15 @@ class KeptFile:
             return None
 
     def fits(self, size: int) -> bool:
-        """True if `size` bytes are within the limit of all files."""
+        """True if `size` bytes are within the limit for all files."""
         return size <= self._limit_bytes
 
     def write(self, size: int, write: Callable[[int], int], *, waits: bool = False) -> bool:
         """Make room for about `size` bytes and write them. Return False if they could not be kept.
 
         write: writes to a descriptor and returns where the file ends; it is not called if there is no room.
-        waits: for another process that is writing it, in place of writing it too; True then, even if that one failed.
+        waits: if another process is writing the file, wait for it instead of writing the file too, and return True even
+        if that process failed.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,7 +145,9 @@ class KeptFile:
 
 
 def tenth_of_disk() -> int:
-    """A tenth of the bytes that would be free on the disk without these files; 0 if the disk cannot be asked."""
+    """Return a tenth of the bytes that would be free on the disk without these files; 0 if this cannot be
+    determined.
+    """
     folder = env.pack_cache_dir()
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -158,13 +162,13 @@ def tenth_of_disk() -> int:
 
 
 def padded(nbytes: int) -> int:
-    """Whole pages."""
+    """Round up to whole pages."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @contextlib.contextmanager
 def _open_folder(path: Path) -> Iterator[Folder]:
-    """The folder, for all further accesses. Raises OSError if others may write to it."""
+    """Open the folder for all further accesses. Raises OSError if others may write to it."""
     with contextlib.closing(Folder(path)) as folder:
         try:
             check_private(folder.status())
@@ -184,7 +188,7 @@ def check_private(status: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def _new_draft(folder: Folder, stem: str) -> Iterator[tuple[str, int]]:
-    """The name and a descriptor of a new file. Its lock tells others that its writer lives."""
+    """Create a new file; yield its name and a descriptor. Its lock tells other processes that the writer is alive."""
     while True:
         draft = f".{stem}-{secrets.token_hex(8)}.draft"
         with folder.opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
@@ -195,7 +199,7 @@ def _new_draft(folder: Folder, stem: str) -> Iterator[tuple[str, int]]:
 
 
 def _remove_dead_files(folder: Folder, stem: str) -> str:
-    """Remove drafts of dead writers. The name of the draft of `stem` that a living process is writing, else empty."""
+    """Remove drafts of dead writers. Return the name of the draft of `stem` that a living process is writing, or ""."""
     alive = ""
     for name in folder.names():
         if not name.endswith(".draft"):
@@ -210,9 +214,9 @@ def _remove_dead_files(folder: Folder, stem: str) -> str:
 
 
 def _make_room(folder: Folder, left_bytes: int, own_name: str, *, spares_asked: bool) -> bool:
-    """Remove the least recently used files until the others take at most `left_bytes`.
+    """Remove the least recently used files until all files except `own_name` take at most `left_bytes`.
 
-    spares_asked: files that the user asked for stay. Return False if they take more alone, and nothing is removed.
+    spares_asked: keep the files that the user asked for. If these alone take more, remove nothing and return False.
     """
     found, spared = [], 0
     for name in folder.names():

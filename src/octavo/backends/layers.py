@@ -1,4 +1,6 @@
-"""A model run layer by layer in numpy over texts, for calibration: one layer's weights are in memory at a time."""
+"""Runs a model over texts in numpy, layer by layer, for calibration. Only one layer's weights are in memory
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Values = tuple[Array, ...]
 
 
 def layers_of(graph: Graph) -> list[Graph]:
-    """One graph for each layer; the first has the embedding, the last the output head."""
+    """Return one graph for each layer; the first includes the embedding, the last the output head."""
     indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
     return cut(graph, [range(i, i + 1) for i in indices])
 
@@ -35,9 +37,10 @@ def run_layer(
     observe: Observer | None = None,
     all_logits: bool = True,
 ) -> list[Values]:
-    """The values that a layer makes of each text: of the last layer the logits of all tokens, or of the last alone.
+    """Return the values that a layer computes for each text. The last layer gives the logits of all tokens, or of only
+    the last token.
 
-    inputs: of each text, from the layer before; empty tuples for the first.
+    inputs: the previous layer's values for each text; empty tuples for the first layer.
     """
     return [*each_text(layer, weights, texts, inputs, observe=observe, all_logits=all_logits)]
 
@@ -51,7 +54,7 @@ def each_text(
     observe: Observer | None = None,
     all_logits: bool = True,
 ) -> Iterator[Values]:
-    """The values of `run_layer`, one text after the other. Raises NumericalError for a value that is no number."""
+    """Yield the values of `run_layer` text by text. Raises NumericalError if a value is NaN."""
     longest = max(len(text) for text in texts)
     executor = reference.compile(layer, weights, ExecutorLimits(longest, 1, longest, longest))
     try:
@@ -71,7 +74,7 @@ def each_text(
 
 
 def _batch(layer: Graph, text: Tokens, values: Values, all_logits: bool) -> Batch:
-    """A whole text in one step, in the only block of every group."""
+    """Return a batch with a whole text in one step; each cache group has a single block."""
     count, groups = len(text), len(layer.cache_layout.groups)
     places = np.arange(count, dtype=np.int32)
     return Batch(

@@ -1,4 +1,4 @@
-"""A text of which some tokens are learnt in training."""
+"""A text some of whose tokens are learned in training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class LearnedText:
-    """Token ids [T] and which of them are learnt, [T]: the model is to predict each from the tokens before it."""
+    """Token ids [T] and a mask [T] of those to be learned: the model is trained to predict each from the tokens before
+    it.
+    """
 
     ids: NDArray[np.int32]
     is_learned: NDArray[np.bool_]
 
     @property
     def num_learned(self) -> int:
-        """The tokens that count in the loss; the first one of a text has nothing before it."""
+        """The number of tokens that count in the loss. The first token never counts, because nothing precedes it."""
         return int(np.count_nonzero(self.is_learned[1:]))

@@ -1,4 +1,6 @@
-"""The memory that this process may still take, and the memory that a model takes on a backend before it is loaded."""
+"""The memory that this process may still take, and the memory that a model needs on a backend, known before it is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ _MIN_HEADROOM_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The memory of a backend's device that is free for this process. Negative if more is needed than there is."""
+    """The memory of a backend's device that is free for this process. Negative if more is needed than available."""
 
     available_bytes: int
 
     @property
     def headroom_bytes(self) -> int:
-        """The part that stays free for others, beside a loaded model. May be more than there is."""
+        """The memory that a loaded model leaves free for other uses. May be more than is available."""
         return max(self.available_bytes // 10, _MIN_HEADROOM_BYTES)
 
     @property
@@ -36,16 +38,16 @@ class MemoryBudget:
 
     @staticmethod
     def with_usable(num_bytes: int) -> int:
-        """The least available bytes of which `num_bytes` can be used."""
+        """Return the smallest number of available bytes that makes `num_bytes` usable."""
         return max(num_bytes + _MIN_HEADROOM_BYTES, num_bytes * 10 // 9 + 10)
 
     def without(self, num_bytes: int) -> MemoryBudget:
-        """The budget after `num_bytes` have been taken."""
+        """Return the budget after `num_bytes` have been taken."""
         return MemoryBudget(self.available_bytes - num_bytes)
 
 
 def host_memory(proc: Path = memory.PROC, cgroups: Path = memory.CGROUPS) -> MemoryBudget:
-    """The main memory: the minimum of what the system has available and the rest of each enclosing control group.
+    """Return the budget in main memory: the minimum of what the system and each enclosing control group have left.
 
     A limit on the address space (`ulimit -v`) counts too. proc, cgroups: the mount points of Linux's file systems of
     these names; without the first, only free memory counts.
@@ -54,16 +56,18 @@ def host_memory(proc: Path = memory.PROC, cgroups: Path = memory.CGROUPS) -> Mem
 
 
 def address_space_note() -> str:
-    """The end of an error about memory: a sentence with that limit in the unit of `ulimit`, or nothing without one."""
+    """Return the end of a memory error: a sentence with that limit in the unit of `ulimit`, or "" if there
+    is no limit.
+    """
     limit = memory.address_space_limit()
     return "" if limit is None else f". The address space is limited to {limit >> 10} KiB (RLIMIT_AS): raise ulimit -v"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """A matrix of one stored type, or all of them, packed as `packed_as`.
+    """A matrix of one stored type, or all such matrices together, packed as `packed_as`.
 
-    unpacked_bytes: of the numbers that each product writes out, as no kernel multiplies the codes, or 0 if one does.
+    unpacked_bytes: size of the numbers that each product unpacks because no kernel multiplies the codes; 0 if one does.
     """
 
     type_name: str
@@ -82,11 +86,11 @@ class PackedType:
 class Sizes:
     """Sizes in bytes.
 
-    graph: as the backend runs it.
+    graph: the graph as the backend runs it.
     weights: packed size of each of its parameters.
     matrices: its matrices.
     kv_formats: number format of each layer's cache; empty if the backend stores all caches alike.
-    providers: for people, the library or kernel of each kind of operation that has a choice.
+    providers: human-readable lines naming the library or kernel of each kind of operation that has a choice.
     """
 
     graph: Graph
@@ -103,24 +107,24 @@ class Sizes:
 
     @property
     def kv_element_bytes(self) -> float:
-        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
+        """The bytes of one element in the cache, including its share of padding and scales, for `StepSizes`."""
         return self.cache.token_bytes / max(self.graph.kv_elements_per_token, 1)
 
     @property
     def grown(self) -> list[PackedType]:
-        """The types without a kernel of their own that take more memory than in the file, the largest first."""
+        """The types without a kernel of their own that take more memory than in the file, largest first."""
         grown = [t for t in _sums(self.matrices) if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes]
         return sorted(grown, key=lambda t: -t.packed_bytes)
 
     @property
     def unpacked(self) -> list[PackedType]:
-        """The types that stay codes, and whose numbers each product writes out, the largest first."""
+        """The types that stay packed as codes and are unpacked by each product, largest first."""
         matrices = {p: t for p, t in self.matrices.items() if t.unpacked_bytes}
         return sorted(_sums(matrices), key=lambda t: -t.unpacked_bytes)
 
 
 def _sums(matrices: Mapping[Parameter, PackedType]) -> list[PackedType]:
-    """All matrices of each stored and held type as one."""
+    """Combine all matrices that share a stored type and a packed type."""
     sums: dict[tuple[str, str], PackedType] = {}
     for m in matrices.values():
         key = (m.type_name, m.packed_as)
@@ -132,11 +136,11 @@ def _sums(matrices: Mapping[Parameter, PackedType]) -> list[PackedType]:
 
 @dataclass(frozen=True, slots=True)
 class StreamedSizes(Sizes):
-    """Sizes on a device of a graph with streamed layers. weights: includes the streamed layers.
+    """The sizes on a device of a graph with streamed layers. `weights` includes the streamed layers.
 
-    layers: their indices.
-    hosted: their weights in main memory or on disk.
-    ring_bytes: of the places on the device to which they are copied in turn.
+    layers: indices of the streamed layers.
+    hosted: the weights of these layers, in main memory or on disk.
+    ring_bytes: size of the device buffers to which they are copied in turn.
     """
 
     layers: tuple[int, ...]
@@ -145,10 +149,10 @@ class StreamedSizes(Sizes):
 
     @property
     def host_bytes(self) -> int:
-        """Of the weights of streamed layers, which each step copies to the device."""
+        """The size of the streamed layers' weights, which each step copies to the device."""
         return sum(self.weights[p] for p in self.hosted)
 
     @property
     def weight_bytes(self) -> int:
-        """On the device."""
+        """The size of the weights on the device."""
         return sum(self.weights.values()) - self.host_bytes + self.ring_bytes

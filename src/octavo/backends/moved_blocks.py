@@ -1,4 +1,4 @@
-"""The blocks and states that a step moves between its cache and memory outside: checked, and cut into parts."""
+"""The blocks and states that a step moves between its cache and outside memory: checked, and divided into parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOVES = ("block_saves", "block_loads", "snapshot_saves", "snapshot_loads")  # fi
 
 @dataclass(frozen=True, slots=True)
 class MovedSizes:
-    """Blocks and slots for states of a cache, and the bytes of one when it is moved."""
+    """The number of blocks and state slots in a cache, and the bytes of each one when it is moved."""
 
     num_blocks: int = 0
     block_bytes: int = 0
@@ -28,7 +28,7 @@ class MovedSizes:
         return cls(num_blocks, sizes.moved_bytes(block_size), num_states, sizes.moved_state_bytes)
 
     def check(self, batch: Batch) -> None:
-        """Raise ValueError for blocks that the cache does not have, and for memory of another type or size."""
+        """Raise ValueError for blocks that the cache does not have, or for memory of the wrong type or size."""
         blocks, states = (self.num_blocks, self.block_bytes), (self.num_states, self.state_bytes)
         for name, (count, num_bytes) in zip(MOVES, (blocks, blocks, states, states), strict=True):
             if (moved := getattr(batch, name)) is not None:
@@ -51,12 +51,14 @@ def _check(name: str, moved: BlockBytes, count: int, num_bytes: int) -> None:
 
 
 def moves(batch: Batch) -> bool:
-    """True if a step moves anything."""
+    """True if a step moves any blocks or states."""
     return any(getattr(batch, name) is not None for name in MOVES)
 
 
 def with_part(batch: Batch, blocks: tuple[int, int], states: tuple[int, int]) -> Batch:
-    """The batch with these bytes [begin, end) of each block and of each state that it moves: views of its memory."""
+    """Return the batch restricted to bytes [begin, end) of each block and state that it moves, as views of
+    its memory.
+    """
     if not moves(batch):
         return batch
     return replace(

@@ -1,4 +1,4 @@
-"""The least time of a step on a device and beside it: what the choice between two places of layers is made by."""
+"""Lower bounds on the time of a step split between a device and the CPU, used to choose where layers go."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 256
 
 @dataclass(frozen=True, slots=True)
 class OffloadRates:
-    """device, cpu: of their memory and products.
-    copy_bytes_per_s: from main memory to the device.
+    """device, cpu: rates of their memory and products.
+    copy_bytes_per_s: rate of copies from main memory to the device.
     """
 
     device: Rates
@@ -29,7 +29,7 @@ class OffloadRates:
     copy_bytes_per_s: float
 
     def step_seconds(self, parts: Sequence[tuple[bool, Sizes]], tokens: int, requests: int, context: int) -> float:
-        """The least time of a step of all parts, one after another; copies of layers run beside the computing.
+        """Return the minimum time of a step whose parts run one after another; layers are copied while others compute.
 
         parts: (is on the device, its sizes).
         """
@@ -44,9 +44,10 @@ class OffloadRates:
     def workload_seconds(
         self, parts: Sequence[tuple[bool, Sizes]], step_tokens: int, users: int, *, generates: bool
     ) -> float:
-        """The least time of a request of 1,024 tokens and its answer of 256 for each of so many users at once.
+        """Return the minimum time to serve `users` simultaneous requests of 1,024 prompt tokens and 256 generated
+        tokens.
 
-        Without answers, of one full step.
+        For a model that does not generate, return the time of one full step.
         """
         if not generates:
             return self.step_seconds(parts, step_tokens, 1, step_tokens)
@@ -57,7 +58,7 @@ class OffloadRates:
 
 
 def workload_name(step_tokens: int, users: int, *, generates: bool) -> str:
-    """The workload in words, with its verb."""
+    """Describe the workload in words that end with a verb."""
     if not generates:
         return f"a step of {step_tokens:,} tokens takes"
     if users > 1:

@@ -1,4 +1,4 @@
-"""The weights of a graph's parameters: their size before they are made, and the parts that the graph uses."""
+"""The weights of a graph's parameters: their sizes before they are built, and the parts that the graph uses."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, WeightI
 
 @runtime_checkable
 class StoredWeights(Protocol):
-    """A mapping of weights that makes each from a file when it is asked for."""
+    """A mapping of weights that builds each one from a file on access."""
 
     def info(self, name: str) -> WeightInfo:
-        """Type and size of a weight, without making it."""
+        """Return the type and size of a weight without building it."""
 
     def fingerprint(self, name: str) -> bytes:
-        """The transforms of a weight and a sample of its stored bytes, which together identify it."""
+        """Return the transforms of a weight and a sample of its stored bytes, which together identify it."""
 
     def release(self, name: str) -> None:
-        """Let the system reclaim the pages of this weight, once it is packed."""
+        """Let the system reclaim this weight's pages once it is packed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """A parameter's weight, or part of one.
+    """The type and size of a parameter's weight, or of the part that it uses.
 
-    nbytes: as stored.
+    nbytes: stored size.
     """
 
     type_name: str
@@ -41,7 +41,7 @@ class ParameterInfo:
 
 
 def parameter_info(weights: Mapping[str, Weight], parameter: Parameter) -> ParameterInfo:
-    """Type and size of the weight that `weight_of` makes."""
+    """Return the type and size of the weight that `weight_of` returns."""
     info: WeightInfo = weights.info(parameter.name) if isinstance(weights, StoredWeights) else weights[parameter.name]
     part, nbytes = parameter.part, info.nbytes
     if part is not None:
@@ -50,7 +50,7 @@ def parameter_info(weights: Mapping[str, Weight], parameter: Parameter) -> Param
 
 
 def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
-    """The weight of a parameter, or the part of it that the parameter names.
+    """Return the weight of a parameter, or the part of it that the parameter names.
 
     Raises GraphError if it cannot be cut there, or if its shape differs from the graph's.
     """
@@ -79,7 +79,7 @@ def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
 
 
 def column_step(weights: Mapping[str, Weight], name: str) -> int:
-    """`Weight.column_step` of a weight, without making it where its type says enough."""
+    """Return `Weight.column_step` of a weight, without building the weight if its type is enough to tell."""
     if isinstance(weights, StoredWeights):
         type_name = weights.info(name).type_name
         if type_name in DENSE_TYPES:
@@ -90,7 +90,7 @@ def column_step(weights: Mapping[str, Weight], name: str) -> int:
 
 
 def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes:
-    """16 bytes that identify a weight, its type, the transforms that make it, and the part of it."""
+    """Return 16 bytes that identify a weight, its type, the transforms that build it, and the part that is used."""
     description = repr((parameter.part, parameter_info(weights, parameter)))
     digest = hashlib.blake2b(description.encode(), digest_size=16)
     if isinstance(weights, StoredWeights):

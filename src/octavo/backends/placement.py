@@ -1,4 +1,4 @@
-"""The operations of a model that a device computes, and those left to the CPU because its memory is full."""
+"""The operations of a model that a device computes, and those left to the CPU because the device's memory is full."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from octavo.graph.segments import cut_at, layer_borders
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The last `device_layers` of `num_layers`, and the output head, are on the device; the CPU has the rest.
+    """The placement of the last `device_layers` of `num_layers`, and the output head, on the device; the rest is on the
+    CPU.
 
-    cpu_experts: of the first so many layers of the device, the CPU computes the experts. streamed_layers: of those of
-    the device, the layers whose weights are copied to it in each step.
+    cpu_experts: number of device layers, counted from the first, whose experts the CPU computes.
+    streamed_layers: number of device layers whose weights are copied to the device in each step.
     """
 
     num_layers: int
@@ -41,14 +42,14 @@ class Placement:
 
 
 class PlacedPart(NamedTuple):
-    """Consecutive operations of a graph in one place."""
+    """Consecutive operations of a graph that run in one place."""
 
     on_device: bool
     graph: Graph
 
 
 def parts_of(graph: Graph, placement: Placement) -> list[PlacedPart]:
-    """The parts in the order of a step. Raises GraphError if a part would read the cache of another."""
+    """Return the parts in the order of a step. Raises GraphError if a part would read another part's cache."""
     if not placement.device_layers:
         return [PlacedPart(False, graph)]
     first_device_layer = placement.num_layers - placement.device_layers
@@ -64,7 +65,7 @@ def parts_of(graph: Graph, placement: Placement) -> list[PlacedPart]:
 
 
 def possible_layers(graph: Graph) -> list[int]:
-    """The numbers of layers that a device can have, 0 and all of them included."""
+    """Return the possible numbers of layers on a device, including 0 and all of them."""
     count, found = len(layer_borders(graph)), []
     for device_layers in range(count + 1):
         try:
@@ -76,11 +77,11 @@ def possible_layers(graph: Graph) -> list[int]:
 
 
 def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
-    """The placement with the most on the device.
+    """Return the placement with the most on the device.
 
-    fits: True if the device has room for it; false for all larger ones.
+    fits: True if the device has room for a placement; if it is False, it is also False for all larger ones.
 
-    Experts, of which a token reads few, go to the CPU first; then whole layers.
+    Experts go to the CPU first, because a token reads few of them; then whole layers.
     """
     count = len(layer_borders(graph))
     if fits(whole := Placement(count, count)):
@@ -97,11 +98,12 @@ def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement
 
 
 def least_streamed(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
-    """The placement of all layers on the device with the fewest that are streamed.
+    """Return the placement with all layers on the device that streams the fewest layers.
 
-    fits: as of `best_placement`.
+    fits: as for `best_placement`.
 
-    They are a multiple of two or three, so that each place of a ring has as many of them.
+    Unless all layers are streamed, their number is a multiple of two or three, so that the buffers of a ring can share
+    them equally.
     """
     count = len(layer_borders(graph))
     numbers = [k for k in range(count, 0, -1) if k == count or k % 2 == 0 or k % 3 == 0]
@@ -110,10 +112,14 @@ def least_streamed(graph: Graph, fits: Callable[[Placement], bool]) -> Placement
 
 
 def spread(count: int, num_layers: int) -> tuple[int, ...]:
-    """`count` of so many layers, as evenly as can be: a copy then runs beside the computing of resident layers too."""
+    """Choose `count` of `num_layers` layers, evenly spaced, so that copies also overlap the computation of resident
+    layers.
+    """
     return tuple(sorted({(2 * i + 1) * num_layers // (2 * count) for i in range(count)})) if count else ()
 
 
 def _last(placements: list[Placement], fits: Callable[[Placement], bool]) -> int:
-    """The last of these, each larger than the one before, that fits; the first, if none does."""
+    """Return the index of the last placement that fits, or 0 if none does. Each placement is larger than the previous
+    one.
+    """
     return max(bisect_right(range(len(placements)), 0, key=lambda i: not fits(placements[i])) - 1, 0)

@@ -1,4 +1,4 @@
-"""The figures of a profiled step, and the executors that can be profiled."""
+"""The measurements of a profiled step, and the interface of executors that can be profiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.graph.ops.base import StepSizes
 
 @dataclass(frozen=True, slots=True)
 class RecordTime:
-    """The times of one operation since `ProfiledExecutor.start_profile`, with its bytes and FLOPs in one call."""
+    """The times of one operation since `ProfiledExecutor.start_profile`, with the bytes and FLOPs of one call."""
 
     label: str  # layer and operation
     kernel: str
@@ -26,7 +26,7 @@ class RecordTime:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One figure. value None: this machine or build lacks the instructions, so nothing was measured."""
+    """One measured rate. value None: not measured, because this machine or build lacks the instructions."""
 
     name: str
     isa: str  # instruction set of the measured loop; "": the figure does not depend on it
@@ -37,14 +37,14 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """All figures of one machine with `threads` workers, the kernels at level `isa`."""
+    """All measured rates of one machine with `threads` threads and the kernels of `isa`."""
 
     isa: str
     threads: int
     figures: tuple[Ceiling, ...]
 
     def value(self, name: str) -> float:
-        """The figure of that name at `isa` and with all threads. Raises KeyError if it was not measured."""
+        """Return the rate called `name` for `isa` and all threads. Raises KeyError if it was not measured."""
         for figure in self.figures:
             is_ours = figure.isa in ("", self.isa) and figure.threads == self.threads
             if figure.name == name and is_ours and figure.value is not None:
@@ -53,11 +53,11 @@ class Ceilings:
 
     @property
     def product_rate(self) -> str:
-        """The name of the rate of products with quantized weights: AMX has an arithmetic of its own."""
+        """The name of the rate that limits products with quantized weights; AMX computes them in bf16."""
         return "bf16 multiply-adds" if self.isa == "amx" else "int8 multiply-adds"
 
     def best_of(self, other: Ceilings) -> Ceilings:
-        """The better of two measurements of the same figures."""
+        """Return the better of two measurements of each rate."""
         return replace(self, figures=tuple(map(_better, self.figures, other.figures)))
 
 
@@ -75,10 +75,10 @@ class ProfiledExecutor(Executor, Protocol):
     kv_element_bytes: float  # of an element in the cache, with its share of padding and scales, for `StepSizes`
 
     def start_profile(self) -> None:
-        """Times operations from now on, counting from zero."""
+        """Time operations from now on, counting from zero."""
 
     def profile(self, sizes: StepSizes) -> list[RecordTime]:
-        """Times of all operations in their order, sampling last, beside their cost in a step of `sizes`."""
+        """Return the times of all operations in order, sampling last, with their cost in a step of `sizes`."""
 
     def measure_ceilings(self) -> Ceilings:
-        """The peak rates of the machine for this executor's kernels and threads; takes about half a second."""
+        """Measure the machine's peak rates for this executor's kernels and threads. Takes about half a second."""

@@ -16,14 +16,14 @@ _LEAST_IMPORTANCE = 1e-4  # of the mean of the matrix: a column that calibration
 
 
 def quantizer_types() -> frozenset[str]:
-    """The ggml types that `quantize` makes."""
+    """Return the ggml types that `quantize` supports."""
     import octavo.backends.cpu._native as _native
 
     return frozenset(_native.quantizer_names())
 
 
 def compute_threads(requested: int = 0) -> int:
-    """The threads that computations take: `requested`, else one for each core that this process may use."""
+    """Return the number of compute threads: `requested` if > 0, else one for each core that this process may use."""
     from octavo.backends.cpu.threads import plan_threads
 
     return plan_threads(requested).count
@@ -36,15 +36,15 @@ def quantize(
     *,
     isa: str | None = None,
 ) -> NDArray[np.uint8]:
-    """The blocks of x [rows, k] in a ggml type: uint8, as a GGUF file has them.
+    """Quantize x [rows, k] to blocks of a ggml type: uint8, as in a GGUF file.
 
     x: float32, float16, or the bits of bfloat16.
-    importance: float32 [k], at least 0, the weight of each column in the squared error; None means all count the same.
-    The result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of
-    three values, so x must have three. Releases the lock of the interpreter.
+    importance: float32 [k], at least 0, the weight of each column in the squared error; None means equal weights. The
+    result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of three
+    values, so x must have three. Releases the GIL.
 
-    Raises ValueError for a type without quantizer, a width that is no whole number of blocks, and numbers that are not
-    finite or larger than `MAX_VALUE`.
+    Raises ValueError for a type without a quantizer, a width that is not a whole number of blocks, and numbers that are
+    not finite or larger than `MAX_VALUE`.
     """
     import octavo.backends.cpu._native as _native
     from octavo.backends.cpu.instruction_set import choose_isa
@@ -60,14 +60,14 @@ def quantize(
 
 
 def _refuse_numbers(x: NDArray[np.float32]) -> NoReturn:
-    """Raise ValueError naming the place of a NaN, an infinity, or a number beyond `MAX_VALUE`."""
+    """Raise ValueError with the location of a NaN, an infinity, or a number beyond `MAX_VALUE`."""
     row, column = np.argwhere(~(np.abs(x) <= MAX_VALUE))[0]  # comparisons with NaN are false
     value = x[row, column]
     raise ValueError(f"row {row}, column {column} is {value:g}; numbers must be finite and at most {MAX_VALUE:g}")
 
 
 def _check_ternary(x: NDArray[np.float32]) -> None:
-    """Every block must have values -d, 0 and d, to the precision of a half float."""
+    """Check that every block consists of the values -d, 0 and d, to float16 precision."""
     blocks = np.abs(x).reshape(-1, BLOCK_SIZES["TQ1_0"][0])
     scale = blocks.max(axis=1, keepdims=True)
     if not ((blocks == 0) | (np.abs(blocks - scale) <= scale * 2.0**-10)).all():

@@ -1,7 +1,7 @@
-"""The names of the shared memory of ranks, and its removal where the ranks could not do it.
+"""The names of the shared memory that ranks use, and its removal when the ranks could not remove it.
 
-A group `NAME` of ranks on one machine has the segments `octavo-NAME-RANK` (csrc/collective.h). Ranks take
-the names away once they have come together, so a name that stays is of ranks that were killed before.
+A group `NAME` of ranks on one machine has the segments `octavo-NAME-RANK` (csrc/collective.h). The ranks remove the
+names once all have joined, so a name that remains belongs to ranks that were killed before that.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LEFT_OVER_S = 600.0  # ten times as long as ranks wait for each other
 
 
 def remove_segments(name: str) -> None:
-    """Remove those of all groups whose names begin so. All their ranks have ended."""
+    """Remove the segments of all groups whose names begin with `name`. All their ranks must have ended."""
     for path in shared_memory.named_segments(f"octavo-{name}-"):
         with suppress(OSError):
             path.unlink()
 
 
 def remove_leftovers() -> None:
-    """Remove this user's segments of ranks that were all killed at their start."""
+    """Remove this user's segments whose ranks were all killed while starting."""
     for path in shared_memory.named_segments("octavo-"):
         with suppress(OSError):
             found = path.lstat()

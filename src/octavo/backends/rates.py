@@ -1,4 +1,4 @@
-"""The rates of a backend's memory and arithmetic, measured in a moment, for the speed that a plan expects."""
+"""The rates of a backend's memory and arithmetic, measured in a moment to predict the speed of a plan."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _SAMPLE_READS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """read_bytes_per_s: from the backend's memory.
-    flops_per_s: of its products with weights.
+    """read_bytes_per_s: read rate of the backend's memory.
+    flops_per_s: rate of its products with weights.
     """
 
     read_bytes_per_s: float
     flops_per_s: float
 
     def seconds(self, cost: Cost) -> float:
-        """The least time of operations with this cost."""
+        """Return the minimum time of operations with this cost."""
         return max(cost.bytes_read / self.read_bytes_per_s, cost.flops / self.flops_per_s)
 
 
 def best_rate(amount: float, run: Callable[[], None]) -> float:
-    """`amount` by the seconds of the fastest of some runs, after one that is not counted."""
+    """Return `amount` divided by the seconds of the fastest of several runs, after one warm-up run."""
     run()
     times = []
     for _ in range(_ROUNDS):
@@ -46,10 +46,10 @@ def best_rate(amount: float, run: Callable[[], None]) -> float:
 
 
 def read_rate(path: Path) -> float:
-    """Bytes per second of large reads of a file, past the system's cache where the file system allows it.
+    """Measure the bytes per second of large reads of a file, bypassing the system's cache if the file system allows it.
 
-    The reads are spread over the file: a host may still have a part of it in its own cache. Of a file that is not
-    there yet but for its size, the rate is that of another one in its folder, of 64 MiB, which is removed again.
+    The reads are spread over the file, because a host may still have part of it in its own cache. If the file has a
+    size but no content yet, a temporary file of 64 MiB in its folder is measured instead.
     """
     if files.is_hollow(path):
         import tempfile  # here, because few models are measured so

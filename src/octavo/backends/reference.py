@@ -1,7 +1,7 @@
-"""The specification: a numpy interpreter of graphs in float32 or float64, paged cache included.
+"""The specification: a numpy interpreter of graphs in float32 or float64, including the paged cache.
 
 Every other backend is tested against it, operation by operation. The meaning of an operation is defined in
-`octavo.graph.ops`; this module has only the step, the weights and the cache.
+`octavo.graph.ops`; this module contains only the step, the weights and the cache.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     kv_dtype: KVDtype | None = None,
     dtype: DTypeLike = np.float32,
 ) -> ReferenceExecutor:
-    """An executor of `graph` in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`.
+    """Compile `graph` to an executor in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`.
 
     kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None means no rounding.
     """
@@ -88,7 +88,7 @@ def sizes(
     num_threads: int = 0,  # noqa: ARG001 - numpy decides
     kv_dtype: KVDtype | None = None,  # the cache is kept in float32
 ) -> Sizes:
-    """See `octavo.backends.Backend`; the sizes of an executor in float32."""
+    """See `octavo.backends.Backend`; returns the sizes of an executor in float32."""
     refuse_fp8_cache(kv_dtype, "reference")
     graph = _with_adapters(graph, limits)
     check_limits(graph, limits.rows)
@@ -110,7 +110,7 @@ def join_group(
     buffer_bytes: int,  # noqa: ARG001
     given_up: Callable[[], str] | None = None,  # noqa: ARG001
 ) -> RankGroup:
-    """See `octavo.backends.Backend`. Ranks in processes are for backends that are fast: here is `ReferenceGroup`."""
+    """See `octavo.backends.Backend`. Only faster backends run ranks in processes; this one has `ReferenceGroup`."""
     raise UsageError("the backend reference has no ranks in processes of their own; take the backend cpu")
 
 
@@ -120,7 +120,9 @@ def describe() -> BackendDescription:
 
 
 def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
-    """The layers of all groups have memory of their own, so that no group can overwrite another unnoticed."""
+    """Return the cache sizes. Layers of all groups have separate memory, so that no group overwrites
+    another unnoticed.
+    """
     token_bytes = graph.kv_elements_per_token * element_bytes
     state_bytes = graph.state_elements_per_sequence * element_bytes
     formats = (f"float{8 * element_bytes}",) * len(graph.kv_caches)
@@ -128,7 +130,7 @@ def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
 
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
-    """The elements of all values of the largest step, because nothing is reused here."""
+    """Return the number of elements of all values in the largest step; this backend reuses no memory."""
     return sum(limits.rows[n.output.rows] * n.output.cols for n in graph.nodes)
 
 
@@ -145,7 +147,9 @@ def _of_one_rank(step: _RankStep) -> StepOutput:
 
 
 def _advanced(step: _RankStep, result: Array | None) -> tuple[Collective, Array] | StepOutput:
-    """Where the step of a rank is next, after `result` of an operation of the group, or None at its start."""
+    """Resume a rank's step with `result` of a collective operation, or None at its start. Return where it
+    stops next.
+    """
     try:
         return next(step) if result is None else step.send(result)
     except StopIteration as end:
@@ -154,17 +158,17 @@ def _advanced(step: _RankStep, result: Array | None) -> tuple[Collective, Array]
 
 
 class ReferenceGroup:
-    """The executors of all ranks of a graph in this process, those of a stage node by node in step with each other."""
+    """The executors of all ranks of a graph in this process. The ranks of a stage run in lockstep, node by node."""
 
     def __init__(self, *stages: Sequence[ReferenceExecutor]) -> None:
-        """stages: the ranks of each stage of a pipeline, in their order; one stage: no pipeline."""
+        """stages: the ranks of each pipeline stage, in order; a single stage means no pipeline."""
         self._stages = stages
 
     def run(self, batch: Batch) -> list[StepOutput]:
-        """The outputs of one step on every rank of the last stage.
+        """Run one step and return its output on every rank of the last stage.
 
-        Raises GraphError if the ranks of a stage do not meet in the same operations, or if not one of them sends what
-        the next stage receives.
+        Raises GraphError if the ranks of a stage do not reach the same collective operations, or unless exactly one of
+        them sends what the next stage receives.
         """
         for ranks in self._stages[:-1]:
             outputs = self._run_stage(ranks, replace(batch, sampling=None, return_logits=False))
@@ -301,7 +305,7 @@ class ReferenceExecutor:
         return output
 
     def start(self, batch: Batch) -> _RankStep:
-        """A step of one rank, which stops at each operation of the group: see `ReferenceGroup`."""
+        """Start the step of one rank, which stops at each collective operation: see `ReferenceGroup`."""
         self._check(batch)
         return self._compute(batch)
 
@@ -312,7 +316,11 @@ class ReferenceExecutor:
                 array[destination * size : (destination + 1) * size] = array[source * size : (source + 1) * size]
 
     def _move_blocks(self, batch: Batch) -> None:
-        """Bytes of a block: of each layer in turn, all keys and then all values. Of a state: of each array in turn."""
+        """Save and load blocks and states.
+
+        A moved block contains all keys and then all values of each layer in turn; a state contains each of its arrays
+        in turn.
+        """
         _move(batch.block_saves, batch.block_loads, self._parts_of_block)
         _move(batch.snapshot_saves, batch.snapshot_loads, self._parts_of_states)
 
@@ -344,9 +352,9 @@ class ReferenceExecutor:
 
 
 def _move(saves: BlockBytes | None, loads: BlockBytes | None, parts_of: Callable[[int], Iterator[Array]]) -> None:
-    """Save blocks or states, then loads some.
+    """Save some blocks or states, then load others.
 
-    parts_of: the arrays that one of them has, by its id.
+    parts_of: returns the arrays of a block or state, given its id.
     """
     if saves is not None:
         for block_id, row in zip(saves.block_ids.tolist(), saves.data, strict=True):

@@ -46,7 +46,7 @@ ROW_TOKEN_ID_OUT_OF_RANGE = 3
 class RowError(NamedTuple):
     """The reason why a row has no outcome.
 
-    kind: the error of its request, which depends on the cause.
+    kind: error class that the request gets, depending on the cause.
     """
 
     reason: str
@@ -72,9 +72,9 @@ _SMALLEST_X = np.float32(-87.0)
 
 
 def uniform(seed: NDArray[np.uint64], counter: NDArray[np.uint64]) -> Float64:
-    """Uniform numbers in [0, 1) with 53 bits, one for each pair of seed and counter.
+    """Return uniform numbers in [0, 1) with 53 bits, one for each pair of seed and counter.
 
-    Two rounds of the splitmix64 finalizer (Steele et al., OOPSLA 2014), of the seed and of the counter added to it.
+    Two rounds of the splitmix64 finalizer (Steele et al., OOPSLA 2014): of the seed, and of the counter added to it.
     """
     step = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
@@ -84,7 +84,8 @@ def uniform(seed: NDArray[np.uint64], counter: NDArray[np.uint64]) -> Float64:
 
 
 def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
-    """Choose a token for each row of `logits` [R, vocab] as `batch` says; the stages are this module's docstring.
+    """Choose a token for each row of `logits` [R, vocab] with the options in `batch`; see this module's docstring for
+    the stages.
 
     Raises OctavoError naming the row and the reason if a row has no defined outcome.
     """
@@ -111,7 +112,7 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
 
 
 class SamplingError(OctavoError):
-    """Some output rows have no defined outcome; the other rows of the step are sound.
+    """Some output rows have no defined outcome; the other rows of the step are valid.
 
     errors: output row -> why.
     """
@@ -148,7 +149,7 @@ def _row_error(raw: Float32, batch: SamplingBatch, row: int) -> int:
 
 
 def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
-    """Stages 1 and 2: bias, mask, penalties."""
+    """Apply stages 1 and 2 to a row: bias, mask, penalties."""
     logits: Float32 = raw.copy()
     options = batch.rows[row]
     biased = slice(batch.bias_start[row], batch.bias_start[row + 1])
@@ -169,10 +170,11 @@ def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
 
 
 def report_processed(output: StepOutput, batch: SamplingBatch, rows: Iterable[int]) -> None:
-    """Make the reports of these rows those of the distribution that their tokens were drawn from: stages 1 to 4.
+    """Replace the reports of these rows by those of the distribution after stages 1 to 4, from which their tokens were
+    drawn.
 
-    Ranks and the most likely tokens are among the survivors; a row of few survivors has as few.
-    output: with its logits.
+    Ranks and the most likely tokens are among the survivors; a row with few survivors reports only those.
+    output: the step's output, including its logits.
     """
     assert output.logits is not None
     for row in rows:
@@ -194,7 +196,7 @@ def report_processed(output: StepOutput, batch: SamplingBatch, rows: Iterable[in
 
 
 def _choose(logits: Float32, options: np.void, draw: float) -> int:
-    """Stages 3 to 5 on one row of processed logits."""
+    """Apply stages 3 to 5 to one row of processed logits."""
     ids, x = _survivors(logits, options)
     cumulative = np.cumsum(np.exp(x[ids].astype(np.float64)))
     position = np.searchsorted(cumulative, draw * cumulative[-1], side="right")
@@ -202,7 +204,9 @@ def _choose(logits: Float32, options: np.void, draw: float) -> int:
 
 
 def _survivors(logits: Float32, options: np.void) -> tuple[NDArray[np.int64], Float32]:
-    """Stages 3 and 4 on one row of processed logits: the ids that may be drawn, ascending, and x of all."""
+    """Apply stages 3 and 4 to one row of processed logits. Return the ids that may be drawn, ascending, and x of all
+    ids.
+    """
     if options["temperature"] <= 0:
         return np.array([np.argmax(logits)]), np.zeros_like(logits)
     with np.errstate(over="ignore"):
@@ -222,13 +226,15 @@ def _survivors(logits: Float32, options: np.void) -> tuple[NDArray[np.int64], Fl
 
 
 def _by_likelihood(logits: Float32, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`ids`, ascending, in the order of likelihood."""
+    """Sort `ids`, given in ascending order, by likelihood."""
     ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]
     return ordered
 
 
 def _shortest_prefix(ordered: NDArray[np.int64], x: Float32, share: float) -> NDArray[np.int64]:
-    """The fewest first ids of `ordered` with at least `share` of its mass, at least one, in ascending order."""
+    """Return the shortest prefix of `ordered` with at least `share` of its mass, in ascending order; at
+    least one id.
+    """
     cumulative = np.cumsum(np.exp(x[ordered].astype(np.float64)))
     count = int(np.searchsorted(cumulative, share * cumulative[-1], side="left")) + 1
     return np.sort(ordered[:count])

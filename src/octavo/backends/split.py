@@ -1,4 +1,4 @@
-"""A model in parts, on a device and on the CPU: which part goes where, and how all are loaded."""
+"""A model in parts on a device and on the CPU: where each part goes, and how all of them are loaded."""
 
 from __future__ import annotations
 
@@ -33,44 +33,46 @@ _ASSUMED_CONTEXT = 8192  # tokens of cache that the layers of a device leave roo
 
 
 class Device(Backend, Protocol):
-    """A backend whose memory may be smaller than a model."""
+    """A backend whose memory may be smaller than the model."""
 
     @property
     def uses_main_memory(self) -> bool:
-        """True for a device in tests, whose tensors are where the CPU's are."""
+        """True for a test device, whose tensors are in the CPU's memory."""
 
     def total_memory(self) -> int:
-        """The bytes of the device's memory."""
+        """Return the size of the device's memory in bytes."""
 
     def rates(self) -> Rates:
-        """Measured now."""
+        """Measure the rates of the device's memory and arithmetic."""
 
     def as_deterministic(self) -> Device:
-        """The same, with steps in which a sequence's results do not depend on others. Raises UsageError."""
+        """Return this device with steps in which a sequence's results do not depend on other sequences. Raises
+        UsageError.
+        """
 
     def copy_rate(self) -> float:
-        """Bytes per second from main memory, measured now."""
+        """Measure the rate of copies from main memory, in bytes per second."""
 
     def streamed(self, sizes: Sizes, layers: Sequence[int]) -> StreamedSizes:
-        """The sizes of a graph whose layers with these indices are streamed.
+        """Return the sizes of a graph with these layers streamed.
 
-        sizes: of the graph without.
+        sizes: sizes of the graph without streaming.
         """
 
 
 class _SharesThreads(Protocol):
-    """An executor of the CPU."""
+    """An executor on the CPU that can share its threads."""
 
     def share_threads(self, other: Any) -> None:
-        """Compute on the threads of another one, whose steps never run beside those of this one."""
+        """Compute on the threads of another executor, whose steps never overlap this executor's steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBackend:
-    """Implements `octavo.backends.Backend` on a device, and on the CPU where the device's memory ends.
+    """Implements `octavo.backends.Backend` on a device, and on the CPU for what does not fit in the device's memory.
 
-    config: `gpu_layers` and `gpu_memory`, and the size of the cache that layers bring with them.
-    room: bytes of the device for the model, whatever is free there now; None means as `gpu_memory` says.
+    config: `gpu_layers`, `gpu_memory`, and the size of the cache that layers need.
+    room: device bytes for the model, regardless of what is free now; None means that `gpu_memory` decides.
     """
 
     device: Device
@@ -81,7 +83,7 @@ class SplitBackend:
     PAGES_WEIGHTS = True  # those on the CPU
 
     def device_limit(self) -> MemoryBudget:
-        """The device's memory that a model which is not loaded yet may use."""
+        """Return the device memory that a model which is not yet loaded may use."""
         if self.room is not None:
             return MemoryBudget(MemoryBudget.with_usable(self.room))
         free, wanted = self.device.memory(), self._wanted_bytes
@@ -90,7 +92,9 @@ class SplitBackend:
         return MemoryBudget(free.available_bytes // 2) if self.device.uses_main_memory else free
 
     def left_on_device(self, weight_bytes: int, workspace_bytes: int) -> int:
-        """The bytes for a cache beside loaded weights of so many bytes and a workspace, which is not taken yet."""
+        """Return the bytes left for a cache beside loaded weights of `weight_bytes` and a workspace not yet
+        allocated.
+        """
         wanted = self._wanted_bytes
         if wanted is None:
             return self.device_limit().usable_bytes - workspace_bytes
@@ -103,7 +107,7 @@ class SplitBackend:
         return part if part is None or isinstance(part, int) else int(part * self.device.total_memory())
 
     def check_memory(self) -> None:
-        """Raise UsageError if `gpu_memory` is more than there is."""
+        """Raise UsageError if `gpu_memory` is more than the device has."""
         free, wanted = self.device.memory().available_bytes, self._wanted_bytes
         if wanted is not None and wanted > free:
             given = f", {wanted / 2**30:.2f} GiB," if isinstance(self.config.gpu_memory_part, float) else ""
@@ -121,7 +125,7 @@ class SplitBackend:
         num_threads: int = 0,
         kv_dtype: KVDtype = "float16",
     ) -> Sizes:
-        """See `octavo.backends.Backend`. Of a model that is split, `SplitSizes`."""
+        """See `octavo.backends.Backend`. Returns `SplitSizes` for a model that is split."""
         if self.room is None:
             self.check_memory()
         room = self.device_limit().usable_bytes
@@ -159,7 +163,9 @@ class SplitBackend:
         return sizes_of(placement)
 
     def _cheaper(self, beside: SplitSizes, streamed: SplitSizes, limits: ExecutorLimits) -> SplitSizes:
-        """Layers on the CPU, or streamed ones if that is asked for or takes less time, with the reason."""
+        """Choose between layers on the CPU and streamed layers, as configured or by the shorter time. The result has
+        the reason.
+        """
         choice = self.config.gpu_offload
         # A device of tests has no link to copy over. Layers that are read from disk in each step must be asked for.
         fits = streamed.on(device=False).weight_bytes <= self.cpu_memory().usable_bytes
@@ -181,18 +187,23 @@ class SplitBackend:
         return replace(beside, reason=reason)
 
     def offload_rates(self) -> OffloadRates:
-        """Measured once a process."""
+        """Return the rates, which are measured once per process."""
         return _measured(cast(Hashable, self.device), cast(Hashable, self.cpu))
 
     def _streamed(self, graph: Graph, whole: SplitSizes, placement: Placement) -> SplitSizes:
-        """whole: the sizes with all layers on the device."""
+        """Return the sizes with the placement's layers streamed.
+
+        whole: the sizes with all layers on the device.
+        """
         [part] = whole.parts
         indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
         layers = [indices[i] for i in spread(placement.streamed_layers, len(indices))]
         return sizes_of_parts(graph, [replace(part, sizes=self.device.streamed(part.sizes, layers))], placement)
 
     def _asked(self, graph: Graph, wanted: int, needed: Callable[[Placement], int], room: int) -> Placement:
-        """The placement with so many layers always on the device. Raises UsageError or InsufficientMemoryError."""
+        """Return the placement with `wanted` layers always on the device. Raises UsageError or
+        InsufficientMemoryError.
+        """
         possible, streams = possible_layers(graph), self.config.gpu_offload == "stream"
         count = possible[-1]
         if wanted > count:
@@ -214,7 +225,7 @@ class SplitBackend:
         return placement
 
     def _device_bytes(self, sizes: SplitSizes, limits: ExecutorLimits) -> int:
-        """The bytes of the parts on the device, with a cache for a request of the wanted length."""
+        """Return the bytes of the parts on the device, with a cache for one request of the wanted length."""
         config, part = self.config, sizes.on(device=True)
         if config.kv_cache_bytes is not None:
             cache = config.kv_cache_bytes * part.cache.block_token_bytes // max(sizes.cache.block_token_bytes, 1)
@@ -269,7 +280,7 @@ class SplitBackend:
     ) -> Paging:
         """See `octavo.backends.Backend`.
 
-        sizes: of the part on the CPU, or of a model with streamed layers.
+        sizes: sizes of the part on the CPU, or of a model with streamed layers.
         """
         if isinstance(sizes, SplitSizes):
             num_bytes, placement = sizes.on(device=False).weight_bytes, sizes.placement
@@ -284,11 +295,11 @@ class SplitBackend:
         return self.device.join_group(name, rank, size, buffer_bytes, given_up)
 
     def memory(self) -> MemoryBudget:
-        """The memory of the device."""
+        """Return the memory of the device."""
         return self.device.memory()
 
     def cpu_memory(self) -> MemoryBudget:
-        """The memory for the parts on the CPU."""
+        """Return the memory for the parts on the CPU."""
         free = self.cpu.memory()
         if not self.device.uses_main_memory:
             return free
@@ -299,9 +310,9 @@ class SplitBackend:
         return self.device.describe()
 
     def cache_memory(self, executor: Executor, cpu: MemoryBudget) -> MemoryBudget:
-        """The memory for a cache beside a loaded model, so that each part fits where it is.
+        """Return the memory for a cache beside a loaded model, such that each part fits where it is.
 
-        cpu: free there.
+        cpu: free memory on the CPU.
         """
         if not isinstance(executor, SplitExecutor):
             left = self.left_on_device(executor.weight_bytes, executor.workspace_bytes)

@@ -1,4 +1,4 @@
-"""The executors of a model in parts, one after another in a step."""
+"""An executor for a model in parts: each step runs them one after another."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class SplitExecutor:
-    """Implements `octavo.backends.Executor` over those of the parts. A step passes through them one after another.
+    """Implements `octavo.backends.Executor` over the executors of the parts. A step passes through them one after
+    another.
 
-    Values between parts lie in main memory, pinned where a GPU is on one side; caches lie with their layers.
+    Values that pass between parts are in main memory, pinned if one of the parts is on a GPU; caches are with their
+    layers.
     """
 
     max_in_flight = 1
@@ -31,7 +33,7 @@ class SplitExecutor:
     num_stages = 1
 
     def __init__(self, sizes: SplitSizes, executors: Sequence[Executor]) -> None:
-        """executors: one a part."""
+        """executors: one for each part."""
         self.sizes = sizes
         self.executors = tuple(executors)
         self._thread = ThreadPoolExecutor(1, "octavo-split")
@@ -101,7 +103,7 @@ class SplitExecutor:
                 executor.wake_up()
 
     def progress(self) -> int:
-        """See `octavo.backends.work_done.WatchedExecutor`. Parts on the device count as they end."""
+        """See `octavo.backends.work_done.WatchedExecutor`. Parts on the device count when they end."""
         return self._num_parts_done + sum(
             executor.progress() for executor in self.executors if isinstance(executor, WatchedExecutor)
         )
@@ -113,7 +115,7 @@ class SplitExecutor:
 
 
 def _ranges(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Where parts of these sizes begin and end, one behind the other."""
+    """Return where parts of these sizes begin and end when placed one after another."""
     ends = [*accumulate(sizes)]
     return list(zip([0, *ends], ends, strict=False))
 

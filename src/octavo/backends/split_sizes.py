@@ -1,4 +1,4 @@
-"""The sizes of a model in parts, on a device and on the CPU, and of its cache there."""
+"""The sizes of a model that is split between a device and the CPU, and of its cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartSizes:
-    """A part of the model, and its sizes where it is."""
+    """A part of the model, and its sizes in its place."""
 
     on_device: bool
     graph: Graph  # not yet optimized
@@ -34,11 +34,13 @@ class SplitSizes(Sizes):
 
     @property
     def num_cpu_parts(self) -> int:
-        """More than one if the CPU has the experts of layers of the device."""
+        """The number of parts on the CPU: more than one if the CPU computes the experts of device layers."""
         return sum(not part.on_device for part in self.parts)
 
     def on(self, *, device: bool) -> Sizes:
-        """The sizes of the parts on the device, or of those on the CPU: of streamed layers, their weights there."""
+        """Return the sizes of the parts on the device, or of those on the CPU, which include streamed
+        layers' weights.
+        """
         if not device and isinstance(streamed := self.parts[0].sizes, StreamedSizes):
             weights = {p: streamed.weights[p] for p in streamed.hosted}
             matrices = {p: streamed.matrices[p] for p in streamed.hosted if p in streamed.matrices}
@@ -48,7 +50,10 @@ class SplitSizes(Sizes):
 
 
 def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
-    """graph: the whole model; its cache layout is that of all parts."""
+    """Add up the sizes of the parts.
+
+    graph: the whole model, whose cache layout all parts share.
+    """
     weights: dict[Parameter, int] = {}
     matrices: dict[Parameter, PackedType] = {}
     for part in parts:
@@ -69,7 +74,7 @@ def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
 
 
 def sizes_of_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placement) -> SplitSizes:
-    """The sizes of all parts together.
+    """Return the combined sizes of all parts.
 
     graph: the whole model.
     """
@@ -88,7 +93,7 @@ def sizes_of_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placemen
 
 
 def cache_room(sizes: SplitSizes, device_bytes: int, cpu_bytes: int) -> int:
-    """Bytes of all parts of the cache together, so that each finds room in the bytes of its place."""
+    """Return the bytes for all parts of the cache together such that each part fits in the bytes of its place."""
     room = device_bytes + cpu_bytes
     for is_device, here in ((True, device_bytes), (False, cpu_bytes)):
         part, whole = sizes.on(device=is_device).cache, sizes.cache

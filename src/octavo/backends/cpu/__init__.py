@@ -1,7 +1,7 @@
 """The native CPU backend: graphs compiled to programs over the kernels of csrc/.
 
-Its members, those of `octavo.backends.cpu.backend`, are loaded when one is first used: what needs the native library
-alone, as `octavo quantize` does, starts without them.
+The members of `octavo.backends.cpu.backend` are loaded when one of them is first used, so that a command that needs
+only the native library, such as `octavo quantize`, starts without them.
 """
 
 from importlib import import_module

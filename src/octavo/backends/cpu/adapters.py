@@ -1,4 +1,4 @@
-"""The factors of adapters in the layout of the native kernels (csrc/kernels/linear_adapted.h)."""
+"""Adapter factors in the layout of the native kernels (csrc/kernels/linear_adapted.h)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTHING, _NO_GAIN = np.zeros(0, np.uint16), np.zeros(0, np.float32)
 
 
 def prepare(records: Mapping[int, BesideWeights], parts: Mapping[str, LowRank]) -> list[PreparedPart]:
-    """An adapter for the records of a program. Raises GraphError for a rank above the limit."""
+    """Prepare an adapter for the records of a program. Raises GraphError for a rank above the limit."""
     prepared: list[PreparedPart] = []
     for record, op in records.items():
         give_way()
@@ -52,7 +52,7 @@ def _beside_products(record: int, found: Sequence[tuple[int, LowRank]]) -> Itera
 
 
 def _beside_table(record: int, part: LowRank) -> PreparedPart:
-    """Rows by token, and B by rank; of a whole table its rows alone."""
+    """Prepare a change to an embedding: its rows by token, and B by rank. A whole table has only rows."""
     gain = _NO_GAIN if part.gain is None else _whole_lanes(part.gain[None]).reshape(-1)
     rows, scale = _float16(part.b.T if part.a is None else part.a.T)
     b = _NOTHING
@@ -63,20 +63,22 @@ def _beside_table(record: int, part: LowRank) -> PreparedPart:
 
 
 def _float16(matrix: Float32) -> _Numbers:
-    """The numbers as 16-bit floats, scaled so that the largest lies between 1 and 2, and the factor that undoes it."""
+    """Return the numbers as float16, scaled so that the largest is between 1 and 2, and the factor that undoes this."""
     largest = float(np.abs(matrix).max(initial=0.0))
     exponent = int(np.floor(np.log2(largest))) if largest > 0 else 0
     return np.ldexp(matrix, -exponent).astype(np.float16).view(np.uint16), 2.0**exponent
 
 
 def _whole_lanes(rows: NDArray[_T]) -> NDArray[_T]:
-    """Rows with zeros up to whole lanes."""
+    """Pad rows with zeros to whole lanes."""
     missing = -rows.shape[1] % _LANES
     return np.pad(rows, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(rows)
 
 
 def _panels_of_columns(rows: NDArray[_T]) -> NDArray[_T]:
-    """[columns of the product, n] as panels, flat. Of a stack, each has a place for those that begin within a panel."""
+    """Return [columns of the product, n] as flat panels. Each matrix of a stack starts at the same offset within its
+    first panel as its weight does.
+    """
     count = rows.shape[-2]
     if rows.ndim == 2 or count % _LANES == 0:
         return _panels(rows)
@@ -88,7 +90,7 @@ def _panels_of_columns(rows: NDArray[_T]) -> NDArray[_T]:
 
 
 def _panels(factor: NDArray[_T]) -> NDArray[_T]:
-    """[rows, columns], or [stack, rows, columns], as panels of 16 rows, flat."""
+    """Return [rows, columns] or [stack, rows, columns] as flat panels of 16 rows."""
     if factor.ndim == 3:
         return np.concatenate([_panels(each) for each in factor])
     by_column = _whole_lanes(factor.T)

@@ -1,4 +1,4 @@
-"""The members of the backend, and the kernels and threads of this machine with the reasons."""
+"""The backend's public functions, and a description of the kernels and threads it uses on this machine."""
 
 from __future__ import annotations
 

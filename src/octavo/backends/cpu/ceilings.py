@@ -1,4 +1,4 @@
-"""The peak rates of the kernels, for profiles to be measured against; `benchmarks/ceilings.py` measures more.
+"""The kernels' peak rates, with which profiles are compared; `benchmarks/ceilings.py` measures more.
 
 Each rate is the best of many short rounds, because other programs on a shared machine can only slow a round down.
 """
@@ -25,20 +25,22 @@ _LANES = 16
 
 
 class ReadBandwidth:
-    """Measures the bytes per second that `threads` threads read from memory. The buffer is reused between turns."""
+    """Measures how many bytes per second `threads` threads read from memory. The buffer is reused between
+    measurements.
+    """
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         self._run = Loop("ceiling_read", isa or _native.detected_isa(), threads)
         self._memory = np.ones((threads, _BEYOND_CACHES // threads // 4096 * 1024), np.float32)
 
     def measure(self) -> float:
-        """One pass over the whole buffer."""
+        """Read the whole buffer once and return the rate."""
         work, seconds = self._run(1, [self._memory])
         return work / seconds
 
 
 def measure_kernel_ceilings(isa: str, threads: int) -> Ceilings:
-    """The limits of the kernels of one instruction set with all threads; takes about half a second."""
+    """Measure the ceilings of one instruction set's kernels on all threads. Takes about half a second."""
     figures = [*memory_figures(isa, threads), *arithmetic_figures(isa, threads)]
     if isa == "amx":
         figures.append(bf16_figure(threads))
@@ -46,21 +48,21 @@ def measure_kernel_ceilings(isa: str, threads: int) -> Ceilings:
 
 
 def rates(isa: str, threads: int) -> Rates:
-    """The rates of quantized products; takes about a fifth of a second."""
+    """Measure the rates of quantized products. Takes about a fifth of a second."""
     bandwidth = ReadBandwidth(threads, isa)
     read = max(bandwidth.measure() for _ in range(ROUNDS))
     return Rates(read, 2 * best_rate("ceiling_bf16" if isa == "amx" else "ceiling_int8", isa, threads))
 
 
 class Loop:
-    """A kernel of csrc/kernels/ceilings.cpp with its threads."""
+    """A kernel of csrc/kernels/ceilings.cpp and the threads that run it."""
 
     def __init__(self, kernel: str, isa: str, threads: int) -> None:
         self._run = _native.KernelRun(kernel, isa, threads)
         self._output = np.zeros((threads, _LANES), np.float32)
 
     def __call__(self, repetitions: int, inputs: list[NDArray[np.float32] | None]) -> tuple[float, float]:
-        """The work done by all threads together, and the seconds that it took."""
+        """Run the kernel. Return the total work of all threads and the seconds it took."""
         start = time.perf_counter()
         self._run(inputs, [], [repetitions], [], self._output)
         seconds = time.perf_counter() - start
@@ -81,7 +83,7 @@ def arithmetic_figures(isa: str, threads: int) -> Iterator[Ceiling]:
 
 
 def bf16_figure(threads: int) -> Ceiling:
-    """Of the tiles of AMX, which multiply quantized weights."""
+    """Measure the AMX tiles that multiply quantized weights."""
     rate = best_rate("ceiling_bf16", "amx", threads) if has_level("amx") else None
     return Ceiling("bf16 multiply-adds", "amx", threads, rate, "1/s")
 
@@ -92,7 +94,7 @@ def has_level(isa: str) -> bool:
 
 
 def best_rate(kernel: str, isa: str, threads: int, memory: NDArray[np.float32] | None = None) -> float:
-    """Work per second of the best round; for the barrier, the barriers that one worker passes."""
+    """Return the work per second of the best round; for the barrier, how many barriers one worker passes per second."""
     loop = Loop(kernel, isa, threads)
     inputs: list[NDArray[np.float32] | None] = [] if memory is None else [memory]
     repetitions, seconds = 1, 0.0

@@ -1,4 +1,4 @@
-"""Turns a graph into a native program: values into places in the workspace, operations into records.
+"""Compiles a graph to a native program: values become places in the workspace, operations become records.
 
 The memory that the program will take is known before it is compiled.
 """
@@ -56,11 +56,11 @@ _SCALE_BYTES = 2
 class CompileOptions:
     """Options for tests and measurements; users have OCTAVO_ISA and OCTAVO_NUM_THREADS.
 
-    isa: the instruction set to use; None means the widest, limited by OCTAVO_ISA.
-    optimized: the graph is rewritten into fused operations first.
-    group: of the ranks that compute parts of the same layers, or None if there is no other rank.
-    beside: packed matrices of another program, which are not packed again where this graph has them, too.
-    checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
+    isa: instruction set to use; None means the widest one, limited by OCTAVO_ISA.
+    optimized: first rewrite the graph into fused operations.
+    group: group of ranks that compute parts of the same layers, or None if there are no other ranks.
+    beside: packed matrices of another program; this graph uses them instead of packing them again.
+    checked: poison outputs before each operation, check that they are finite after it, and guard memory (slow).
     """
 
     isa: str | None = None
@@ -135,7 +135,7 @@ def sizes(
     kv_dtype: KVDtype = "float16",
     passes: Sequence[Pass] = PASSES,
 ) -> Sizes:
-    """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
+    """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond its range."""
     refuse_fp8_cache(kv_dtype, "cpu")
     check_limits(graph, limits.rows)
     graph = optimize(graph, with_low_rank(tuple(passes), limits.adapters, join_products))
@@ -161,7 +161,9 @@ def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> Packe
 
 
 def cache_sizes(graph: Graph, formats: Mapping[int, LayerFormat]) -> CacheSizes:
-    """The layers of a block's slot share memory: it is as large as the largest of them needs."""
+    """Return the sizes of the cache. Layers that share a slot of a block share memory, sized for the
+    largest of them.
+    """
     layout = graph.cache_layout
     layers = {cache.layer: layer_bytes_per_token(cache, formats[cache.layer].kv_dtype) for cache in graph.kv_caches}
     slots = [0] * layout.slots
@@ -178,7 +180,7 @@ def _padded(elements: int) -> int:
 
 
 def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
-    """Bytes of a token in one layer: keys, padded values, and their scales (csrc/kv_cache.h)."""
+    """Return the bytes of one token in one layer: keys, padded values, and their scales (csrc/kv_cache.h)."""
     elements = cache.key_dim + _padded(cache.value_dim)
     if kv_dtype == "int8":
         scales = -(-cache.key_dim // _KEY_SCALE_DIMS) + 1
@@ -187,9 +189,9 @@ def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
 
 
 def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
-    """Bytes of an optimized graph's values and of the sampler's scratch, a few percent too low.
+    """Estimate the bytes of an optimized graph's values and the sampler's scratch, a few percent too low.
 
-    The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). The scratch of
+    The sampler holds seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). The scratch of
     products and attention depends on the instruction set and is not included.
     """
     values = plan(graph, limits.rows, _ELEMENT_BYTES).total_bytes
@@ -207,7 +209,7 @@ def _check_kernels(graph: Graph) -> None:
 def _make_program(
     graph: Graph, limits: ExecutorLimits, isa: str, threads: ThreadPlan, rows: RowNumbers, *, checked: bool
 ) -> _native.Program:
-    """A program without operations, with the values of the graph in the order of its nodes."""
+    """Create a program without operations. Its values are in the order of the graph's nodes."""
     memory = plan(graph, limits.rows, _ELEMENT_BYTES)
     values = [node.output for node in graph.nodes]
     # The limit of token ids in a batch: the rows of the embedding, not those of a table of positions.
@@ -236,7 +238,9 @@ def _make_program(
 
 
 def _keep_images(program: _native.Program, graph: Graph, packed: Mapping[Parameter, _native.PackedWeight]) -> None:
-    """Gates leave their output as the image that the product after them reads, if all its weights read one."""
+    """Let each gate store its output as the image that the next product reads, if all that product's
+    weights read one.
+    """
     feeds = fed_products(graph)
     for index, node in enumerate(graph.nodes):
         weights = [packed[p] for p in feeds.get(node.op, ()) if p in packed]
@@ -251,14 +255,14 @@ def _add_records(
     packed: Mapping[Parameter, _native.PackedWeight],
     numbers: Mapping[IndexArray | RowDomain, int],
 ) -> Mapping[WeightOperand, int]:
-    """Add the operations to a program that has their values. The indices of the weights."""
+    """Add the operations to a program that already has their values. Return the indices of the weights."""
     layout, nodes = planned.graph.cache_layout, planned.graph.nodes
     values = {node.output: index for index, node in enumerate(nodes)}
     indices: dict[WeightOperand, int] = {p: program.add_packed_weight(weight) for p, weight in packed.items()}
     indices[None] = -1
 
     def index_of(operand: WeightOperand) -> int:
-        """The index of a packed matrix, or of a vector, which is added when it is first used."""
+        """Return the index of a packed matrix or of a vector; a vector is added when it is first used."""
         if operand not in indices:
             array = plain_weight(weights, operand) if isinstance(operand, Parameter) else np.array(operand, np.float32)
             indices[operand] = program.add_plain_weight(array)

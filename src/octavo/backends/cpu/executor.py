@@ -1,4 +1,4 @@
-"""A compiled graph on the CPU, which runs each step with one native call."""
+"""A compiled graph on the CPU; each step is one native call."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class CpuPendingStep:
         guard: _native.MappingGuard | None = None,
     ) -> None:
         """errors: [R], written by the step: the reason why a row has no outcome.
-        on_end: called with the seconds of the step by whoever waits for it.
-        guard: of mapped weights.
+        on_end: called with the step's duration in seconds by the thread that waits for it.
+        guard: guards mapped weights.
         """
         self._on_end = on_end
         self._guard = guard
@@ -93,10 +93,10 @@ class CpuExecutor:
         isa: str,
         num_threads: int,
     ) -> None:
-        """The program has the values of the graph in the order of its nodes.
+        """The program's values are in the order of the graph's nodes.
 
         weight_bytes: packed size of each parameter.
-        mapped_bytes: the part of these in a mapped file.
+        mapped_bytes: how much of this is in a mapped file.
         """
         self._program = program
         self._graph = graph
@@ -193,7 +193,7 @@ class CpuExecutor:
             self._short_tokens = min(self._short_tokens, num_tokens - 1)
 
     def _transfers(self, batch: Batch, output: StepOutput) -> tuple[int, _Arrays, _Arrays]:
-        """The value that the step ends with, values that it gives back in `output`, and those that the batch brings."""
+        """Return the step's last value, the values to copy to `output`, and the values that the batch provides."""
         graph = self._graph
         check_inputs(self._inputs, graph.makes_logits, batch)
         inputs = [(self._values[value], array) for value, array in zip(self._inputs, batch.inputs, strict=True)]
@@ -223,15 +223,15 @@ class CpuExecutor:
         return self._program.progress
 
     def share_threads(self, other: CpuExecutor) -> None:
-        """Compute on the threads of another executor, whose steps never run beside those of this one."""
+        """Compute on the threads of another executor, whose steps never overlap this executor's steps."""
         self._program.share_threads(other._program)
 
     def start_profile(self) -> None:
-        """Times operations from now on, counting from zero. Raises RuntimeError once closed."""
+        """Time operations from now on, counting from zero. Raises RuntimeError if the executor is closed."""
         self._program.start_profile()
 
     def profile(self, sizes: StepSizes) -> list[RecordTime]:
-        """Times of all operations in their order, sampling last, beside their cost in a step of `sizes`.
+        """Return the times of all operations in order, sampling last, with their cost in a step of `sizes`.
 
         Empty unless `start_profile` was called; nothing is timed in checked mode.
         """

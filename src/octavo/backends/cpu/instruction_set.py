@@ -1,4 +1,4 @@
-"""The instruction set of the kernels, of those that this machine and this build have."""
+"""The choice of the kernels' instruction set among those that this machine and this build support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from octavo.errors import UsageError
 
 
 def choose_isa(isa: str | None = None) -> str:
-    """The instruction set of the kernels: `isa`, else OCTAVO_ISA, and never more than the machine has.
+    """Choose the kernels' instruction set: `isa`, else OCTAVO_ISA, but never more than the machine supports.
 
     Raises UsageError for an unknown one.
     """

@@ -1,7 +1,7 @@
-"""Flattens an operation into the operands of a native kernel, whatever the operation.
+"""Flattens any operation into the operands of a native kernel.
 
-The rule, which csrc/kernel.h repeats above `struct Args`: the dataclass fields are walked in order and depth first,
-and each contributes operands under its name, by the type that it declares.
+The rule, which csrc/kernel.h repeats above `struct Args`: the dataclass fields are walked in order and depth first.
+Each field contributes operands under its name, depending on its declared type.
 
 | field                | becomes                                                                    | None            |
 |----------------------|----------------------------------------------------------------------------|-----------------|
@@ -17,7 +17,7 @@ and each contributes operands under its name, by the type that it declares.
 | a nested dataclass   | its fields, in place                                                       | each as None    |
 
 An operation that keeps a paged cache gets two more operands after its fields: the int `kv_type`, an index in
-`CPU_KV_DTYPES`, and the weight `key_mean`. `Program.add_record` compares the names with the kernel's signature. So a
+`CPU_KV_DTYPES`, and the weight `key_mean`. `Program.add_record` compares the names with the kernel's signature, so a
 new operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
 """
 
@@ -61,7 +61,7 @@ Named = list[tuple[str, _T]]
 
 @dataclass(slots=True)
 class Operands:
-    """The operands of one operation under the names of their fields, as `Program.add_record` takes them."""
+    """The operands of one operation, named after its fields, as `Program.add_record` takes them."""
 
     inputs: Named[Value | None] = field(default_factory=list)
     weights: Named[WeightOperand] = field(default_factory=list)
@@ -76,10 +76,10 @@ def lower(
     layer_format: LayerFormat | None = None,
     numbers: Mapping[IndexArray | RowDomain, int] = MappingProxyType({SELECTED: 0}),
 ) -> Operands:
-    """The operands of `op`.
+    """Return the operands of `op`.
 
-    layer_format: that of its cache; None means float16.
-    numbers: of index arrays and domains.
+    layer_format: format of the operation's cache; None means float16.
+    numbers: numbers of index arrays and domains in the program.
 
     Raises GraphError for a field of an unsupported type.
     """
@@ -125,7 +125,7 @@ def _append(value: typing.Any, kind: typing.Any, operands: Operands, op: str, na
 
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, typing.Any], ...]:
-    """Name and type of each field, optional types without their None."""
+    """Return the name and type of each field; an optional type is returned without its None."""
     hints = typing.get_type_hints(cls)
     return tuple((f.name, _required(hints[f.name])) for f in dataclasses.fields(cls))
 

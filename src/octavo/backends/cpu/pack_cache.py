@@ -1,17 +1,17 @@
 """Packed weights kept on disk, so that the next start maps them instead of packing.
 
-There is one file per model, in a private folder beside the downloaded models. A file has no offsets, sizes or names
-that the reader follows, only a key that must be the model's, the type and checksum of each matrix, and the matrices in
-the model's order. The worst that a wrong file can do is to be refused. The key covers
+There is one file per model, in a private folder beside the downloaded models. A file contains no offsets, sizes or
+names that the reader follows. It contains only a key that must match the model's, the type and checksum of each matrix,
+and the matrices in the model's order. The worst that can happen with a wrong file is that it is refused. The key covers
 
-- size and both time stamps of each of the model's files. The time of the last change (ctime) cannot be set back, so a
-  file that was written to, replaced or copied has another;
-- the name, type and size of each matrix, how it is made of stored tensors, and a page of their content, for systems
-  whose time stamps lie;
+- the size and both timestamps of each of the model's files. The time of the last change (ctime) cannot be set back, so
+  a file that was written to, replaced or copied has a different one;
+- the name, type and size of each matrix, how it is built from stored tensors, and a page of their content, for systems
+  with unreliable timestamps;
 - the layout version of the packed bytes, which is the same on all instruction sets.
 
-The packed bytes are all checked, because they must be read into memory anyway. Reading the model itself would cost as
-much as packing.
+All packed bytes are checked, because they must be read into memory anyway. Reading the model itself would cost as much
+as packing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Packed = Iterator[_native.PackedWeight]
 class Matrix:
     """A matrix [n, k] of a model before packing.
 
-    packed_types: its possible types after packing. fingerprint: identifies its type, its content and the way it is made
-    of stored tensors.
+    packed_types: its possible types after packing.
+    fingerprint: identifies its type, its content and how it is built from stored tensors.
     """
 
     name: str
@@ -66,16 +66,16 @@ class PackCache:
         self.path = self._file.path
 
     def load(self, num_threads: int, reported: Callable[[Packed], Packed]) -> list[_native.PackedWeight] | None:
-        """The mapped packed weights in the model's order; None if they are missing or damaged.
+        """Return the mapped packed weights in the model's order, or None if they are missing or damaged.
 
-        reported: passes them on, one after another, as they are checked.
+        reported: passes the weights on one by one as they are checked.
         """
         return self._file.read(lambda file: self._map(file, num_threads, reported))
 
     def store(self, packed: Packed) -> bool:
         """Make room for the file and write it, completely or not at all. Return False if it could not be kept.
 
-        packed: the matrices in the model's order. Each is taken after the one before is written; none is taken if the
+        packed: the matrices in the model's order. Each is taken after the previous one is written; none is taken if the
         file cannot be kept.
         """
         _, size = self._places([matrix.packed_types[0] for matrix in self._matrices])
@@ -108,7 +108,7 @@ class PackCache:
             return list(reported(chain.from_iterable(parts)))
 
     def _write(self, file: int, packed: Packed) -> int:
-        """Write one matrix after another, then the header. Return the size of the file."""
+        """Write the matrices one after another, then the header. Return the size of the file."""
         entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(padded(self._header_bytes))
@@ -123,7 +123,7 @@ class PackCache:
         return end  # of a longer file than was thought if the numbers of a matrix need its wider type
 
     def _read_header(self, header: bytes) -> list[tuple[str, int]]:
-        """Packed type and checksum of each matrix."""
+        """Return the packed type and checksum of each matrix."""
         if len(header) != self._header_bytes or not header.startswith(self._key):
             raise WrongFileError("not the packed weights of this model, or damaged")
         entries = []
@@ -135,7 +135,7 @@ class PackCache:
         return entries
 
     def _places(self, packed_types: Sequence[str]) -> tuple[list[int], int]:
-        """The offset of each matrix, on pages of its own, and the size of the file."""
+        """Return the offset of each matrix, aligned to pages, and the size of the file."""
         offsets, end = [], padded(self._header_bytes)
         for type_name, matrix in zip(packed_types, self._matrices, strict=True):
             offsets.append(end)
@@ -144,7 +144,9 @@ class PackCache:
 
 
 def _parts(sizes: Sequence[int], num_threads: int) -> Iterator[range]:
-    """The matrices in parts that a thread checks in one go: while the vocabulary is made nobody else gets the GIL."""
+    """Divide the matrices into parts that a thread checks in one go, because threads rarely get the GIL while the
+    vocabulary is being built.
+    """
     most = min(sum(sizes) // num_threads, _PART_BYTES)
     begin = nbytes = 0
     for i, size in enumerate(sizes):
@@ -156,7 +158,7 @@ def _parts(sizes: Sequence[int], num_threads: int) -> Iterator[range]:
 
 
 def _key(identity: str, matrices: Sequence[Matrix]) -> bytes:
-    """The first bytes of a file of these matrices."""
+    """Return the first bytes of a file of these matrices."""
     digest = hashlib.blake2b(f"{_native.PACK_LAYOUT_VERSION} {sys.byteorder} {identity}\n".encode(), digest_size=32)
     for matrix in matrices:
         digest.update(f"{matrix}\n".encode())

@@ -1,4 +1,4 @@
-"""Packs canonical weights for the native kernels, and tells beforehand which layout each of them gets."""
+"""Packs canonical weights for the native kernels, and predicts the layout of each before it is packed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FLOAT8 = re.compile(r"F8_E(4M3|5M2)(_ROW|_(ALL|\d+)X(ALL|(?P<width>\d+)))?")
 
 
 def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The possible types of a matrix of that type and shape after packing, the likely one first.
+    """Return the types that a matrix of this type and shape may have after packing, the most likely one first.
 
     A type without a kernel becomes the narrowest float that fits.
     """
@@ -55,15 +55,15 @@ def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _is_divided(group: str, width: int) -> bool:
-    """True if groups and rows are whole units of the kernels.
+    """True if groups and rows consist of whole kernel units.
 
-    group: its columns, or `ROW`.
+    group: number of columns in a group, or `ROW`.
     """
     return width % _UNIT == 0 and (group == "ROW" or int(group) % _UNIT == 0)
 
 
 def pack(weight: Weight) -> _native.PackedWeight:
-    """The matrix [product of the leading dimensions, last dimension] in one of its `packed_types`."""
+    """Pack the matrix [product of the leading dimensions, last dimension] as one of its `packed_types`."""
     types = packed_types(weight.type_name, weight.shape)
     if types != _FLOATS:
         if isinstance(weight, Float8Weight):
@@ -81,7 +81,9 @@ def pack(weight: Weight) -> _native.PackedWeight:
 
 
 def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.PackedWeight:
-    """Zero points and minimums as they are; a code of zero that the type lacks becomes a zero point of each group."""
+    """Pack zero points and minimums unchanged. If the packed type lacks the code for zero, every group gets it as its
+    zero point.
+    """
     number = np.float32 if "_F32" in types[0] else np.float16
     name, bits, mins, order = types[0], weight.bits, weight.zeros, weight.column_order
     if weight.minima is not None:
@@ -96,13 +98,15 @@ def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.Pack
 
 
 def _has_table(weight: CodebookWeight) -> bool:
-    """True if the kernels have just this table, rounded to whole numbers. Others of its name become floats."""
+    """True if the kernels have exactly this table, rounded to integers. Other tables of this name are
+    packed as floats.
+    """
     table, factor = _native.code_table(weight.name)
     return bool(np.rint(np.array(weight.table) * factor).tolist() == table)
 
 
 def _pack_codebook(weight: CodebookWeight) -> _native.PackedWeight:
-    """The scales are those of the table as whole numbers (csrc/packed_weight.h has the error)."""
+    """Pack codes with scales for the table in integers (csrc/packed_weight.h documents the error)."""
     _, factor = _native.code_table(weight.name)
     scales = (weight.scales.astype(np.float64) / factor).astype(np.float32)
     shape = _matrix_shape(weight)
@@ -114,7 +118,7 @@ def _is_e2m1(weight: CodebookWeight) -> bool:
 
 
 def _pack_nvfp4(weight: CodebookWeight, row_scales: NDArray[np.float32]) -> _native.PackedWeight:
-    """The kernels have doubled numbers, so the scales of rows are halved."""
+    """Pack NVFP4 with halved row scales, because the kernels' table contains doubled numbers."""
     halved = row_scales * np.float32(0.5)
     return _native.pack_groups(
         weight.type_name, _matrix_shape(weight), 4, 0,
@@ -123,7 +127,7 @@ def _pack_nvfp4(weight: CodebookWeight, row_scales: NDArray[np.float32]) -> _nat
 
 
 def _pack_float8(weight: Float8Weight) -> _native.PackedWeight:
-    """Every row gets the scales of its block. The numbers become int8 (csrc/pack_float8.cpp has the error)."""
+    """Give every row the scales of its block. The numbers become int8 (csrc/pack_float8.cpp documents the error)."""
     rows = weight.shape[-2]
     scales = np.repeat(weight.scales, weight.block_rows or rows, axis=-2)[..., :rows, :]
     shape = _matrix_shape(weight)
@@ -139,7 +143,7 @@ def _bytes(array: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def _narrowed(weight: Weight) -> DenseWeight:
-    """The values as float16 if all fit, else as float32; converted a few rows at a time."""
+    """Convert the values to float16 if all fit, else to float32, a few rows at a time."""
     *lead, rows, width = weight.shape
     out = np.empty(weight.shape, np.float16)
     step = max(_CHUNK_VALUES // (math.prod(lead) * width), 1)

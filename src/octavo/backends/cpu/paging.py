@@ -1,7 +1,7 @@
-"""A model larger than memory: which of its mapped matrices stay in memory, and how fast the others come from disk.
+"""Paging for a model larger than memory: which mapped matrices stay in memory, and how fast the rest come from disk.
 
-The native program reads the others ahead in the order of its records and gives their pages back (csrc/weight_stream.h).
-Tables and experts, of which a token needs only a part, are left to the system, which keeps what was used last.
+The native program reads the rest ahead in the order of its records and releases their pages (csrc/weight_stream.h).
+Tables and experts, which a token reads only in part, are left to the system, which keeps what was used most recently.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ONE_TOKEN = StepSizes(1, 1, 1, 1)
 @dataclass(frozen=True, slots=True)
 class PagingPlan:
     """streamed: matrices that pass through memory in every step, in the order of their use.
-    ahead_bytes: of these that are read before they are needed.
-    memory_bytes: for all matrices.
-    resident_bytes: of those that stay.
-    resident_layers: layers without other matrices.
-    bytes_per_token: read from the disk for a step of one token.
+    ahead_bytes: how many bytes of these are read before they are needed.
+    memory_bytes: memory for all matrices.
+    resident_bytes: size of the matrices that stay in memory.
+    resident_layers: number of layers whose matrices all stay in memory.
+    bytes_per_token: bytes read from disk for a step of one token.
     """
 
     streamed: tuple[Parameter, ...]
@@ -39,7 +39,7 @@ class PagingPlan:
     bytes_per_token: int
 
     def paging(self, path: Path, sample: Path) -> Paging:
-        """The plan for the weights at `path`, with the measured rate of reading `sample`."""
+        """Return the plan for the weights at `path`, with the read rate measured on `sample`."""
         return Paging(
             path,
             self.memory_bytes,
@@ -51,7 +51,7 @@ class PagingPlan:
 
 
 def plan_paging(graph: Graph, weight_bytes: Mapping[Parameter, int], memory_bytes: int) -> PagingPlan:
-    """The first matrices in the order of their use stay in memory, the rest of `memory_bytes` is for the others."""
+    """Keep the first matrices, in order of use, in memory; the remaining matrices share the rest of `memory_bytes`."""
     last_use = {p: i for i, node in enumerate(graph.nodes) for p in node.op.parameters if p.is_matrix}
     matrices = sorted(last_use, key=lambda p: last_use[p])
     read = weight_bytes_read(graph, _ONE_TOKEN, weight_bytes)

@@ -1,4 +1,4 @@
-"""The group of ranks on one machine that compute parts of the same layers, over shared memory."""
+"""A group of ranks on one machine that compute parts of the same layers and communicate over shared memory."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class CpuRankGroup:
         self._group.fail(reason)
 
     def compile(self, *arguments: Any, **options: Any) -> CpuExecutor:
-        """As `octavo.backends.cpu.compile`, for the graph of this rank."""
+        """Compile this rank's graph. See `octavo.backends.cpu.compile`."""
         return compile(*arguments, options=CompileOptions(group=self._group), **options)
 
 
 def join_group(
     name: str, rank: int, size: int, buffer_bytes: int, given_up: Callable[[], str] | None = None
 ) -> CpuRankGroup:
-    """See `octavo.backends.Backend`. The ranks share memory: they are on one machine."""
+    """See `octavo.backends.Backend`. The ranks share memory, so they must be on one machine."""
     remove_leftovers()
     node = numa.node_of(processors.allowed_cpus())
     try:

@@ -1,4 +1,4 @@
-"""The numbers of the domains and the index arrays of a graph in its native program (csrc/kernel.h)."""
+"""The numbers that a graph's domains and index arrays have in its native program (csrc/kernel.h)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, R
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """domains, indices: the numbers; those that every program has come first.
-    further: the needs of the domains behind them, in their order.
-    arrays: the index arrays behind that of SELECTED.
+    """domains, indices: their numbers, starting with the domains and index arrays that every program has.
+    further: needs of the remaining domains, in their order.
+    arrays: the index arrays after SELECTED.
     described: the domains that a batch describes in `Batch.domains`.
     """
 
@@ -29,7 +29,7 @@ class RowNumbers:
 
     @classmethod
     def of(cls, graph: Graph) -> RowNumbers:
-        """The numbers of a graph."""
+        """Number the domains and index arrays of a graph."""
         needs = domain_needs(graph)
         further = tuple(need for need in needs if need.domain not in (TOKENS, OUTPUTS))
         arrays = tuple(index for need in needs for index in need.indices if index.index != SELECTED)
@@ -40,5 +40,5 @@ class RowNumbers:
 
     @property
     def numbers(self) -> Mapping[IndexArray | RowDomain, int]:
-        """Those of index arrays and of domains, as operands of records have them."""
+        """The numbers of index arrays and domains, as they appear in records' operands."""
         return dict([*self.indices.items(), *self.domains.items()])

@@ -1,4 +1,4 @@
-"""The number of compute threads of this process, and the times that they may spin while waiting."""
+"""The number of compute threads of this process, and how long they may spin while waiting."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SPIN_UNDER_QUOTA_US = (5, 20)
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """count: compute threads.
+    """count: number of compute threads.
     reasons: explanations of the count, one line each.
-    spin_us: inside a step and between steps, in microseconds.
+    spin_us: how long to spin inside a step and between steps, in microseconds.
     """
 
     count: int
@@ -33,10 +33,10 @@ def plan_threads(
     topology: Path = processors.TOPOLOGY,
     self_cgroup: Path = processors.OWN_CGROUP,
 ) -> ThreadPlan:
-    """The number of threads: requested if > 0, else `OCTAVO_NUM_THREADS`, else the machine's.
+    """Return the number of threads: requested if > 0, else `OCTAVO_NUM_THREADS`, else the machine's.
 
-    The machine's is the smallest of the affinity mask's CPUs, the physical cores among them, and the whole CPUs
-    that the control group's quota allows; at least 1.
+    The machine's number is the minimum of the CPUs in the affinity mask, the physical cores among them, and the whole
+    CPUs that the control group's quota allows; at least 1.
     """
     cpus = sorted(processors.allowed_cpus())
     quota = processors.cpu_quota(cgroup, self_cgroup)

@@ -1,4 +1,4 @@
-"""Converts the matrices of a model to the layout of the native kernels, or maps those packed before."""
+"""Converts the matrices of a model to the layout of the native kernels, or maps matrices that were packed earlier."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def load_matrices(
 ) -> dict[Parameter, _native.PackedWeight]:
     """Pack each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
 
-    Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
-    only a few are in memory, or later by a job (`PackCacheOptions.later`).
-    progress: called with (phase, bytes done, bytes in all) at the start and after each matrix, largest first.
-    Raises InsufficientMemoryError if the cache cannot be kept and only a part of the weights may stay in memory.
+    Each thread builds and packs one matrix at a time. For the pack cache, matrices are either written as they are
+    packed, so that only a few are in memory, or later by a job (`PackCacheOptions.later`).
+    progress: called with (phase, bytes done, total bytes) at the start and after each matrix, largest first.
+    Raises InsufficientMemoryError if the cache cannot be kept and only part of the weights may stay in memory.
     """
     nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
     parameters = _largest_first(weights, nbytes)
@@ -81,7 +81,7 @@ def load_matrices(
 
 
 class _GivenUpError(Exception):
-    """The weights are not kept this time."""
+    """Writing the weights was abandoned this time."""
 
 
 def _keep(cache: PackCache, packed: Sequence[_native.PackedWeight], gives_up: Callable[[], bool]) -> None:
@@ -96,12 +96,12 @@ def _keep(cache: PackCache, packed: Sequence[_native.PackedWeight], gives_up: Ca
 
 
 def pack_cache_of(weights: Mapping[str, Weight], matrices: Iterable[Parameter], options: PackCacheOptions) -> PackCache:
-    """The file of a model's packed matrices."""
+    """Return the pack cache file of a model's matrices."""
     return PackCache(options, [_describe(weights, p) for p in _largest_first(weights, matrices)])
 
 
 def _largest_first(weights: Mapping[str, Weight], matrices: Iterable[Parameter]) -> list[Parameter]:
-    """Each matrix once."""
+    """Return each matrix once, the largest first."""
     nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
     return sorted(nbytes, key=lambda p: (-nbytes[p], p.label))
 
@@ -109,9 +109,9 @@ def _largest_first(weights: Mapping[str, Weight], matrices: Iterable[Parameter])
 def _packed(
     weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, ahead: int
 ) -> Generator[_native.PackedWeight, None, None]:
-    """Pack in the given order, largest first, so that the threads end together. Release source pages.
+    """Pack in the given order, largest first, so that the threads finish together. Release source pages.
 
-    ahead: number of matrices packed, or being packed, before the caller takes the first of them.
+    ahead: number of matrices that are packed, or being packed, before the caller takes the first of them.
     """
 
     def pack_one(parameter: Parameter) -> _native.PackedWeight:
@@ -133,12 +133,12 @@ def _packed(
 
 
 def plain_weight(weights: Mapping[str, Weight], parameter: Parameter) -> NDArray[np.float32]:
-    """A vector (norm, bias, sinks), or a table of vectors one after the other, as contiguous float32 [n]."""
+    """Return a vector (norm, bias, sinks), or a table of vectors one after another, as contiguous float32 [n]."""
     return np.ascontiguousarray(weight_of(weights, parameter).dequantize(), np.float32).reshape(-1)
 
 
 def _describe(weights: Mapping[str, Weight], parameter: Parameter) -> Matrix:
-    """The description of a matrix before packing, for the pack cache."""
+    """Describe a matrix before packing, for the pack cache."""
     n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
     types = packed_types(parameter_info(weights, parameter).type_name, parameter.shape)
     return Matrix(parameter.label, types, n, k, fingerprint_of(weights, parameter))
