@@ -1,11 +1,13 @@
 """Every check of tools/check_structure.py passes, and fails on a violation."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.scripts import load_script
+from tools.python_facts import python_facts, walk
 
 ROOT = Path(__file__).resolve().parent.parent
 structure = load_script(ROOT / "tools" / "check_structure.py")
@@ -85,6 +87,24 @@ def test_cycles_inside_functions_are_found_and_those_of_types_are_none(repositor
         "engine/ranks/a.py: octavo.engine.ranks.a imports itself through octavo.engine.ranks.b",
         "engine/ranks/b.py: octavo.engine.ranks.b imports itself through octavo.engine.ranks.a",
     ]
+
+
+def test_the_walk_visits_the_nodes_of_the_standard_library_in_its_order() -> None:
+    plain = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
+    for path in (Path(__file__), ROOT / "tools" / "check_structure.py", ROOT / "src" / "octavo" / "llm.py"):
+        tree = ast.parse(path.read_text())
+        assert [*walk(tree)] == [node for node in ast.walk(tree) if not isinstance(node, plain)]
+
+
+def test_definitions_and_imports_in_every_kind_of_block_are_found() -> None:
+    text = (
+        "try:\n    import a\nexcept A:\n    def f():\n        import b\nelse:\n    class C: ...\n"
+        "match x:\n    case 1:\n        async def g(): ...\nif TYPE_CHECKING:\n    from c import d\n"
+    )
+    facts = python_facts(text)
+    assert [definition.name for definition in facts.definitions] == ["", "C", "f", "g"]
+    assert sorted(facts.imports) == [(2, "a"), (5, "b"), (12, "c")]
+    assert facts.runtime_imports == {"a", "b"}
 
 
 @pytest.mark.parametrize(("path", "line"), [("src/octavo/graph/a.py", "x = 1\n"), ("csrc/a.cpp", "int x;\n")])

@@ -23,6 +23,10 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.python_facts import walk  # noqa: E402
+
 PATTERNS = Path("tools") / "prose_patterns.toml"
 BUDGETS = Path("tools") / "prose_budgets.toml"
 # Depth of the folders that have a budget of their own; the other folders count as a whole.
@@ -69,12 +73,15 @@ def read_patterns(root: Path) -> list[Pattern]:
     ]
 
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def python_texts(source: str) -> Iterator[Text]:
     """Docstrings, blocks of comments, and the strings of errors, warnings and help."""
     tree = ast.parse(source)
     seen: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+    for node in walk(tree):
+        if isinstance(node, _DOCUMENTED):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 yield from _string(first.value, seen)
@@ -91,7 +98,7 @@ def python_texts(source: str) -> Iterator[Text]:
 
 
 def _strings(node: ast.AST, seen: set[int]) -> Iterator[Text]:
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, ast.JoinedStr) and id(part) not in seen:
             prose = "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in part.values)
             seen.update(id(value) for value in (part, *part.values))

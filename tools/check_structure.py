@@ -10,13 +10,13 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.file_sentences import silent_files  # noqa: E402
+from tools.python_facts import python_facts, walk  # noqa: E402
 
 PACKAGE = ROOT / "src" / "octavo"
 LONG_FILE_LINES = 500  # a longer file is named in the report, and fails nothing
@@ -150,31 +150,9 @@ def package_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-@cache
-def parse(text: str) -> ast.Module:
-    """The syntax tree of a file; cached because several checks read the same files."""
-    return ast.parse(text)
-
-
 def room_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
-
-
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import, including those inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                yield node.lineno, "." * node.level + (node.module or "")
-            elif node.module in {"octavo", "octavo.backends"}:
-                for alias in node.names:
-                    yield node.lineno, f"{node.module}.{alias.name}"
-            else:
-                yield node.lineno, node.module or ""
 
 
 def check_imports() -> Iterator[str]:
@@ -184,7 +162,7 @@ def check_imports() -> Iterator[str]:
         allowed = ALLOWED.get(room, set()) | LEAVES | {room}
         if room not in ALLOWED and room not in LEAVES:
             yield f"{relative}: room {room!r} is not in tools/check_structure.py"
-        for line, module in imports(parse(path.read_text())):
+        for line, module in python_facts(path.read_text()).imports:
             where = f"{relative}:{line}"
             if module.startswith("."):
                 yield f"{where}: relative import; write octavo.{module.lstrip('.')}"
@@ -214,19 +192,6 @@ def _inner_room(module: str, path: Path) -> str | None:
     return None if names[2] in rooms[parts[1]] | {parts[1]} else f"{parts[0]}/{parts[1]}"
 
 
-def runtime_imports(tree: ast.AST) -> Iterator[str]:
-    """The modules that a module imports when it runs, those inside functions included, and names that may be such."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}{name}" for name in ("", *(f".{alias.name}" for alias in node.names)))
-        else:
-            yield from runtime_imports(node)
-
-
 def check_cycles() -> Iterator[str]:
     """No module of the engine imports itself through others, not even inside a function."""
     files = {
@@ -234,7 +199,7 @@ def check_cycles() -> Iterator[str]:
         for path in package_files()
         if room_of(path) == "engine"
     }
-    needs = {name: {*runtime_imports(parse(path.read_text()))} & files.keys() for name, path in files.items()}
+    needs = {name: python_facts(path.read_text()).runtime_imports & files.keys() for name, path in files.items()}
     while leaves := [name for name, wanted in needs.items() if not wanted & needs.keys()]:
         for name in leaves:
             del needs[name]
@@ -255,10 +220,16 @@ def _reached(needs: dict[str, set[str]], start: str) -> set[str]:
     return found
 
 
+# A file without these words is not parsed again.
+_WATCHED = re.compile(r"\b(environ|getenv|putenv|print|eval|exec)\b")
+
+
 def check_calls() -> Iterator[str]:
     for path in package_files():
-        relative = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(parse(path.read_text())):
+        relative, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
+        if not _WATCHED.search(text):
+            continue
+        for node in walk(ast.parse(text)):
             if (
                 isinstance(node, ast.Attribute)
                 and node.attr in {"environ", "getenv", "putenv"}
@@ -284,7 +255,7 @@ def check_systems() -> Iterator[str]:
         relative, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
         if room_of(path) == "platform":
             continue
-        for line, module in imports(parse(text)):
+        for line, module in python_facts(text).imports:
             if module in SYSTEM_MODULES:
                 yield f"{relative}:{line}: {module} is of some systems; octavo.platform has what differs"
         for found in SYSTEM_NAMES.finditer(text):
@@ -300,19 +271,17 @@ def python_files() -> list[Path]:
 def check_python_budgets() -> Iterator[str]:
     for path in python_files():
         relative = path.relative_to(ROOT).as_posix()
-        text = path.read_text()
-        for node in ast.walk(parse(text)):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        budget = MAX_FUNCTION_LINES[path.relative_to(ROOT).parts[0]]
+        for found in python_facts(path.read_text()).definitions:
+            if found.kind is not ast.FunctionDef:
                 continue
-            where = f"{relative}:{node.lineno}: {node.name}"
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > (budget := MAX_FUNCTION_LINES[path.relative_to(ROOT).parts[0]]):
-                yield f"{where} has {length} lines, the budget is {budget}"
-            parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+            where = f"{relative}:{found.line}: {found.name}"
+            if found.num_lines > budget:
+                yield f"{where} has {found.num_lines} lines, the budget is {budget}"
             # A command's options are its parameters, and a kernel's are pointers, strides and constants.
-            is_kernel = any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
-            if parameters > MAX_PARAMETERS and not is_kernel and not relative.startswith("src/octavo/cli/"):
-                yield f"{where} has {parameters} parameters, the budget is {MAX_PARAMETERS}"
+            is_free = found.is_kernel or relative.startswith("src/octavo/cli/")
+            if found.num_parameters > MAX_PARAMETERS and not is_free:
+                yield f"{where} has {found.num_parameters} parameters, the budget is {MAX_PARAMETERS}"
 
 
 def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
@@ -355,12 +324,10 @@ _RIDDLE = re.compile(r"(what|who|whom|whose|whether|how|which|why)\b", re.IGNORE
 def check_prose() -> Iterator[str]:
     for path in python_files():
         relative = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
-                found := _RIDDLE.match(ast.get_docstring(node) or "")
-            ):
-                line = getattr(node, "lineno", 1)
-                yield f"{relative}:{line}: the docstring opens with {found.group()!r}; say what the thing is"
+        for definition in python_facts(path.read_text()).definitions:
+            if found := _RIDDLE.match(definition.docstring):
+                where = f"{relative}:{definition.line}"
+                yield f"{where}: the docstring opens with {found.group()!r}; say what the thing is"
 
 
 # Request models and answers have the names that their protocol's documentation gives them.
@@ -369,16 +336,15 @@ PROTOCOL_ROOMS = ("server/protocols/", "server/endpoints/")
 NAMES_OF_AN_INTERFACE = {"models/": "Config", "quantization/checkpoints/": "Format"}
 
 
-def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def defined_names(text: str) -> Iterator[tuple[int, str]]:
     """(line, name) of every class, and of every alias of a type in the module itself. Private names are left out."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield node.lineno, node.name
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        name = target.id if isinstance(target, ast.Name) else ""
+    facts = python_facts(text)
+    for found in facts.definitions:
+        if found.kind is ast.ClassDef and not found.name.startswith("_"):
+            yield found.line, found.name
+    for line, name in facts.variables:
         if re.fullmatch(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name):
-            yield node.lineno, name
+            yield line, name
 
 
 def check_names() -> Iterator[str]:
@@ -388,7 +354,7 @@ def check_names() -> Iterator[str]:
         relative = path.relative_to(PACKAGE).as_posix()
         if relative.startswith(PROTOCOL_ROOMS):
             continue
-        for line, name in defined_names(parse(path.read_text())):
+        for line, name in defined_names(path.read_text()):
             if any(relative.startswith(room) and name == shared for room, shared in NAMES_OF_AN_INTERFACE.items()):
                 continue
             where = f"{relative}:{line}"

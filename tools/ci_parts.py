@@ -72,6 +72,7 @@ PARTS = {
             "mkdocs.yml",
             "tools/docs_site.py",
             "tools/file_sentences.py",
+            "tools/python_facts.py",
             "src/octavo/cli",
             "src/octavo/config.py",
             "src/octavo/server/config.py",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.python_facts import python_facts
 
 PATTERNS = {"src/octavo": ("*.py",), "csrc": ("*.cpp", "*.h"), "tools": ("*.py",), "benchmarks": ("*.py",)}
 
@@ -20,7 +21,7 @@ def first_sentence(path: Path) -> str:
     """The first sentence of a docstring, or of the first comment of a C++ file. Empty if there is none."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        about = ast.get_docstring(ast.parse(text)) or ""
+        about = python_facts(text).definitions[0].docstring
     else:
         comment = re.match(r"(?:#[^\n]*\n|\s)*((?://[^\n]*\n)+)", text)
         about = re.sub(r"^//\s?", "", comment[1], flags=re.MULTILINE) if comment else ""
