@@ -1,1 +1,1 @@
-"""Images as models see them: decoded, resized and cut, without an engine."""
+"""Images as models see them: decoded, resized and split into tiles, without an engine."""

@@ -1,4 +1,4 @@
-"""Files of images, documents and videos to tiles, decoded in processes without network, files or much memory."""
+"""Decodes image, document and video files to tiles, in processes without network, files or much memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIBRARIES: Mapping[FileKind, tuple[tuple[str, str, str], ...]] = {
 
 
 class PictureDecoder:
-    """Decodes and resizes files in processes of its own, which start on first use. Thread-safe."""
+    """Decodes and resizes files in separate processes, which start on first use. Thread-safe."""
 
     def __init__(
         self,
@@ -41,7 +41,11 @@ class PictureDecoder:
         num_processes: int = 2,
         max_seconds: float = MAX_DECODE_SECONDS,
     ) -> None:
-        """max_pixels: of an image in its file. max_seconds: of computing for an image."""
+        """Initialize the decoder.
+
+        max_pixels: maximum number of pixels in an image file
+        max_seconds: maximum computing time for an image
+        """
         self.max_pixels = max_pixels
         self._max_seconds = max_seconds
         self._idle: dict[FileKind, queue.LifoQueue[_WorkerProcess | None]] = {}
@@ -51,8 +55,10 @@ class PictureDecoder:
                 self._idle[kind].put(None)
 
     def header(self, data: bytes) -> ImageHeader:
-        """The header of a file. Raises UsageError, the rest of a sentence about the image, for one that is no image or
-        is too large."""
+        """Return the header of an image file.
+
+        Raises UsageError, with the rest of a sentence about the image, if the file is not an image or is too large.
+        """
         header = read_header(data)
         width, height = header.size
         if width * height > self.max_pixels:
@@ -63,9 +69,9 @@ class PictureDecoder:
         return header
 
     def tiles(self, data: bytes, processor: ImageProcessor) -> tuple[ImageLayout, tuple[UInt8, ...]]:
-        """The layout of the image in this file, and its tiles. Waits for an idle process.
+        """Return the layout of the image in this file, and its tiles. Waits for an idle process.
 
-        Raises the errors of `header`, for a damaged file too, and those of `ImageProcessor.layout`.
+        Raises the errors of `header`, also for a damaged file, and the errors of `ImageProcessor.layout`.
         """
         header = self.header(data)
         layout = processor.layout(*header.size)
@@ -74,23 +80,25 @@ class PictureDecoder:
         return layout, self._asked("image", data, processor, request)[1]
 
     def reel(self, data: bytes, kind: FileKind, processor: ImageProcessor) -> Reel:
-        """The pages or frames of a file as they will be seen, of which at most the first is decoded.
+        """Return the pages or frames of a file as the model will see them. At most the first one is decoded.
 
-        Raises UsageError, the rest of a sentence about the file, for one that is damaged or too large.
+        Raises UsageError, with the rest of a sentence about the file, if it is damaged or too large.
         """
         return reel_of(kind, self._asked_of_reel(data, kind, processor, measures=True)[0], processor)
 
     def shots(
         self, data: bytes, kind: FileKind, processor: ImageProcessor
     ) -> tuple[Reel, tuple[tuple[UInt8, ...], ...]]:
-        """The reel of a file with the tiles of each of its items. Raises the errors of `reel`."""
+        """Return the reel of a file, with the tiles of each of its items. Raises the same errors as `reel`."""
         header, tiles = self._asked_of_reel(data, kind, processor, measures=False)
         reel, waiting = reel_of(kind, header, processor), iter(tiles)
         return reel, tuple(tuple(next(waiting) for _ in layout.tiles) for layout in reel.layouts)
 
     def text(self, data: bytes) -> str:
-        """The text layer of a PDF document. Raises UsageError, the rest of a sentence about the file, for one that is
-        damaged, or that has none."""
+        """Return the text layer of a PDF document.
+
+        Raises UsageError, with the rest of a sentence about the file, if it is damaged or has no text layer.
+        """
         request = {"pixels": self.max_pixels, "seconds": MAX_REEL_SECONDS, "reads": True}
         found = "\n\n".join(filter(None, self._asked("document", data, None, request)[0]))
         if not found:
@@ -109,7 +117,7 @@ class PictureDecoder:
     def _asked(
         self, kind: FileKind, data: bytes, processor: ImageProcessor | None, request: Mapping[str, Any]
     ) -> tuple[Any, tuple[UInt8, ...]]:
-        """The header that a process found in a file, and the tiles. Waits for an idle process."""
+        """Ask a process for the header and tiles of a file, and return them. Waits for an idle process."""
         check_installed(kind)
         request = {**request, "kind": kind, "num_bytes": len(data)}
         if processor is not None:
@@ -154,7 +162,7 @@ def check_installed(kind: FileKind) -> None:
 
 
 class _WorkerProcess(ConfinedProcess):
-    """One process. Not thread-safe."""
+    """A decoding process. Not thread-safe."""
 
     def __init__(self, kind: FileKind) -> None:
         self._kind = kind
@@ -163,7 +171,9 @@ class _WorkerProcess(ConfinedProcess):
         super().__init__(Path(__file__).with_name("picture_worker.py"), environment, kind)
 
     def ask(self, line: bytes, data: bytes) -> tuple[Any, tuple[UInt8, ...]] | None:
-        """The header and the tiles of a file. None: the process died. Raises UsageError if it refuses the file."""
+        """Return the header and the tiles of a file, or None if the process died. Raises UsageError if it refuses the
+        file.
+        """
         self.write(line + data)
         head = self.read_line()
         if head is None:

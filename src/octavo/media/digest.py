@@ -1,4 +1,4 @@
-"""The name of an image's content: equal names mean equal rows."""
+"""Digests of image content: equal digests mean equal rows of patches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def content_digest(kind: str, data: bytes, processor: ImageProcessor) -> bytes:
-    """32 bytes that tell an item from any other, of this processor and of others.
+    """Return 32 bytes that distinguish an item from any other, for this and all other processors.
 
-    data: the file as it was sent, so that a known one need not be decoded.
+    data: the file as it was sent, so that a known one need not be decoded
     """
     digest = hashlib.blake2b(digest_size=32, person=b"octavo.media")
     settings = processor.settings.canonical_text.encode()

@@ -1,4 +1,4 @@
-"""Frames of videos as pictures, by FFmpeg's libraries. Only the decoding process uses it."""
+"""Decodes frames of videos to pictures with FFmpeg's libraries. Used only in the decoding process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _USUAL_RATE = 24.0  # where a file does not say it
 
 
 class Frames:
-    """A video that is open, computed on one thread. Raises UsageError, the rest of a sentence about it."""
+    """An open video, decoded on one thread. Raises UsageError with the rest of a sentence about the video."""
 
     def __init__(self, data: bytes, max_pixels: int) -> None:
-        """max_pixels: of a frame."""
+        """Open the video.
+
+        max_pixels: maximum number of pixels per frame
+        """
         self._container = av.open(io.BytesIO(data), "r", metadata_errors="ignore")
         films = [each for each in self._container.streams.video if not each.disposition & Disposition.attached_pic]
         if not films:
@@ -33,7 +36,7 @@ class Frames:
             raise UsageError(f"is {width} x {height} pixels, more than the {max_pixels:,} of --max-image-pixels")
 
     def header(self) -> VideoHeader:
-        """Frames are counted without being decoded, but for the first one."""
+        """Return the video's header. Frames are counted without being decoded, except for the first one."""
         num_frames = sum(packet.size > 0 and not packet.is_discard for packet in self._container.demux(self._stream))
         self._container.seek(0)
         first = next(self._container.decode(self._stream), None)
@@ -45,7 +48,7 @@ class Frames:
         return VideoHeader(width, height, num_frames, float(rate) if rate else _USUAL_RATE)
 
     def pictures(self, numbers: Sequence[int]) -> Iterator[tuple[int, Picture]]:
-        """Each of these frames, in ascending order, with its number."""
+        """Yield each of these frames with its number, in ascending order."""
         self._container.seek(0)
         frames = enumerate(self._container.decode(self._stream))
         for number in numbers:
@@ -59,7 +62,7 @@ class Frames:
 
 
 def blank_video() -> bytes:
-    """A file with one grey frame."""
+    """Return a video file with one grey frame."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=1, width=16, height=16, pix_fmt="yuv420p")

@@ -1,4 +1,4 @@
-"""Grids of square tiles whose shape is closest to a picture's, and the tiles that they cut it into."""
+"""Grids of square tiles closest to a picture's aspect ratio, and the tiles that they split it into."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 @cache
 def _grids(least: int, most: int, longest: int) -> tuple[tuple[int, int], ...]:
-    """(columns, rows) of all grids with `least` to `most` tiles and at most `longest` on a side, by their tiles."""
+    """Return (columns, rows) of all grids with `least` to `most` tiles and at most `longest` per side, by number of
+    tiles.
+    """
     sides = range(1, min(most, longest) + 1)
     found = [(cols, rows) for cols in sides for rows in sides if least <= cols * rows <= most]
     return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
@@ -26,10 +28,13 @@ def _grids(least: int, most: int, longest: int) -> tuple[tuple[int, int], ...]:
 def closest_grid(
     width: int, height: int, side: int, bounds: tuple[int, int], longest: int = 1 << 10
 ) -> tuple[int, int]:
-    """(columns, rows) of the grid whose ratio of sides is closest to the picture's.
+    """Return (columns, rows) of the grid whose aspect ratio is closest to the picture's.
 
-    Among equally close grids it is the largest that the picture fills by more than half. side: of a tile, in pixels.
-    bounds: the fewest and the most tiles; longest: the most on a side.
+    Among equally close grids, this is the largest one that the picture fills by more than half.
+
+    side: side of a tile in pixels
+    bounds: minimum and maximum number of tiles
+    longest: maximum number of tiles per side
     """
     ratio, best_difference, best = width / height, float("inf"), (1, 1)
     for cols, rows in _grids(*bounds, longest):
@@ -41,14 +46,16 @@ def closest_grid(
 
 
 def cut(pixels: UInt8, side: int) -> Iterator[UInt8]:
-    """Square tiles, row by row. The sides of the picture are multiples of `side`."""
+    """Yield square tiles, row by row. The sides of the picture must be multiples of `side`."""
     for top in range(0, pixels.shape[0], side):
         for left in range(0, pixels.shape[1], side):
             yield pixels[top : top + side, left : left + side]
 
 
 def tiles_of_grid(pixels: UInt8, side: int, grid: tuple[int, int], resample: int) -> tuple[UInt8, ...]:
-    """The tiles of a picture resized to a grid (columns, rows), and behind several the whole picture as one."""
+    """Return the tiles of a picture resized to a grid (columns, rows). If there are several, a tile of the whole
+    picture follows.
+    """
     cols, rows = grid
     tiles = tuple(cut(resized(pixels, cols * side, rows * side, resample), side))
     return tiles if len(tiles) == 1 else (*tiles, resized(pixels, side, side, resample))
@@ -57,9 +64,11 @@ def tiles_of_grid(pixels: UInt8, side: int, grid: tuple[int, int], resample: int
 def marked_grid(
     width: int, height: int, grid: tuple[int, int], tile: ImageTile, around: tuple[str, str]
 ) -> ImageLayout:
-    """The layout of a picture cut into a grid (columns, rows) of such tiles, with the marks of Idefics3.
+    """Return the layout of a picture split into a grid (columns, rows) of these tiles, with Idefics3's marks.
 
-    Several tiles have the whole picture as one more behind them. around: the texts before and after a single one.
+    If there are several tiles, a tile of the whole picture follows.
+
+    around: the texts before and after a single tile
     """
     cols, rows = grid
     if cols * rows == 1:

@@ -19,8 +19,12 @@ _XMP_SIGNATURE = b"http://ns.adobe.com/xap/1.0/\x00"
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """kind: Pillow's name of the format. stored_width, stored_height: in pixels, as in the file. orientation: EXIF's
-    number, 1 to 8, of the turn that shows the picture upright."""
+    """The header of an image file.
+
+    kind: Pillow's name of the format
+    stored_width, stored_height: size in pixels, as stored in the file
+    orientation: EXIF's number, 1 to 8, of the rotation or flip that shows the picture upright
+    """
 
     kind: str
     stored_width: int
@@ -29,13 +33,13 @@ class ImageHeader:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) of the turned picture."""
+        """(width, height) of the upright picture."""
         width, height = self.stored_width, self.stored_height
         return (height, width) if self.orientation in _TURNED else (width, height)
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """The header of a JPEG, PNG, WebP, GIF or BMP file. Raises UsageError for any other, and for a damaged one."""
+    """Read the header of a JPEG, PNG, WebP, GIF or BMP file. Raises UsageError for any other and for a damaged file."""
     read = _reader_of(data)
     if read is None:
         raise UsageError("is not a JPEG, PNG, WebP, GIF or BMP file", code="invalid_image")
@@ -49,12 +53,14 @@ def read_header(data: bytes) -> ImageHeader:
 
 
 def begins_image(data: bytes) -> bool:
-    """True if a file with these first bytes, at least 12, may be an image that can be read."""
+    """Return True if a file that begins with these bytes, at least 12, may be a readable image."""
     return _reader_of(data) is not None
 
 
 def _reader_of(data: bytes) -> Callable[[bytes], ImageHeader] | None:
-    """The function that reads the header of a file with these first bytes; None: it is no image that can be read."""
+    """Return the function that reads the header of a file with these first bytes, or None if it is not a readable
+    image.
+    """
     if data.startswith(b"RIFF") and data[8:12] != b"WEBP":
         return None
     return next((read for signature, read in _READERS.items() if data.startswith(signature)), None)
@@ -79,7 +85,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(marker, content) of the segments before the pixels."""
+    """Yield (marker, content) of the segments before the pixels."""
     at = 2
     for _ in range(_MAX_PARTS):
         at = data.find(b"\xff", at)
@@ -187,7 +193,7 @@ def _read_bmp(data: bytes) -> ImageHeader:
 
 
 def _exif_orientation(data: bytes) -> int:
-    """EXIF's number of how pixels are turned; 0: it says nothing that can be read."""
+    """Return EXIF's number for the orientation of the pixels, or 0 if it is missing or unreadable."""
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(data[:4])
     if order is None:
         return 0

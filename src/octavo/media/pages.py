@@ -1,4 +1,4 @@
-"""Pages of PDF documents as pictures, by pdfium. Only the decoding process uses it."""
+"""Renders pages of PDF documents to pictures with pdfium. Used only in the decoding process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _MAX_CHARS = 4_000_000
 
 
 class Pages:
-    """A document that is open. Raises UsageError, the rest of a sentence about it, if it needs a password or has more
-    than MAX_PAGES pages."""
+    """An open document.
+
+    Raises UsageError, with the rest of a sentence about the document, if it needs a password or has more than MAX_PAGES
+    pages.
+    """
 
     def __init__(self, data: bytes) -> None:
         try:
@@ -32,11 +35,11 @@ class Pages:
             raise UsageError(f"has {len(self._document)} pages; 1 to {MAX_PAGES} are read: send a part of it")
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(width, height) of each page, in pixels."""
+        """Return (width, height) of each page in pixels."""
         return [self._size(number)[1:] for number in range(len(self._document))]
 
     def texts(self) -> list[str]:
-        """The text layer of each page; empty: it has none, as the picture of a page has none."""
+        """Return the text layer of each page, or an empty string for a page without text, such as a scan."""
         found, size = [], 0
         for number in range(len(self._document)):
             page = self._document[number]
@@ -51,7 +54,7 @@ class Pages:
         return found
 
     def pictures(self, numbers: Sequence[int]) -> Iterator[tuple[int, Picture]]:
-        """Each of these pages with its number, on white."""
+        """Yield each of these pages with its number, rendered on white."""
         for number in numbers:
             scale, width, height = self._size(number)
             page = self._document[number]
@@ -62,14 +65,14 @@ class Pages:
             yield number, Picture(pixels[:, :, :3].copy())
 
     def _size(self, number: int) -> tuple[float, int, int]:
-        """The scale of a page, and its size in pixels."""
+        """Return the scale of a page, and its size in pixels."""
         width, height = self._document.get_page_size(number)
         scale = min(_SCALE, _LONGEST_SIDE / max(width, height, 1))
         return scale, math.ceil(width * scale), math.ceil(height * scale)
 
 
 def blank_document() -> bytes:
-    """A file with one empty page."""
+    """Return a PDF file with one empty page."""
     document, buffer = pypdfium2.PdfDocument.new(), io.BytesIO()
     document.new_page(8, 8)
     document.save(buffer)

@@ -1,12 +1,15 @@
-"""The process that decodes and resizes images, or documents, or videos. `decoding.py` starts it and ends it.
+"""The process that decodes and resizes images, documents or videos. `decoding.py` starts and ends it.
 
-A file comes from a stranger, and libraries in C read it. Here they have no network, no files, and limits on memory and
-time. The arguments are `sys.path` as JSON, and the kind of the files. Protocol: a line of JSON, and as
-many bytes as its `num_bytes`. It holds the settings of the processor, the header of an image, the pixels of a picture,
-and the limit of computing in seconds. The answer is a line of JSON: `{"tiles": [[height, width], ...], "header": ...}`
-with the pixels of the tiles behind it, or `{"refusal": ...}` with the rest of a sentence about the file. The header is
-null, the sizes of the pages or that of the video; if the request `measures`, there are no tiles. If it `reads` a
-document, the header is the texts of its pages, and there are no settings. This file runs as a script.
+Files come from strangers and are parsed by C libraries. This process runs those libraries without network or files, and
+with limits on memory and time. This file runs as a script, whose arguments are `sys.path` as JSON and the kind of
+files.
+
+Protocol: a request is a line of JSON followed by `num_bytes` bytes of the file. The line contains the processor's
+settings, an image's header, a picture's pixel limit and the computing time limit in seconds. The answer is a line of
+JSON: either `{"tiles": [[height, width], ...], "header": ...}`, followed by the pixels of the tiles, or `{"refusal":
+...}` with the rest of a sentence about the file. The header is null for an image, the page sizes of a document or the
+header of a video. If the request `measures`, there are no tiles. If it `reads` a document, the header contains the
+texts of its pages, and there are no settings.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def main() -> None:
 
 
 def _warm_up(kind: str) -> None:
-    """Import all that files need by decoding some: what is imported later would be a file to open."""
+    """Import everything that decoding needs by decoding sample files, because a later import would have to open a
+    file.
+    """
     if kind == "document":
         from octavo.media.pages import Pages, blank_document
 
@@ -81,7 +86,7 @@ def _warm_up(kind: str) -> None:
 
 
 def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], dict[str, Any]]:
-    """The tiles and the answer about them. Computing for longer than allowed kills the process."""
+    """Return the tiles and the answer about them. Computing for longer than allowed kills the process."""
     from octavo.errors import UsageError
     from octavo.platform import limits
 
@@ -131,7 +136,7 @@ def _tiles(data: bytes, request: dict[str, Any]) -> tuple[UInt8, ...]:
 
 
 def _shots(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], Any]:
-    """The tiles of all items of a document or a video, and its header."""
+    """Return the tiles of all items of a document or a video, and its header."""
     from octavo.media.processor import read_processor
     from octavo.media.reels import reel_of
 
@@ -162,7 +167,7 @@ def _cut(
     reel: Reel,
     resize: Callable[[Sequence[Picture], ImageLayout], tuple[UInt8, ...]],
 ) -> Iterator[UInt8]:
-    """The tiles of each item. Only the pictures of one are in memory."""
+    """Yield the tiles of each item. Only one item's pictures are in memory at a time."""
     kept: dict[int, Picture] = {}
     for layout, group in zip(reel.layouts, reel.frames, strict=True):
         while group[-1] not in kept:

@@ -1,4 +1,4 @@
-"""Pictures from Pillow's images and from arrays."""
+"""Converts Pillow images and arrays to pictures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TURNS = {
 
 
 def picture_of(image: Image.Image, orientation: int | None = None) -> Picture:
-    """A Pillow image of any mode: turned, transparency on white, as RGB.
+    """Convert a Pillow image of any mode to an upright RGB picture, with transparency on white.
 
-    orientation: EXIF's number, 1 to 8; None: as the image's own EXIF data says.
+    orientation: EXIF's number, 1 to 8, or None to use the image's own EXIF data
     """
     from PIL import Image, ImageOps  # an extra of the installation
 
@@ -43,7 +43,10 @@ def picture_of(image: Image.Image, orientation: int | None = None) -> Picture:
 
 
 def picture_of_array(pixels: npt.NDArray[Any]) -> Picture:
-    """pixels: uint8 [height, width], or with channels behind: 1, 3 or, with transparency, 4. Raises UsageError."""
+    """Convert an array to a picture. Raises UsageError.
+
+    pixels: uint8 [height, width] or [height, width, channels] with 1, 3 or, with transparency, 4 channels
+    """
     from PIL import Image
 
     flat = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels

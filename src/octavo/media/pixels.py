@@ -1,4 +1,4 @@
-"""Pixels that image processors share: resampling by Pillow, normalization, and patches in the order of blocks."""
+"""Pixel operations that image processors share: resampling with Pillow, normalization, and patches in block order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def resized(pixels: UInt8, width: int, height: int, resample: int) -> UInt8:
-    """uint8 [height, width, 3] of other pixels.
+    """Resize pixels to uint8 [height, width, 3].
 
-    resample: the number of Pillow's filter.
+    resample: number of Pillow's filter
     """
     from PIL import Image  # an extra of the installation
 
@@ -29,7 +29,10 @@ def resized(pixels: UInt8, width: int, height: int, resample: int) -> UInt8:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalization:
-    """table: each of the 256 values of a colour as the model takes it, float32 [3, 256]. The rest is its origin."""
+    """The normalization of pixel values. The other fields are the parameters that the table was made from.
+
+    table: the model's input for each of a colour's 256 values, float32 [3, 256]
+    """
 
     table: Float32 = field(compare=False)
     factor: float
@@ -38,7 +41,9 @@ class Normalization:
 
     @staticmethod
     def of(factor: float, mean: Triple | None, std: Triple | None) -> Normalization:
-        """(value x factor - mean) / std: the product in float64, the rest in float32, as in transformers."""
+        """Return the normalization (value x factor - mean) / std, with the product in float64 and the rest in float32,
+        as in transformers.
+        """
         scaled = (np.arange(256, dtype=np.float64) * factor).astype(np.float32)
         if mean is None or std is None:
             mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -47,9 +52,9 @@ class Normalization:
 
 
 def blocks(pixels: UInt8, patch_size: int, merge_size: int) -> UInt8:
-    """uint8 [patches, 3, patch_size, patch_size] of pixels [height, width, 3]: block by block, row by row in a block.
+    """Split pixels [height, width, 3] into patches, uint8 [patches, 3, patch_size, patch_size].
 
-    height and width are multiples of a block's side.
+    The order is block by block, and row by row within a block. Height and width must be multiples of a block's side.
     """
     side = patch_size * merge_size
     num_rows, num_cols = pixels.shape[0] // side, pixels.shape[1] // side
@@ -60,7 +65,7 @@ def blocks(pixels: UInt8, patch_size: int, merge_size: int) -> UInt8:
 
 
 def normalized(patches: UInt8, normalization: Normalization) -> Float32:
-    """float32 [patches, 3, ...] of such patches."""
+    """Normalize patches, and return float32 [patches, 3, ...]."""
     values = np.empty(patches.shape, np.float32)
     for colour in range(3):
         np.take(normalization.table[colour], patches[:, colour], out=values[:, colour])
@@ -68,12 +73,16 @@ def normalized(patches: UInt8, normalization: Normalization) -> Float32:
 
 
 def planes(tiles: tuple[UInt8, ...], patch_size: int, merge_size: int, normalization: Normalization) -> Float32:
-    """float32 [patches of all tiles, 3 x patch_size x patch_size]: colour, y, x."""
+    """Return the patches as rows of float32 [patches of all tiles, 3 x patch_size x patch_size], ordered by colour, y,
+    x.
+    """
     parts = [normalized(blocks(tile, patch_size, merge_size), normalization) for tile in tiles]
     return np.concatenate([part.reshape(len(part), -1) for part in parts])
 
 
 def patch_pixels(tiles: tuple[UInt8, ...], patch_size: int, merge_size: int, normalization: Normalization) -> Float32:
-    """float32 [patches of all tiles, patch_size x patch_size x 3]: y, x, colour."""
+    """Return the patches as rows of float32 [patches of all tiles, patch_size x patch_size x 3], ordered by y, x,
+    colour.
+    """
     parts = [normalized(blocks(tile, patch_size, merge_size), normalization) for tile in tiles]
     return np.concatenate([part.transpose(0, 2, 3, 1).reshape(len(part), -1) for part in parts])

@@ -1,4 +1,4 @@
-"""An image on its way into a model: a picture, its tiles and its rows of patches, as each family makes them."""
+"""An image's path into a model: a picture, its tiles and its rows of patches, as each model family makes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ __all__ = ["ImageLayout", "ImageProcessor", "ImageTile", "Picture", "UInt8", "im
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """pixels: uint8 [height, width, 3], RGB, turned as its EXIF data says, transparency on white."""
+    """A decoded picture.
+
+    pixels: uint8 [height, width, 3], RGB, rotated according to its EXIF data, with transparency on white
+    """
 
     pixels: UInt8
 
@@ -52,15 +55,17 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ImageProcessor(ABC):
-    """The way of a family of models from a picture to rows of patches.
+    """How a model family turns a picture into rows of patches.
 
-    placeholder: what a chat template writes for an image; the marks of the layout take its place.
-    wrapping: the texts before and after the placeholder where no template writes them.
-    video_placeholder: the mark of a video in raw prompts, where it is another one.
-    gives_vectors: an image is a prompt of its own, whose only row is its vector; there is no placeholder.
-    version: changes whenever the same picture may give other rows.
-    settings: what it was read from. patch_size: pixels at the side of a patch. merge_size: patches at the side of the
-    block that becomes one token. resample: the number of Pillow's filter.
+    placeholder: text that a chat template writes for an image; the layout's marks replace it
+    wrapping: the texts before and after the placeholder where no template writes them
+    video_placeholder: the mark of a video in raw prompts, if it differs
+    gives_vectors: an image is a prompt of its own, whose only row is its vector; there is no placeholder
+    version: changes whenever the same picture may give different rows
+    settings: the settings that the processor was made from
+    patch_size: side of a patch in pixels
+    merge_size: side, in patches, of the block that becomes one token
+    resample: number of Pillow's filter
     """
 
     placeholder: ClassVar[str]
@@ -77,24 +82,30 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def layout(self, width: int, height: int) -> ImageLayout:
-        """The layout of a picture of this size. Raises UsageError for a size that the family cannot take."""
+        """Return the layout of a picture of this size. Raises UsageError for a size that the family does not
+        support.
+        """
 
     def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
-        """uint8 [height, width, 3] for each tile, by Pillow's resampling; here the whole picture as the only tile."""
+        """Return uint8 [height, width, 3] for each tile, resampled with Pillow. By default, the only tile is the whole
+        picture.
+        """
         (tile,), side = layout.tiles, self.patch_size
         return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
 
     def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
-        """[patches of all tiles, values of a patch], normalized; here colour by colour.
+        """Return the normalized [patches of all tiles, values of a patch]. By default, a patch's values are ordered
+        colour by colour.
 
-        The patches of a block that becomes one token follow each other, row by row, and so do the blocks of a tile.
+        The patches of a block that becomes one token are consecutive, row by row, and so are the blocks of a tile.
         """
         return planes(tiles, self.patch_size, self.merge_size, self.normalization)
 
     def reel(self, video: VideoHeader) -> Reel:
-        """The frames of a video that are seen. Here as small images, one a second, each after a text with its time.
+        """Return the frames of a video that the model sees: by default small images, one per second, each after a text
+        with its time.
 
-        Raises UsageError for a size that the family cannot take.
+        Raises UsageError for a size that the family does not support.
         """
         layout = self.limited(_FRAME_TOKENS).layout(video.width, video.height)
         size = layout.num_bytes(self.patch_size)
@@ -104,37 +115,38 @@ class ImageProcessor(ABC):
         return Reel((layout,) * len(numbers), between(self, texts), tuple((number,) for number in numbers))
 
     def frame_text(self, seconds: float) -> str:
-        """The text before a frame of a video at this time."""
+        """Return the text before a video frame at this time."""
         return f"<{seconds:.1f} seconds>"
 
     def frame_tiles(self, frames: Sequence[Picture], layout: ImageLayout) -> tuple[UInt8, ...]:
-        """The tiles of an item of `reel` from its frames, which lie below each other where a patch has several."""
+        """Return the tiles of an item of `reel`. If a patch spans several frames, they are stacked vertically."""
         return self.limited(_FRAME_TOKENS).resize(frames[0], layout)
 
     def frame_rows(self, tiles: tuple[UInt8, ...], num_frames: int) -> Float32:
-        """The `rows` of tiles with so many frames below each other; here one."""
+        """Return the `rows` of tiles that stack `num_frames` frames vertically, by default one."""
         del num_frames
         return self.rows(tiles)
 
     @abstractmethod
     def limited(self, max_tokens: int) -> ImageProcessor:
-        """The processor with at most `max_tokens` tokens an image, or with the fewest that the family can take if
-        those are more."""
+        """Return the processor with at most `max_tokens` tokens per image, or with the minimum that the family supports
+        if that is more.
+        """
 
     @property
     def max_patches(self) -> int:
-        """The patches of the largest image."""
+        """Number of patches in the largest image."""
         return max(self.layout(width, height).num_patches for width, height in _PROBES)
 
     def square_tile(self, side: int) -> ImageTile:
-        """A tile of side x side pixels."""
+        """Return a tile of side x side pixels."""
         patches = side // self.patch_size
         return ImageTile(patches, patches, (patches // self.merge_size) ** 2)
 
 
 @cache
 def image_families() -> Mapping[str, str]:
-    """Every `model_type` whose images can be read, with the module of its family."""
+    """Return every `model_type` whose images can be read, with the module of its family."""
     found = {}
     for module in pkgutil.iter_modules(families.__path__):
         for model_type in _family(module.name).MODEL_TYPES:
@@ -145,10 +157,13 @@ def image_families() -> Mapping[str, str]:
 def read_processor(
     model_type: str, config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None = None
 ) -> ImageProcessor:
-    """The processor of a model.
+    """Return the image processor of a model.
 
-    config: config.json. preprocessor: preprocessor_config.json, or what processor_config.json has in its place; without
-    it the values are those with which the family was published. Raises ModelLoadError naming the key.
+    config: content of config.json
+    preprocessor: content of preprocessor_config.json or of its replacement in processor_config.json; without it, the
+    values are those that the family was published with
+
+    Raises ModelLoadError naming the key.
     """
     if model_type not in image_families():
         known = ", ".join(sorted(image_families()))

@@ -24,7 +24,11 @@ _STILL = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """width, height: of a frame as it is shown, in pixels. frames_per_second: on average."""
+    """The header of a video.
+
+    width, height: size of a displayed frame in pixels
+    frames_per_second: average frame rate
+    """
 
     width: int
     height: int
@@ -36,8 +40,9 @@ class VideoHeader:
 class Reel:
     """The pictures of a file, each an item of the prompt.
 
-    texts: before each. The first one precedes what a template writes around the mark, the others have it.
-    frames: the numbers of the pages or frames of each item, in order; a number may be repeated.
+    texts: the text before each picture. The first one precedes the text that a template writes around the mark; the
+    other texts include it.
+    frames: the page or frame numbers of each item, in order; a number may be repeated
     """
 
     layouts: tuple[ImageLayout, ...]
@@ -46,12 +51,12 @@ class Reel:
 
     @property
     def num_tokens(self) -> int:
-        """The positions of all pictures, without those of the texts among them."""
+        """Number of positions of all pictures, without the texts between them."""
         return sum(layout.num_tokens for layout in self.layouts)
 
 
 def kind_of(data: bytes) -> FileKind:
-    """The kind of a file by its first bytes; `image` if they are of no other."""
+    """Return the kind of a file by its first bytes, or `image` if they match no other kind."""
     if begins_image(data):
         return "image"
     if b"%PDF-" in data[:_BEGIN]:
@@ -62,27 +67,29 @@ def kind_of(data: bytes) -> FileKind:
 
 
 def reel_of_pages(processor: ImageProcessor, sizes: Sequence[tuple[int, int]]) -> Reel:
-    """The reel of pages of these sizes, (width, height) in pixels. Raises UsageError for one that is too narrow."""
+    """Return the reel of pages of these sizes, (width, height) in pixels. Raises UsageError for a page that is too
+    narrow.
+    """
     layouts = tuple(processor.layout(width, height) for width, height in sizes)
     texts = between(processor, [""] * len(sizes))
     return Reel(layouts, texts, tuple((number,) for number in range(len(sizes))))
 
 
 def between(processor: ImageProcessor, texts: Sequence[str]) -> tuple[str, ...]:
-    """These texts before items; those after the first with what stands around a mark."""
+    """Return the texts before items. After the first one, they include the text that wraps a mark."""
     before, after = processor.wrapping
     return tuple(f"{after}{text}{before}" if i else text for i, text in enumerate(texts))
 
 
 def spread(count: int, chosen: int) -> tuple[int, ...]:
-    """`chosen` numbers of frames of `count`, the first and the last among them, evenly spread."""
+    """Return `chosen` evenly spread frame numbers out of `count`, including the first and the last frame."""
     return tuple(int(number) for number in np.linspace(0, count - 1, chosen).round())
 
 
 def reel_of(kind: FileKind, header: Any, processor: ImageProcessor) -> Reel:
-    """The reel of a file.
+    """Return the reel of a file.
 
-    header: sizes of its pages, or the fields of VideoHeader.
+    header: the sizes of its pages, or the fields of VideoHeader
 
     Raises UsageError.
     """

@@ -1,4 +1,4 @@
-"""The settings of an image processor, typed and checked, from config.json and preprocessor_config.json."""
+"""The typed and checked settings of an image processor, from config.json and preprocessor_config.json."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ Triple: TypeAlias = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSettings:
-    """config: config.json; preprocessor: preprocessor_config.json. Both may lack any key.
+    """The settings of an image processor. Its methods raise ModelLoadError naming file, key and value.
 
-    file: the name of the second, for errors. Its functions raise ModelLoadError naming file, key and value.
+    config: content of config.json, which may lack any key
+    preprocessor: content of preprocessor_config.json, which may lack any key
+    file: name of the preprocessor's file, for errors
     """
 
     model_type: str
@@ -36,47 +38,49 @@ class ImageSettings:
 
     @property
     def canonical_text(self) -> str:
-        """The same for equal settings: a part of the name of an image's content."""
+        """The same text for equal settings, which is part of an image content's digest."""
         vision = self.config.get("vision_config") or {}
         values = [self.model_type, vision, self.preprocessor]
         return json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
 
     def changed(self, **values: object) -> ImageSettings:
-        """The same with other values of the preprocessor."""
+        """Return the same settings with other preprocessor values."""
         return replace(self, preprocessor={**self.preprocessor, **values})
 
     def of_videos(self) -> ImageSettings:
-        """The settings of videos, video_preprocessor_config.json, in place of those of images."""
+        """Return the settings for videos, from video_preprocessor_config.json, in place of those for images."""
         stored = self.preprocessor.get("video") or {}
         if not isinstance(stored, Mapping):
             raise ModelLoadError(f"the settings of videos are {stored!r:.80}; they are an object")
         return replace(self, preprocessor=stored, file=VIDEO_FILE)
 
     def refuse(self, key: str, reason: str) -> NoReturn:
-        """Raise ModelLoadError about a value of the preprocessor."""
+        """Raise ModelLoadError about a preprocessor value."""
         raise ModelLoadError(f"{self.file}: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")
 
     def vision(self, key: str, default: int, most: int = _MAX_SIDE) -> int:
-        """A positive integer of `vision_config`; of a list of equal ones its value."""
+        """Return a positive integer from `vision_config`. A list of equal numbers counts as one number."""
         stored = (self.config.get("vision_config") or {}).get(key)
         if isinstance(stored, list) and len(set(map(str, stored))) == 1:
             stored = stored[0]
         return _integer(f"config.json: vision_config.{key}", stored, default, most)
 
     def side(self, key: str, default: int) -> int:
-        """A length in pixels or patches, from the preprocessor."""
+        """Return a length in pixels or patches from the preprocessor."""
         return _integer(f"{self.file}: {key}", self.preprocessor.get(key), default, _MAX_SIDE)
 
     def count(self, key: str, default: int, most: int = _MAX_PIXELS) -> int:
-        """A positive integer of the preprocessor."""
+        """Return a positive integer from the preprocessor."""
         return _integer(f"{self.file}: {key}", self.preprocessor.get(key), default, most)
 
     def text_count(self, key: str, default: int) -> int:
-        """A positive integer of config.json itself."""
+        """Return a positive integer from config.json itself."""
         return _integer(f"config.json: {key}", self.config.get(key), default, _MAX_PIXELS)
 
     def size(self, key: str, defaults: Mapping[str, int], most: int = _MAX_SIDE) -> dict[str, int]:
-        """Positive integers of a size such as {"height": 896, "width": 896}; one number is all of them."""
+        """Return the positive integers of a size such as {"height": 896, "width": 896}. A single number stands for all
+        of them.
+        """
         stored = self.preprocessor.get(key)
         if stored is None:
             return dict(defaults)
@@ -91,7 +95,7 @@ class ImageSettings:
         }
 
     def number(self, key: str, default: float) -> float:
-        """A finite number of the preprocessor."""
+        """Return a finite number from the preprocessor."""
         stored = self.preprocessor.get(key)
         return default if stored is None else self._number(key, stored)
 
@@ -104,7 +108,7 @@ class ImageSettings:
         return stored
 
     def resample(self, default: int) -> int:
-        """The number of Pillow's filter."""
+        """Return the number of Pillow's filter."""
         stored = self.preprocessor.get("resample")
         if stored is None:
             return default
@@ -113,7 +117,9 @@ class ImageSettings:
         return stored
 
     def statistics(self, mean: Triple, std: Triple) -> tuple[float, Triple | None, Triple | None]:
-        """The factor of pixels, and mean and deviation of the three colours; None: they are not normalized."""
+        """Return the factor for pixels, and the mean and standard deviation of the three colours, or None if they are
+        not normalized.
+        """
         if not self.flag("do_rescale", True) or not self.flag("do_resize", True):
             raise ModelLoadError("preprocessor_config.json: do_rescale and do_resize must be true")
         factor = self.number("rescale_factor", 1 / 255)

@@ -1,5 +1,5 @@
-"""The image processors of the families of models, one file each.
+"""The image processors of the model families, one file each.
 
-A module here has `MODEL_TYPES`, the values of `model_type` in config.json that it reads, and
-`read(settings: ImageSettings) -> ImageProcessor`.
+A module here defines `MODEL_TYPES`, the values of `model_type` in config.json that it supports, and `read(settings:
+ImageSettings) -> ImageProcessor`.
 """

@@ -1,4 +1,4 @@
-"""Images of CLIP: the middle of a picture whose shorter side is that of the tile."""
+"""CLIP images: the centre of a picture whose shorter side is resized to the tile's side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ MODEL_TYPES = ("clip",)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClipImages(ImageProcessor):
-    """side: of the tile, in pixels. shorter: of the resized picture; None: it becomes a square of `side`."""
+    """CLIP's image processor.
+
+    side: side of the tile in pixels
+    shorter: shorter side of the resized picture, or None to resize it to a square of `side`
+    """
 
     placeholder: ClassVar[str] = ""
     gives_vectors: ClassVar[bool] = True
@@ -42,7 +46,7 @@ class ClipImages(ImageProcessor):
         return self
 
     def _size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of the resized picture."""
+        """Return the width and height of the resized picture."""
         if self.shorter is None:
             return self.side, self.side
         if width <= height:

@@ -1,4 +1,4 @@
-"""Images of Gemma 3: one square tile and, if the settings say so, crops of long pictures ("pan and scan")."""
+"""Gemma 3 images: one square tile and, if the settings enable it, crops of elongated pictures ("pan and scan")."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ _BEGIN, _END = "\n\n<start_of_image>", "<end_of_image>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class CropRule:
-    """ratio: of the sides, from which on a picture is cropped; least_side: of a crop; most: crops."""
+    """The rule for cropping elongated pictures.
+
+    ratio: ratio of the sides from which on a picture is cropped
+    least_side: minimum side of a crop in pixels
+    most: maximum number of crops
+    """
 
     ratio: float
     least_side: int
     most: int
 
     def boxes(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
-        """(left, top, right, bottom) of the crops; [] if there are none."""
+        """Return (left, top, right, bottom) of each crop, or [] if the picture is not cropped."""
         long, short = max(width, height), min(width, height)
         if long / short < self.ratio:
             return []
@@ -45,7 +50,11 @@ class CropRule:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Gemma3Images(ImageProcessor):
-    """side: of a tile, in pixels. crops: None: pictures are never cropped."""
+    """Gemma 3's image processor.
+
+    side: side of a tile in pixels
+    crops: the rule for crops, or None to crop no pictures
+    """
 
     placeholder: ClassVar[str] = "<start_of_image>"
 

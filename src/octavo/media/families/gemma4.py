@@ -1,4 +1,4 @@
-"""Images of Gemma 4: one tile, as large as a number of tokens allows, kept in shape."""
+"""Gemma 4 images: one tile as large as the token limit allows, in the picture's aspect ratio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _BUDGETS = (70, 140, 280, 560, 1120)  # of tokens, with which the models were tr
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Gemma4Images(ImageProcessor):
-    """token_side: of the square that becomes one token, in pixels. max_tokens: of an image."""
+    """Gemma 4's image processor.
+
+    token_side: side in pixels of the square that becomes one token
+    max_tokens: maximum number of tokens per image
+    """
 
     placeholder: ClassVar[str] = "<|image|>"
 
@@ -49,7 +53,7 @@ class Gemma4Images(ImageProcessor):
         return read(self.settings.changed(max_soft_tokens=min(budget, self.max_tokens)))
 
     def _fitted(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) of tokens: the most that are allowed, about in the picture's shape."""
+        """Return the largest allowed (columns, rows) of tokens in about the picture's aspect ratio."""
         side = self.token_side
         pixels = self.max_tokens * side**2
         factor = math.sqrt(pixels / (height * width))

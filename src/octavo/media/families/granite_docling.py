@@ -1,4 +1,4 @@
-"""Pages of granite-docling: the grid of tiles closest to the page's shape, with the marks of Idefics3."""
+"""granite-docling pages: the grid of tiles closest to the page's aspect ratio, with Idefics3's marks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _LONGEST_GRID = 16  # the marks of rows and columns end there
 
 @dataclass(frozen=True, slots=True)
 class DenseRule:
-    """Wide pages that would shrink too much get more tiles.
+    """The rule that gives more tiles to wide pages that would otherwise shrink too much.
 
-    most: their tiles; 0: no page does. scale: of the page's width, below which a page shrinks too much; least_ratio,
-    most_ratio: of width to height. 0: no bound.
+    most: maximum number of tiles of such pages, or 0 for no such pages
+    scale: scale of the page's width below which a page shrinks too much, or 0 for no limit
+    least_ratio, most_ratio: bounds on the ratio of width to height, or 0 for no bound
     """
 
     most: int
@@ -32,7 +33,10 @@ class DenseRule:
     most_ratio: float
 
     def holds(self, width: int, height: int, grid_width: int) -> bool:
-        """grid_width: of the page as other pages are resized, in pixels."""
+        """Return True if the rule applies to a page.
+
+        grid_width: width in pixels of the page if it were resized like other pages
+        """
         ratio = width / height
         return bool(
             self.most
@@ -45,7 +49,11 @@ class DenseRule:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DoclingPages(ImageProcessor):
-    """side: of a tile, in pixels; bounds: the fewest and the most tiles of a page."""
+    """granite-docling's image processor.
+
+    side: side of a tile in pixels
+    bounds: minimum and maximum number of tiles per page
+    """
 
     placeholder: ClassVar[str] = "<image>"
 
@@ -71,7 +79,7 @@ class DoclingPages(ImageProcessor):
         return read(self.settings.changed(max_patches=most, min_patches=min(self.bounds[0], most), dense_max_patches=0))
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) of tiles."""
+        """Return (columns, rows) of tiles."""
         grid = closest_grid(width, height, self.side, self.bounds, _LONGEST_GRID)
         if not self.dense.holds(width, height, grid[0] * self.side):
             return grid

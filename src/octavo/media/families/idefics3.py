@@ -1,4 +1,4 @@
-"""Images of Idefics3 and SmolVLM: square tiles row by row, and the whole picture as one more."""
+"""Idefics3 and SmolVLM images: square tiles row by row, followed by a tile of the whole picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _LONGEST_SIDE = 4096
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class IdeficsImages(ImageProcessor):
-    """side: of a tile, in pixels; longest_side: of a picture before it is cut. is_split: False: one tile is all."""
+    """Idefics3's image processor.
+
+    side: side of a tile in pixels
+    longest_side: longest side of a picture before it is split
+    is_split: whether pictures are split; otherwise one tile is used
+    """
 
     placeholder: ClassVar[str] = "<image>"
 
@@ -53,7 +58,7 @@ class IdeficsImages(ImageProcessor):
         return f"\nFrame from {int(seconds // 60):02d}:{int(seconds % 60):02d}:"
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The picture with its longest side as set, the other one an even number."""
+        """Return the picture's size with its longest side as configured and the other side even."""
         ratio = width / height
         if width >= height:
             width, height = self.longest_side, int(self.longest_side / ratio)
@@ -70,7 +75,7 @@ class IdeficsImages(ImageProcessor):
         return max(width, 1), max(height, 1)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) of tiles."""
+        """Return (columns, rows) of tiles."""
         if not self.is_split:
             return 1, 1
         width, height = self._scaled(width, height)

@@ -1,4 +1,6 @@
-"""Images of InternVL 2 to 3.5: the grid of tiles closest to the picture's shape, all tokens in a row."""
+"""InternVL 2 to 3.5 images: the grid of tiles closest to the picture's aspect ratio, with all tokens in one
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ MODEL_TYPES = ("internvl", "internvl_chat")
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class InternImages(ImageProcessor):
-    """side: of a tile, in pixels; bounds: the fewest and the most tiles of a picture."""
+    """InternVL's image processor.
+
+    side: side of a tile in pixels
+    bounds: minimum and maximum number of tiles per picture
+    """
 
     placeholder: ClassVar[str] = "<IMG_CONTEXT>"
     wrapping: ClassVar[tuple[str, str]] = ("", "\n")

@@ -1,4 +1,6 @@
-"""Images of LFM2-VL: one tile of any size; larger pictures as a grid of tiles and a small copy of the whole."""
+"""LFM2-VL images: one tile of any size, or for larger pictures a grid of tiles and a small copy of the whole
+picture.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,13 @@ MODEL_TYPES = ("lfm2_vl",)
 
 @dataclass(frozen=True, slots=True)
 class TileRule:
-    """side: of a tile in pixels; bounds: the fewest and the most of them; tolerance: the pixels that one tile may
-    have too many before the picture is cut; has_whole: a small copy follows the tiles."""
+    """The rule for splitting large pictures.
+
+    side: side of a tile in pixels
+    bounds: minimum and maximum number of tiles
+    tolerance: factor by which one tile may exceed its pixel limit before the picture is split
+    has_whole: whether a small copy of the whole picture follows the tiles
+    """
 
     side: int
     bounds: tuple[int, int]
@@ -31,9 +38,13 @@ class TileRule:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Lfm2Images(ImageProcessor):
-    """least_tokens, most_tokens: of a tile that is a whole picture. tiles: None: pictures are never cut.
+    """LFM2-VL's image processor.
 
-    The published processor resamples with torchvision, whose rounding differs; here it is Pillow's, as everywhere.
+    least_tokens, most_tokens: bounds on the tokens of a tile that shows a whole picture
+    tiles: the rule for splitting, or None to split no pictures
+
+    The published processor resamples with torchvision, whose rounding differs. This one uses Pillow, like all families
+    here.
     """
 
     placeholder: ClassVar[str] = "<image>"
@@ -91,14 +102,14 @@ class Lfm2Images(ImageProcessor):
         return read(self.settings.changed(**changes))
 
     def _is_large(self, width: int, height: int) -> bool:
-        """True if a tile of its own size has too many pixels."""
+        """Return True if a tile of the picture's own size would have too many pixels."""
         assert self.tiles is not None
         side = self.patch_size * self.merge_size
         filled = max(self.patch_size, round(height / side) * side) * max(self.patch_size, round(width / side) * side)
         return filled > self.most_tokens * side**2 * self.tiles.tolerance
 
     def _whole_tile(self, width: int, height: int) -> ImageTile:
-        """The picture as one tile, within the bounds of tokens."""
+        """Return the picture as one tile, within the token bounds."""
         side = self.patch_size * self.merge_size
         least, most = self.least_tokens * side**2, self.most_tokens * side**2
         rows, cols = max(1, round(height / side)), max(1, round(width / side))

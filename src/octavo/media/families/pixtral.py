@@ -1,4 +1,4 @@
-"""Images of Pixtral, Mistral Small 3.x and Ministral 3: one tile of any size, a mark after each row of tokens."""
+"""Pixtral, Mistral Small 3.x and Ministral 3 images: one tile of any size, with a mark after each row of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ MODEL_TYPES = ("mistral3", "pixtral", "llava")  # as llava with a vision part `p
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PixtralImages(ImageProcessor):
-    """longest_side: of a resized picture, in pixels, before it is filled up to whole tokens."""
+    """Pixtral's image processor.
+
+    longest_side: longest side of a resized picture in pixels, before it is padded to whole tokens
+    """
 
     placeholder: ClassVar[str] = "[IMG]"
 

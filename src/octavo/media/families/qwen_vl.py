@@ -1,4 +1,6 @@
-"""Images and videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5: one tile of any size, kept in shape."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5 images and videos: one tile of any size, in the picture's aspect
+ratio.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,14 @@ _VIDEO_PIXELS = 15 << 20  # of all frames, so that a prompt can have them
 
 @dataclass(frozen=True, slots=True)
 class VideoRule:
-    """The frames of a video that are seen, and their size.
+    """How many frames of a video the model sees, and their size.
 
-    rate: frames a second; least_frames, most_frames: of a video. least_pixels, most_pixels: of a frame in Qwen 2 and
-    2.5, of all frames later. tokens_per_second: of the positions of Qwen 2.5; None: pairs of frames are one apart, or
-    have a text with their time before them.
+    rate: frames per second
+    least_frames, most_frames: bounds on the number of frames in a video
+    least_pixels, most_pixels: bounds on the pixels per frame in Qwen 2 and 2.5, and on those of all frames in later
+    models
+    tokens_per_second: positions per second in Qwen 2.5. None if consecutive pairs of frames are one position apart, or
+    follow a text with their time.
     """
 
     rate: float
@@ -46,9 +51,11 @@ class VideoRule:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QwenImages(ImageProcessor):
-    """num_frames: of a patch. least_pixels, most_pixels: bounds of the resized picture.
+    """Qwen's image and video processor.
 
-    has_times: texts with times are before the frames of a video; otherwise their positions are apart.
+    num_frames: number of frames per patch
+    least_pixels, most_pixels: bounds on the pixels of the resized picture
+    has_times: whether texts with times precede the frames of a video; otherwise their positions reflect the times
     """
 
     placeholder: ClassVar[str] = "<|image_pad|>"
@@ -111,9 +118,11 @@ class QwenImages(ImageProcessor):
     def _fitted(
         self, height: int, width: int, least: int, most: int, count: int = 1, planned: int = 1
     ) -> tuple[int, int]:
-        """The sides as multiples of a block's side, about in the same ratio, with least to most pixels in all.
+        """Return (height, width) as multiples of a block's side, in about the same ratio, with `least` to `most` pixels
+        in all.
 
-        count: frames of this size; planned: the same as whole groups.
+        count: number of frames of this size
+        planned: `count` rounded to whole groups
         """
         side = self.patch_size * self.merge_size
         new_height, new_width = round(height / side) * side, round(width / side) * side  # halves to even numbers
@@ -128,7 +137,9 @@ class QwenImages(ImageProcessor):
         return new_height, new_width
 
     def _fitted_video(self, video: VideoHeader, count: int) -> tuple[int, int]:
-        """Height and width of each of `count` frames: as the rule says, or smaller so that a prompt can have all."""
+        """Return the height and width of each of `count` frames, as the rule requires or smaller, so that a prompt can
+        contain all.
+        """
         rule, height, width = self.video, video.height, video.width
         if self.has_times:
             side = self.patch_size * self.merge_size
@@ -151,7 +162,7 @@ class QwenImages(ImageProcessor):
         return size
 
     def _sampled(self, video: VideoHeader) -> list[int]:
-        """The numbers of the frames that are seen."""
+        """Return the numbers of the frames that the model sees."""
         rule, total = self.video, video.num_frames
         wanted = total / video.frames_per_second * rule.rate
         if self.has_times:
@@ -162,7 +173,7 @@ class QwenImages(ImageProcessor):
         return [int(i * (total / count)) for i in range(count)]
 
     def _times(self, video: VideoHeader, groups: Sequence[tuple[int, ...]]) -> list[int | None]:
-        """The distance of each group of frames from the first one in positions; None: it is a picture of its own."""
+        """Return each group's distance from the first one in positions, or None if it is a picture of its own."""
         if self.has_times:
             return [None] * len(groups)
         if self.video.tokens_per_second is None:
@@ -204,7 +215,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
 
 
 def _video_rule(settings: ImageSettings) -> VideoRule:
-    """The rule of video_preprocessor_config.json, or the one with which the family was published."""
+    """Return the rule in video_preprocessor_config.json, or the one that the family was published with."""
     is_second, video = settings.model_type.startswith("qwen2"), settings.of_videos()
     least, most = (128 * 28 * 28, 768 * 28 * 28) if is_second else (1 << 12, 3 << 23)
     rate = video.number("fps", 2.0)

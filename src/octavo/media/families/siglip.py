@@ -1,4 +1,4 @@
-"""Images of SigLIP: a square tile; of SigLIP 2 with `naflex`, one of the picture's shape with a fixed area."""
+"""SigLIP images: a square tile or, for SigLIP 2 with `naflex`, a tile of fixed area in the picture's aspect ratio."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PRECISION = 1e-5  # of the scale of a picture
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SiglipImages(ImageProcessor):
-    """side: of the resized picture, in pixels. Those beyond whole patches are left out."""
+    """SigLIP's image processor.
+
+    side: side of the resized picture in pixels. Pixels beyond whole patches are left out.
+    """
 
     placeholder: ClassVar[str] = ""
     gives_vectors: ClassVar[bool] = True
@@ -43,7 +46,10 @@ class SiglipImages(ImageProcessor):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class NaflexImages(ImageProcessor):
-    """most: patches of a tile."""
+    """The image processor of SigLIP 2 with `naflex`.
+
+    most: maximum number of patches per tile
+    """
 
     placeholder: ClassVar[str] = ""
     gives_vectors: ClassVar[bool] = True
@@ -51,7 +57,9 @@ class NaflexImages(ImageProcessor):
     most: int
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        """The largest scale with at most `most` patches, as the published processor finds it."""
+        """Return the layout at the largest scale with at most `most` patches, found like the published processor
+        does.
+        """
         low, high = _PRECISION / 10, 100.0
         while high - low >= _PRECISION:
             scale = (low + high) / 2
