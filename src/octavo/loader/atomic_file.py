@@ -1,4 +1,4 @@
-"""A file that appears under its name only when it is complete."""
+"""A file that appears under its name only once it is complete."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ Chunk = bytes | NDArray[np.uint8]
 
 
 class AtomicFile:
-    """Writes `NAME.partial` next to the destination, and renames it when it is complete and on the disk.
+    """Writes `NAME.partial` next to the destination, and renames it once it is complete and on disk.
 
     The first bytes, `magic`, are written last: a partial file left by a killed process has zeros in their place, so no
     reader takes it for a model. The next attempt overwrites it. A lock keeps a second writer out.
 
-    A destination that is a folder, a pipe or a device is refused, because a rename would replace it by a file. Use it
-    as a
-    context manager: leaving it by an exception deletes the partial file.
+    A destination that is a folder, a pipe or a device is refused, because the rename would replace it with a file. Use
+    it as a context manager: an exception inside the context deletes the partial file.
     Raises ModelWriteError naming the file and the reason.
     """
 
@@ -68,7 +67,7 @@ class AtomicFile:
         self.write(bytes(-self.position % alignment))
 
     def complete(self) -> None:
-        """Bring all bytes to the disk, the first ones last."""
+        """Flush all bytes to disk, the first ones last."""
         with _errors_of(self.partial):
             os.fsync(self._file)
             files.pwrite(self._file, self._magic, 0)
@@ -114,12 +113,12 @@ class _errors_of:  # noqa: N801 - used like a function; a generator would cost a
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file in UTF-8, complete or not at all. Raises ModelWriteError."""
+    """Write a small UTF-8 file, completely or not at all. Raises ModelWriteError."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a small file, complete or not at all. Raises ModelWriteError."""
+    """Write a small file, completely or not at all. Raises ModelWriteError."""
     with AtomicFile(path, data[:1]) as file:
         file.write(data[1:])
         file.complete()
@@ -127,9 +126,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-    """Return a new file with an array of zeros, mapped, whose disk space is taken. Raises ModelWriteError.
+    """Create a file with an array of zeros and return it mapped. Its disk space is allocated. Raises ModelWriteError.
 
-    Without the space, a write to the mapping of a file on a full disk would end the process.
+    Without that, a write to the mapping of a file on a full disk would end the process.
     """
     with _errors_of(path):
         made: np.memmap[Any, Any] = np.lib.format.open_memmap(path, "w+", dtype, shape)

@@ -1,4 +1,4 @@
-"""A folder that appears under its name only when it is complete."""
+"""A folder that appears under its name only once it is complete."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _LOCK = ".lock"
 
 
 class AtomicFolder:
-    """Gathers files in `NAME.partial` next to the destination, and renames it when it is complete and on the disk.
+    """Collects files in `NAME.partial` next to the destination, and renames it once it is complete and on disk.
 
-    The next process finds what a killed one left there and continues. A lock keeps a second writer out. Use it as a
-    context
-    manager. Raises ModelWriteError naming the folder and the reason.
+    If a process is killed, the next one finds the files it left and continues. A lock keeps a second writer out. Use it
+    as a context manager. Raises ModelWriteError naming the folder and the reason.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +40,7 @@ class AtomicFolder:
             raise ModelWriteError(f"{path}: another process is writing it; wait until it ends") from error
 
     def clear(self, kept: str = "") -> None:
-        """Remove what is in the partial folder, but for the entry `kept`."""
+        """Empty the partial folder, except for the entry `kept`."""
         for entry in self.partial.iterdir():
             if entry.name not in (_LOCK, kept):
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -62,7 +61,7 @@ class AtomicFolder:
             raise ModelWriteError(f"{self.path}: {error.strerror}") from error
 
     def _replace(self) -> None:
-        """Set the old folder aside, under a name that nothing else has, until the new one is in its place."""
+        """Move the old folder to a unique name until the new one is in its place."""
         old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.old-", dir=self.path.parent))
         os.replace(self.path, old)
         try:
@@ -85,7 +84,7 @@ class AtomicFolder:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to be filled from nothing, which gets its name when the block ends. An exception removes it."""
+    """Yield an empty folder to fill, which gets its name when the block ends. An exception removes it."""
     with AtomicFolder(path) as folder:
         try:
             folder.clear()
@@ -97,7 +96,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file to the disk."""
+    """Flush a file to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

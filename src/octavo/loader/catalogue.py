@@ -1,8 +1,8 @@
-"""Short names of models of the hub, by family and size, as `octavo list --all` shows them.
+"""Short names of hub models, by family and size, as shown by `octavo list --all`.
 
-A name is `family:size`, optionally with a type: `qwen3:4b:q8_0` (or `qwen3:4b-q8_0`). The family alone is its first
+A name is `family:size`, optionally with a type: `qwen3:4b:q8_0` (or `qwen3:4b-q8_0`). The family alone means its first
 size. Each repository was found by this name in public source code. Files and checksums are not listed here: both are
-taken from the hub at the first download and recorded (`octavo.loader.library`). A test checks what is known of each
+taken from the hub at the first download and recorded (`octavo.loader.library`). A test checks what is known about each
 entry against what can be loaded.
 """
 
@@ -167,7 +167,7 @@ DRAFTS: dict[str, str] = {
 
 
 def draft_for(model: str) -> str | None:
-    """Return the draft model for a short name, a repository or a file of the catalogue, or None if none is known."""
+    """Return the draft model for a short name, or for a repository or file in the catalogue. None if none is known."""
     name, repositories = model.lower(), catalogue()
     for target, draft in DRAFTS.items():
         repository = repositories[target]
@@ -179,12 +179,12 @@ def draft_for(model: str) -> str | None:
 
 
 def catalogue() -> dict[str, str]:
-    """Every short name with its size and repository."""
+    """Return all short names with their sizes and repositories."""
     return {f"{family}:{size}": repo for family, sizes in FAMILIES.items() for size, repo in sizes.items()}
 
 
 def find(name: str) -> tuple[str, str | None] | None:
-    """Return the repository and the type (`Q8_0`) that a short name asks for; None if it is not in the catalogue."""
+    """Return the repository and the type (`Q8_0`) that a short name means, or None if it is not in the catalogue."""
     name = _WITH_DASH.get(name.lower(), name.lower())
     family, _, tag = name.partition(":")
     sizes = FAMILIES.get(family)
@@ -200,9 +200,9 @@ def find(name: str) -> tuple[str, str | None] | None:
 
 
 def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str | None:
-    """Return the short name that a misspelled one may mean.
+    """Return the short name that a misspelled one probably means.
 
-    likeness: least similarity of the two, from 0 to 1.
+    likeness: required similarity of the two, from 0 to 1.
     """
     matcher = difflib.SequenceMatcher(b=name.lower())
     best, best_name = likeness, None

@@ -1,4 +1,4 @@
-"""An opened model: configuration and weights under checkpoint names, for either format."""
+"""An opened model: its configuration, and its weights under checkpoint names, for either format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _BUFFERS = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk. Close it when its weights are packed."""
+    """A model on disk. Close it once its weights are packed."""
 
     path: Path
     format: FileFormat
@@ -71,12 +71,12 @@ class Checkpoint:
 
     @property
     def num_parameters(self) -> int:
-        """The numbers of all weights in the files."""
+        """Number of parameters in the files."""
         return sum(math.prod(weight.shape) for weight in self.stored)
 
     @property
     def bits_per_weight(self) -> float:
-        """The mean of all weights, as the files have them."""
+        """Mean number of bits per parameter, as stored in the files."""
         return 8 * sum(weight.nbytes for weight in self.stored) / max(self.num_parameters, 1)
 
     def with_weights(self, weights: Weights) -> Checkpoint:
@@ -84,11 +84,11 @@ class Checkpoint:
         return replace(self, weights=weights)
 
     def with_sight(self, sight: Sight) -> Checkpoint:
-        """Return the same model, which takes rows of images as well."""
+        """Return the same model, which accepts rows of images as well."""
         return replace(self, sight=sight)
 
     def close(self) -> None:
-        """Close the files. Weights that are still alive keep theirs mapped. May be called twice."""
+        """Close the files. Weights that are still in use keep theirs mapped. May be called twice."""
         self.file.close()
 
 
@@ -108,9 +108,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def warn_unused_weights(checkpoint: Checkpoint, used: Container[str], others: Iterable[str] = ()) -> None:
-    """Warn of weights that a graph does not use. The graph itself has checked those that it needs.
+    """Warn about weights that a graph does not use. The graph itself has checked those that it needs.
 
-    others: tensors of a part of the model that is another graph.
+    others: tensors that belong to another graph of the model.
     """
     table = weight_table(models.load_architecture(checkpoint.architecture))
     known = {checkpoint_name(tensor, table) for tensor in others}
@@ -210,7 +210,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
 
 
 def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
-    """True if both tensors have the same numbers. The stored head counts, whatever config.json specifies."""
+    """True if both tensors have the same values. If they differ, the stored head is used, whatever config.json
+    specifies.
+    """
     if embedding is None or head.shape != embedding.shape:
         return False
     a, b = head.make(), embedding.make()
@@ -235,9 +237,9 @@ def _architecture(
 
 
 def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple[Path, ConfigReader | None]:
-    """Return the configuration of a quantized checkpoint, in config.json or, from older tools, in a separate file.
+    """Return the configuration of a quantized checkpoint, and the path of the file that contains it.
 
-    None if there is none. The path is that of the file containing it.
+    It is in config.json or, from older tools, in a separate file. None if there is none.
     """
     key = "quantization_config"
     if config_json.get(key) is not None:
@@ -250,7 +252,7 @@ def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple
 
 
 def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
-    """Return the quantized weights by name in the file."""
+    """Return the quantized weights by their names in the file."""
     settings = zlib.crc32(repr(section.values).encode())
     found: dict[str, Source] = {}
     for weight in lowered(section, file):
@@ -262,7 +264,9 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
 
 
 def config_beside(path: Path) -> Mapping[str, object]:
-    """config.json in a folder or next to a file; empty if there is none or for GGUF files. Raises ModelLoadError."""
+    """Return config.json from a folder or next to a file. Empty if there is none or for GGUF files. Raises
+    ModelLoadError.
+    """
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     if not config_path.is_file() or (path.is_file() and is_gguf(path)):
         return {}
@@ -288,7 +292,7 @@ def checkpoint_name(name: str, table: WeightTable) -> str:
 
 
 def warn_unused_tensors(path: Path, names: list[str]) -> None:
-    """Warn of these unused tensors of a file, if there are any."""
+    """Warn about these unused tensors in a file, if there are any."""
     if names:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         logger.warning("%s: %d tensors are not used: %s", path, len(names), shown)

@@ -1,4 +1,4 @@
-"""Dense modules of sentence-transformers: linear layers with activations, which pooled vectors go through.
+"""Dense modules of sentence-transformers: linear layers with activations, applied to pooled vectors.
 
 Source: the class Dense of sentence-transformers. Each has a folder with `config.json` and `model.safetensors`.
 """
@@ -36,9 +36,9 @@ _KEYS = {"in_features", "out_features", "bias", "activation_function", *_NAMES, 
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """activation(weight @ x + bias).
+    """A layer that computes activation(weight @ x + bias).
 
-    activation: a name in ACTIVATIONS of the graph's operations, or None if none.
+    activation: a name in ACTIVATIONS of the graph's operations, or None for no activation.
     """
 
     folder: Path
@@ -48,7 +48,9 @@ class DenseModule:
     activation: str | None
 
     def load(self) -> tuple[Float32, Float32]:
-        """Weight [out_features, in_features] and bias [out_features]. Raises ModelLoadError naming the file."""
+        """Return the weight [out_features, in_features] and the bias [out_features]. Raises ModelLoadError naming
+        the file.
+        """
         path = self.folder / "model.safetensors"
         if not path.is_file():
             raise ModelLoadError(
@@ -68,7 +70,7 @@ class DenseModule:
 
 
 def read_dense(folder: Path, *, of_tokens: bool = False) -> DenseModule:
-    """Read `config.json`.
+    """Read a dense module's `config.json`.
 
     of_tokens: it changes token vectors, not text vectors.
     Raises ModelLoadError naming the file and the key.

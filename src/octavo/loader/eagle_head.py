@@ -1,4 +1,4 @@
-"""The folder of an EAGLE-3 head, opened for the model that it drafts for."""
+"""Opens the folder of an EAGLE-3 head for the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 class EagleHead:
     """A head whose weights include those taken from its model. The caller must close its checkpoint.
 
-    target_ids: [draft vocab], the token of each row of its logits, or None if they are the model's.
-    output_head: the model's, for a head without one.
+    target_ids: [draft vocab], the token id for each row of its logits, or None if they are the model's.
+    output_head: the model's, for a head without its own.
     """
 
     checkpoint: Checkpoint
@@ -43,7 +43,7 @@ def is_eagle_head(path: Path) -> bool:
 
 
 def open_eagle_head(path: Path, target: Checkpoint) -> EagleHead:
-    """Raise ModelLoadError naming file and reason, also for a head of another model."""
+    """Open the head. Raise ModelLoadError naming file and reason, also for another model's head."""
     path = find_model_file(path)
     if not isinstance(target.config, DecoderConfig):
         raise ModelLoadError(f"{path}: an EAGLE-3 head drafts for a decoder, and {target.architecture} is none")
@@ -74,8 +74,9 @@ def _opened(path: Path, file: TensorFiles, target: Checkpoint, model: DecoderCon
 
 
 def _target_ids(file: TensorFiles, num_rows: int, vocab_size: int) -> NDArray[np.int32] | None:
-    """Return the tokens from `d2t`, which has the difference of the model's token id and the head's for each row of
-    logits.
+    """Return the token ids according to `d2t`, or None without it.
+
+    For each row of logits, `d2t` has the difference between the model's token id and the head's.
     """
     if "d2t" not in file.tensors:
         if num_rows > vocab_size:

@@ -1,8 +1,7 @@
-"""The sampling that a model's makers recommend, for the fields that a request leaves open.
+"""The sampling parameters that a model's makers recommend, for the fields that a request does not set.
 
-The first source that gives a value counts: `generation_config.json` next to safetensors or the `general.sampling.*`
-keys of a GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the makers'
-files.
+The first source with a value counts: `generation_config.json` next to safetensors or the `general.sampling.*` keys of a
+GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the makers' files.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ _NAMES = ("general.name", "general.base_model.0.name", "general.basename")
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """values: by field of `SamplingParams`.
+    """Recommended sampling parameters.
+
+    values: by field of `SamplingParams`.
     source: where they come from, in words.
     """
 
@@ -48,12 +49,12 @@ class SamplingDefaults:
     source: str = "neutral values"
 
     def without(self, given: Container[str]) -> dict[str, SamplingValue]:
-        """Return the values of all fields but the given ones."""
+        """Return the values of all fields except the given ones."""
         return {name: value for name, value in self.values.items() if name not in given}
 
     @property
     def numbers(self) -> dict[str, int | float]:
-        """The values that are numbers: all but `stop`."""
+        """The numeric values: all but `stop`."""
         return {name: value for name, value in self.values.items() if not isinstance(value, tuple)}
 
     def overridden(self, values: Mapping[str, SamplingValue]) -> SamplingDefaults:
@@ -94,7 +95,7 @@ def _from_json(path: Path) -> dict[str, SamplingValue]:
 
 
 def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | None]) -> dict[str, SamplingValue]:
-    """Return the values that are given, each checked."""
+    """Check each value that is given, and return them."""
     values: dict[str, SamplingValue] = {}
     for name, key in keys.items():
         if key is None or found.get(key) is None:
@@ -108,7 +109,7 @@ def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | N
 
 
 def _base_model(checkpoint: Checkpoint) -> str | None:
-    """Return the row of the table for this model, by its metadata, its file or folder, or its folder in the hub's
+    """Return the table row for this model, found by its metadata, its file or folder, or its folder in the hub's
     cache.
     """
     path, is_gguf = checkpoint.path, checkpoint.format == "gguf"

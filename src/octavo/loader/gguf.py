@@ -1,9 +1,9 @@
-"""GGUF models, versions 2 and 3: one file or all parts of a split one, mapped, with every size checked first.
+"""Opens GGUF models, versions 2 and 3: one file or all parts of a split one, mapped, with every size checked first.
 
-Source: the GGUF specification (`docs/gguf.md` of ggml). Layout, all little-endian: magic, version,
-tensor count, key count; keys with typed values; for each tensor its name, dimensions (innermost
-first), type and offset; then, at the next multiple of `general.alignment`, the data. Sizes are
-Python integers, so nothing wraps; each read is checked against the end of the file before it is done.
+Source: the GGUF specification (`docs/gguf.md` of ggml). Layout, all little-endian: magic, version, tensor count, key
+count; keys with typed values; for each tensor its name, dimensions (innermost first), type and offset; then, at the
+next multiple of `general.alignment`, the data. Sizes are Python integers, so nothing wraps; each read is checked
+against the end of the file before it is done.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 def open_gguf(path: Path) -> TensorFiles:
     """Open a GGUF file, or a whole split model from any of its parts (`...-00002-of-00003.gguf`).
 
-    The metadata is the first part's.
+    The metadata comes from the first part.
     Raises ModelLoadError naming file, offset and reason.
     """
     with ExitStack() as opened:
@@ -73,7 +73,7 @@ def open_gguf(path: Path) -> TensorFiles:
 
 
 def header_bytes(path: Path) -> int:
-    """Return the length of the header of one file. Raises ModelLoadError naming file, offset and reason."""
+    """Return the length in bytes of a file's header. Raises ModelLoadError naming file, offset and reason."""
     with closing(MappedFile(path)) as file:
         reader = _HeaderReader(file)
         reader.read()
@@ -81,9 +81,9 @@ def header_bytes(path: Path) -> int:
 
 
 def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
-    """Return all parts of the model that the file `name` belongs to, in order; only itself if it is not named like a
-    part.
+    """Return all parts of the model that the file `name` belongs to, in order.
 
+    A name that is not that of a part is returned alone.
     name: with or without directory.
     Raises ModelLoadError naming an impossible or a missing part.
     """
@@ -100,7 +100,7 @@ def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
 
 
 def _check_parts(path: Path, paths: Sequence[Path], headers: Sequence[TensorFiles]) -> None:
-    """Refuse parts that do not belong together."""
+    """Reject parts that do not belong together."""
     first = headers[0].metadata
     if len(headers) == 1:
         if (count := first.get("split.count", 1)) not in (0, 1):
@@ -127,7 +127,7 @@ def _check_parts(path: Path, paths: Sequence[Path], headers: Sequence[TensorFile
 
 
 class _HeaderReader:
-    """Reads a file from its start. `position` is the offset of the next byte."""
+    """Reads a file's header from its start. `position` is the offset of the next byte."""
 
     def __init__(self, file: MappedFile) -> None:
         self.file = file
@@ -139,7 +139,7 @@ class _HeaderReader:
         self.number_types: dict[str, str] = {}
 
     def read(self) -> TensorFiles:
-        """Metadata and tensor directory of the file. Raises ModelLoadError naming file, offset and reason."""
+        """Read the metadata and the tensor directory. Raises ModelLoadError naming file, offset and reason."""
         self._check_version()
         counts_at = self.position
         num_tensors, num_keys = self._u64("the number of tensors"), self._u64("the number of keys")
@@ -225,9 +225,9 @@ class _HeaderReader:
             raise self._error(offset, f"{count} {what}, but {reason}")
 
     def _value(self, key: str) -> object:
-        """Return the value after a key.
+        """Read the value that follows a key.
 
-        key: as errors show it.
+        key: as shown in errors.
         """
         start = self.position
         kind = self._u32(f"the type of {key}")
@@ -245,9 +245,9 @@ class _HeaderReader:
         return self._numbers(key, kind, count, start)
 
     def _numbers(self, key: str, kind: int, count: int, offset: int) -> NDArray[Any]:
-        """Return the next numbers or bools.
+        """Read the next numbers or bools.
 
-        offset: of their type. The length of an array follows it.
+        offset: where their type is, for errors. An array's length follows it.
         """
         if kind not in _NUMBERS:
             raise self._error(offset, f"key {key} has the unknown type {kind}")
@@ -264,7 +264,9 @@ class _HeaderReader:
         return items.astype(np.bool_)
 
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
-        """Return a list of strings. Vocabulary and merges have 300,000 of them: runs of short ones are read at once."""
+        """Read a list of strings. Vocabulary and merges have 300,000 of them, so runs of short ones are read at
+        once.
+        """
         self._check_count(f"strings in {key}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
         strings: list[str] = []
@@ -278,7 +280,7 @@ class _HeaderReader:
         return strings
 
     def _any_strings(self, key: str, strings: list[str], count: int) -> None:
-        """Append the next `count` strings, each read for itself."""
+        """Append the next `count` strings, reading them one by one."""
         data, last, unpack, limit = self.data, self.end, _U64.unpack_from, MAX_LISTED_STRING_BYTES
         end = self.position
         try:
@@ -344,7 +346,7 @@ class _HeaderReader:
         return tensors
 
     def _tensor(self, alignment: int) -> TensorInfo:
-        """One entry of the directory. Its offset is still relative to the data."""
+        """Read one entry of the directory. Its offset is still relative to the data."""
         name = self._name("tensor name", MAX_TENSOR_NAME_BYTES)
         tensor = f"tensor {name!r:.80}"
         at = self.position

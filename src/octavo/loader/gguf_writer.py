@@ -1,8 +1,8 @@
-"""Writes GGUF models, version 3: one file or several parts, tensor by tensor, complete or not at all.
+"""Writes GGUF models, version 3: one file or several parts, tensor by tensor, completely or not at all.
 
 Source: the GGUF specification (`docs/gguf.md` of ggml); the keys `split.*` and the names of parts are llama.cpp's.
-Types of values: bool and str as they are; int as uint32, else int32, else uint64 or int64, whichever first holds it;
-float as float32; numpy numbers and arrays in their own type; sequences of str as an array of strings.
+Types of values: bool and str as they are; int as the first of uint32, int32, uint64 and int64 that can hold it; float
+as float32; numpy numbers and arrays in their own type; sequences of str as an array of strings.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _INTEGERS = (np.uint32, np.int32, np.uint64, np.int64)
 class OutputTensor:
     """A tensor to write.
 
-    shape: as numpy writes it, innermost last. chunks: called once, gives the bytes of the tensor piece by piece, in
-    the layout of ggml type `type_name`; together they must have the size that type and shape ask for.
+    shape: in numpy's order, innermost last.
+    chunks: called once; returns the bytes of the tensor piece by piece, in the layout of ggml type `type_name`. Their
+    total size must match type and shape.
     """
 
     name: str
@@ -65,12 +66,12 @@ def write_gguf(
     """Write the model and return its files in order.
 
     path: the file, or for several parts the base of their names: `NAME.gguf` becomes `NAME-00001-of-00003.gguf`.
-    max_part_bytes: of tensor data in a part; None for one file. A larger tensor gets its own part.
+    max_part_bytes: most tensor data per part; None for one file. A larger tensor gets its own part.
     metadata: `split.*` is replaced. Data is aligned to `general.alignment`, by default 32 bytes.
 
-    Parts get their names only when all are complete, the first part last.
-    Raises ModelWriteError naming the file or the tensor. No file has changed then, except that a failure between two
-    renames leaves later parts alone.
+    Parts get their names only once all are complete, the first part last.
+    Raises ModelWriteError naming the file or the tensor. In that case no file has changed, except that a failure
+    between two renames leaves later parts without the first.
     """
     metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}
     alignment = _alignment(metadata)
@@ -149,7 +150,7 @@ def _write_part(
 
 
 def _header(metadata: Mapping[str, MetadataValue], tensors: Sequence[OutputTensor], alignment: int) -> bytes:
-    """Everything between the magic number and the data."""
+    """Return everything between the magic number and the data."""
     pieces = [pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
         pieces += [_string(key), _checked_value(key, value)]
@@ -179,7 +180,7 @@ def _checked_value(key: str, value: object) -> bytes:
 
 
 def _value(value: object) -> bytes:
-    """Return the type and the bytes of a value. Raises TypeError for one that the format does not have."""
+    """Return the type and the bytes of a value. Raises TypeError for one that the format cannot represent."""
     if isinstance(value, str):
         return pack("<I", _STRING) + _string(value)
     if isinstance(value, np.ndarray):
@@ -225,7 +226,7 @@ def _little_endian(array: NDArray[Any]) -> bytes:
 
 
 def typed_metadata(metadata: Mapping[str, object], number_types: Mapping[str, str]) -> dict[str, MetadataValue]:
-    """Return the metadata of an opened GGUF file with every number in the type that the file has.
+    """Return the metadata of an opened GGUF file, with each number in the type it has in the file.
 
     number_types: numpy names of the types of single numbers (`TensorFiles.number_types`).
     """

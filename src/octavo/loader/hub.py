@@ -1,4 +1,4 @@
-"""Finds a model by path, short name, or repository of the Hugging Face hub."""
+"""Finds a model by path, short name, or repository on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def resolve_model(
 ) -> Path:
     """Return the file or directory of a model, downloaded if needed.
 
-    name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, of which `org/name:Q4_K_M` is one
-    GGUF file, or their address.
+    name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, one of its GGUF files
+    `org/name:Q4_K_M`, or the web address of either.
     revision: branch, tag or commit of a repository; None means the newest.
-    refresh: ask the hub even if the model is here.
-    progress: called with (file, bytes done, bytes in all).
-    offline: never touch the network; None means as the environment says.
-    Raises ModelLoadError that says what to do.
+    refresh: ask the hub even if the model is already downloaded.
+    progress: called with (file, bytes done, total bytes).
+    offline: never use the network; None decides by the environment.
+    Raises ModelLoadError that explains what to do.
     """
     offline = env.is_offline() if offline is None else offline
     if alias := ALIASES.get(name.lower()):
@@ -113,8 +113,8 @@ def _check_no_revision(name: str, revision: str | None, kind: str) -> None:
 def choose_files(repository: str, names: Iterable[str], variant: str | None) -> list[str]:
     """Return the files of a repository that make up the model; the one to open comes first.
 
-    With a variant (`Q4_K_M`) these are the GGUF file of that name, or all its parts; otherwise the safetensors
-    files with their companions, or the most common GGUF file. With a GGUF file comes its part that sees, if it has one.
+    With a variant (`Q4_K_M`) these are the GGUF file of that name, or all its parts; otherwise the safetensors files
+    with their companions, or the most common GGUF file. If a GGUF model has a vision part, its file is included.
     """
     names = sorted(name for name in names if _is_harmless(name))
     top = [name for name in names if "/" not in name]
@@ -143,7 +143,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
 
 
 def _with_mmproj(parts: list[str], names: Iterable[str]) -> list[str]:
-    """Return the parts of a GGUF model, then the file of its part that sees, from where the loader will look for it."""
+    """Return the parts of a GGUF model, followed by its vision file from where the loader will look for it."""
     found = best_mmproj(name for name in names if name.endswith(".gguf") and is_mmproj(name))
     for folder in mmproj_folders(PurePosixPath(parts[0])):
         for name in found:
@@ -180,7 +180,7 @@ def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
 
 
 def _check_content(record: library.Record, checksums: Mapping[str, str | None]) -> None:
-    """Compare the SHA-256 of large files with those that the hub has told. Raises ModelLoadError."""
+    """Compare the SHA-256 of large files with those reported by the hub. Raises ModelLoadError."""
     for file in record.files:
         expected = checksums.get(file.name)
         if expected is not None and expected != file.sha256:
@@ -192,7 +192,7 @@ def _check_content(record: library.Record, checksums: Mapping[str, str | None]) 
 
 
 def _from_hub_cache(wanted: Reference) -> Path:
-    """Return the model from an earlier download, without the network."""
+    """Return the model from an earlier download, without using the network."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -225,7 +225,7 @@ def list_files(
 ) -> tuple[str, dict[str, str | None]]:
     """Return the commit of a revision of a repository, and its files with the SHA-256 of the large ones.
 
-    revision: None is the newest.
+    revision: None means the newest.
 
     Raises ModelLoadError; UnreachableError if the hub does not answer in time.
     """
@@ -262,7 +262,7 @@ def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | 
 def download(
     repository: str, name: str, revision: str, directory: Path | None, progress: DownloadProgress | None
 ) -> Path:
-    """Download one file into `directory`, or into the hub's own cache. A broken download is resumed.
+    """Download one file into `directory`, or into the hub's own cache. An interrupted download is resumed.
 
     Raises ModelLoadError.
     """
@@ -279,7 +279,7 @@ def download(
 
 
 def _progress_bar(name: str, progress: DownloadProgress | None) -> type[tqdm]:
-    """Return a progress bar for the hub library that shows nothing and reports to `progress`."""
+    """Return a progress bar class for the hub library that shows nothing and reports to `progress`."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class HubBar(tqdm):
@@ -298,12 +298,12 @@ def _progress_bar(name: str, progress: DownloadProgress | None) -> type[tqdm]:
 
 
 def _is_harmless(name: str) -> bool:
-    """True if a file name of the hub stays within its directory on every system."""
+    """True if a file name from the hub stays within its directory on every system."""
     pieces = name.split("/")
     return all(p not in ("", ".", "..") and len(p) <= 255 for p in pieces) and not re.search(r"[\0\\:]", name)
 
 
 def one_line(error: Exception) -> str:
-    """Return the text of an error for the middle of a sentence."""
+    """Return the text of an error in a form that fits into the middle of a sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200]

@@ -1,4 +1,4 @@
-"""JSON from a model directory, read without trusting it."""
+"""Reads JSON from a model directory without trusting it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MAX_SIDE_BYTES = 4 << 20  # limit of the small files next to a checkpoint
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
-    """Return the object in a JSON file, with `Infinity`, as Python writes it. Raises ModelLoadError naming file and
-    reason.
+    """Return the object in a JSON file. `Infinity`, as Python writes it, is allowed.
+
+    Raises ModelLoadError naming file and reason.
     """
     with closing(MappedFile(path)) as file:
         if file.size > max_bytes:
@@ -27,17 +28,18 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
 
 
 def read_optional(path: Path) -> dict[str, object]:
-    """Return the object in a small JSON file, or empty if there is no such file."""
+    """Return the object in a small JSON file, or an empty one if there is no such file."""
     return read_json_object(path, MAX_SIDE_BYTES) if path.is_file() else {}
 
 
 def parse_json_object(
     text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS, *, infinity: bool = False
 ) -> dict[str, object]:
-    """Return the JSON object in `text` at `offset` bytes in `path`, without repeated keys, NaN or infinity.
+    """Return the JSON object in `text`, which starts at `offset` bytes in `path`. Rejects repeated keys, NaN and
+    infinity.
 
     max_items: limit on the items of all lists and objects together.
-    infinity: `Infinity` is allowed as well.
+    infinity: allow `Infinity`.
     """
     if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
         raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")

@@ -1,10 +1,9 @@
-"""The record of models downloaded from the hub: commit, files, checksums, last use.
+"""Records the models downloaded from the hub: commit, files, checksums, last use.
 
 A recorded model is used unchanged, without the network, until `octavo pull` asks the hub again. Each has a JSON file in
 `models/records` of the cache folder; its files are in the hub library's own cache. The same folder has an empty file
-for
-each short name of `aliases`, with the time of the last use, and one with the path of each GGUF file that the user has
-named.
+for each short name of `aliases`, with the time of the last use, and one with the path of each GGUF file that the user
+has named.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MAX_PATH_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class RecordedFile:
-    """A file of a model, by its path in the repository."""
+    """One of a model's files, by its path in the repository."""
 
     name: str
     nbytes: int
@@ -42,7 +41,7 @@ class RecordedFile:
 class Record:
     """A downloaded model.
 
-    label: `org/name:Q4_K_M` as it was asked for.
+    label: the name that was requested, such as `org/name:Q4_K_M`.
     snapshot: folder of its files.
     """
 
@@ -53,7 +52,7 @@ class Record:
 
     @property
     def path(self) -> Path:
-        """The model: its file, or the directory of a checkpoint."""
+        """The path to open: the model's file, or the directory of a checkpoint."""
         first = Path(self.snapshot, self.files[0].name)
         return first.parent if first.name == "config.json" else first
 
@@ -63,7 +62,7 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """True if every file is there with its size."""
+        """True if every file exists with the recorded size."""
         paths = [(Path(self.snapshot, file.name), file.nbytes) for file in self.files]
         return all(path.is_file() and path.stat().st_size == nbytes for path, nbytes in paths)
 
@@ -72,8 +71,8 @@ class Record:
 class Installed:
     """A model on this machine.
 
-    used: seconds since 1970.
-    is_own: a file of the user, which Octavo does not delete.
+    used: time of the last use in seconds since 1970.
+    is_own: a file of the user's, which Octavo does not delete.
     """
 
     name: str
@@ -85,7 +84,7 @@ class Installed:
 
 
 def find(label: str) -> Record | None:
-    """Return the complete model of an earlier download, marked as used now."""
+    """Return a model downloaded earlier if it is complete, and mark it as used now."""
     file = _file_of(label)
     record = _read(file)
     if record is None or record.label != label or not record.is_complete:
@@ -96,7 +95,9 @@ def find(label: str) -> Record | None:
 
 
 def mark_used(alias: str) -> None:
-    """Note that the model of a short name is used now. Its own file stays untouched: packed weights depend on it."""
+    """Record that a short name's model is used now. The model's own file stays untouched: packed weights depend on
+    it.
+    """
     stamp = _stamp_of(alias)
     with contextlib.suppress(OSError):  # as above
         stamp.parent.mkdir(mode=0o700, exist_ok=True)
@@ -105,7 +106,7 @@ def mark_used(alias: str) -> None:
 
 
 def mark_file(path: Path) -> None:
-    """Note that a GGUF file of the user is used now, for `octavo list`."""
+    """Record that one of the user's GGUF files is used now, for `octavo list`."""
     path = Path(os.path.abspath(path))
     if path.is_relative_to(env.cache_dir()):
         return
@@ -120,7 +121,7 @@ def mark_file(path: Path) -> None:
 
 
 def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
-    """Write the record of a download: the sizes and SHA-256 of its files."""
+    """Write the record of a download, with the sizes and SHA-256 of its files."""
     import msgspec  # here, because most starts neither read nor write a record
 
     files = tuple(_recorded(snapshot, name) for name in names)
@@ -137,7 +138,7 @@ def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
 
 
 def installed() -> list[Installed]:
-    """Return the downloaded models and the files that were used, the last used first."""
+    """Return the downloaded models and the files that were used, the most recently used first."""
     found = []
     for name, alias in ALIASES.items():
         path = find_file(Path(alias.sha256[:16], alias.filename), alias.nbytes)
@@ -154,7 +155,8 @@ def installed() -> list[Installed]:
 
 
 def remove(model: Installed) -> None:
-    """Delete the files of a model that no other model shares; of a file of the user only the note of its use.
+    """Delete the files of a model that no other model shares. For a file of the user's, delete only the record of its
+    use.
 
     Raises ModelLoadError.
     """
@@ -183,7 +185,7 @@ def sha256_of(path: Path) -> str:
 
 
 def age(used: float) -> str:
-    """Since when a model has not been used, in words: "3 days ago"."""
+    """Return in words how long a model has not been used: "3 days ago"."""
     seconds = max(time.time() - used, 0.0)
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:
@@ -211,7 +213,7 @@ def _read(file: Path) -> Record | None:
 
 
 def _own_files() -> Iterator[Installed]:
-    """Yield the files of the user that are still there."""
+    """Yield those of the user's files that still exist."""
     folder = _records_dir()
     if not is_trusted(folder):
         return
@@ -225,7 +227,7 @@ def _own_files() -> Iterator[Installed]:
 
 
 def _from_home(path: Path) -> str:
-    """Return the path with `~` for the home folder, as `run` takes it."""
+    """Return the path with `~` for the home folder, in a form that `run` accepts."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 

@@ -1,4 +1,4 @@
-"""A mapped checkpoint file, which is never copied and released page by page."""
+"""A mapped checkpoint file, which is never copied and can be released page by page."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class MappedFile:
     def identity(self) -> str | None:
         """Size and time stamps, which differ whenever the content may differ.
 
-        The system sets the time of the last change, and nobody can set it back. None within two seconds of it,
-        because another change might get the same time.
+        The system sets the time of the last change, and no program can set it back. Returns None within two seconds of
+        that time, because another change might get the same time stamp.
         """
         status = os.fstat(self._descriptor)
         if abs(time.time_ns() - status.st_ctime_ns) < _RACY_NS:
@@ -58,8 +58,8 @@ class MappedFile:
     def array(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return the bytes [nbytes] from `offset` on, read-only and not copied.
 
-        Reading beyond the end of a file that was truncated after opening would kill the process, so its size is
-        checked again here. Raises ModelLoadError if it changed.
+        Reading beyond the end of a file that was truncated after opening would kill the process, so the size is checked
+        again here. Raises ModelLoadError if it has changed.
         """
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")
@@ -72,21 +72,23 @@ class MappedFile:
         return np.frombuffer(self.data, np.uint8, nbytes, offset)
 
     def sample(self, offset: int, nbytes: int) -> bytes:
-        """At most a page from the middle of these bytes. Read, not mapped, because a mapped page may load megabytes."""
+        """Return at most a page from the middle of these bytes. Read, not mapped, because a mapped page may load
+        megabytes.
+        """
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")
         begin = offset + max((nbytes - mmap.PAGESIZE) // 2, 0)
         return files.pread(self._descriptor, min(nbytes, mmap.PAGESIZE), begin)
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Let the system reclaim the whole pages within these bytes; they are read again if needed."""
+        """Let the system reclaim the whole pages within these bytes. They are read again if needed."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if self._is_open and end > start:
             files.drop_pages(self.data, start, end - start)
 
     def close(self) -> None:
-        """Close the file. Arrays that are still alive keep their mapping. May be called twice."""
+        """Close the file. Arrays that are still in use keep their mapping. May be called twice."""
         if not self._is_open:
             return
         self._is_open = False

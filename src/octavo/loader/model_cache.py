@@ -1,4 +1,4 @@
-"""The folder of downloaded models: private, locked during writes, and without partial files."""
+"""The folder for downloaded models: private, locked during writes, and free of partial files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
-    """Return a complete file that is already in the cache, which may be read-only, for example part of an image.
+    """Return a complete file that is already in the cache. The cache may be read-only, for example part of a container
+    image.
 
-    A file that was once downloaded to the temporary folder moves to the configured one as soon as that can be used.
+    A file that was once downloaded to the temporary folder moves to the configured one as soon as the latter can be
+    used.
     """
     configured, temporary = _directories()
     for directory in (configured, temporary):
@@ -35,7 +37,9 @@ def find_file(relative: Path, nbytes: int) -> Path | None:
 
 
 def _moved(path: Path, configured: Path, relative: Path) -> Path:
-    """Return the file in the configured folder; where it is, with a warning, if that still cannot hold it."""
+    """Move a file to the configured folder and return its path. If the folder still cannot hold it, warn and leave
+    it.
+    """
     try:
         _check_usable(configured)
         with staging_dir(configured, relative.parts[0]) as staging:
@@ -52,8 +56,8 @@ def _moved(path: Path, configured: Path, relative: Path) -> Path:
 def models_dir() -> Path:
     """Return the folder for downloaded models, created if needed.
 
-    If the configured folder is not writable, belongs to another user or is writable for others, a private
-    folder among the temporary files is used instead, with a warning.
+    If the configured folder is not writable, belongs to another user or is writable by others, a private folder among
+    the temporary files is used instead, with a warning.
     """
     problems = []
     for directory in _directories():
@@ -70,7 +74,7 @@ def models_dir() -> Path:
 
 @contextlib.contextmanager
 def staging_dir(directory: Path, key: str) -> Iterator[Path]:
-    """An empty folder in `directory` for creating the file `key`, by one process at a time; others wait.
+    """Yield an empty folder in `directory` for creating the file `key`. One process at a time has it; others wait.
 
     It is always removed at the end, and so are the leftovers of a killed process.
     """
@@ -97,7 +101,7 @@ def check_free_space(directory: Path, needed: int, what: str) -> None:
 
 
 def _directories() -> tuple[Path, Path]:
-    """Return the configured folder, and the private one for when it cannot be used."""
+    """Return the configured folder, and the private one to use if the first is unusable."""
     return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{files.user_id()}"
 
 

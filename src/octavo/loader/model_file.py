@@ -24,8 +24,8 @@ _TYPE_FOLDER = re.compile(r"(?:ud-)?(?:iq|q|tq|f|bf|mxfp)[0-9]\w*", re.IGNORECAS
 def find_model_file(path: Path) -> Path:
     """Return the file to open for a model given as file or directory.
 
-    It is a GGUF file (the first part of a split one), or a safetensors file or the index of a sharded one with
-    `config.json` beside it. Raises ModelLoadError if there is none or the choice is ambiguous.
+    It is a GGUF file (the first part of a split one), or a safetensors file or the index of a sharded one, next to a
+    `config.json`. Raises ModelLoadError if there is none or the choice is ambiguous.
     """
     try:
         if path.is_dir():
@@ -56,14 +56,14 @@ def find_model_file(path: Path) -> Path:
 
 
 def is_mmproj(name: str) -> bool:
-    """True if the name is of a GGUF file with a model's vision part, which is not a model itself."""
+    """True for the name of a GGUF file that contains a model's vision part and is not a model itself."""
     return "mmproj" in name.lower()
 
 
 def mmproj_files(model: Path) -> list[Path]:
     """Return the vision files next to a GGUF file, or one folder up if its folder is named by a type such as `Q4_K_M`.
 
-    Among files that differ only in the type of their weights, only the best.
+    Of files that differ only in the type of their weights, return only the best.
     """
     beside = next(filter(None, (_mmproj_in(folder, model) for folder in mmproj_folders(model))), [])
     stems = {_MMPROJ_TYPE.sub("", path.name) for path in beside}
@@ -71,13 +71,15 @@ def mmproj_files(model: Path) -> list[Path]:
 
 
 def mmproj_folders(model: PathT) -> list[PathT]:
-    """Return the folders where a file that sees may belong to a GGUF file: the first that has one is meant."""
+    """Return the folders in which to look for the vision file of a GGUF file. The first one that has such a file
+    counts.
+    """
     beside = model.parent
     return [beside, beside.parent] if _TYPE_FOLDER.fullmatch(beside.name) else [beside]
 
 
 def best_mmproj(names: Iterable[str]) -> list[str]:
-    """Return the names of files with a part that sees, the best types first."""
+    """Return the names of vision files, the best types first."""
 
     def rank(name: str) -> tuple[int, str]:
         found = _MMPROJ_TYPE.search(name)
@@ -93,7 +95,7 @@ def _mmproj_in(folder: Path, model: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    """True by the suffix of the file or, with another suffix, by its first bytes."""
+    """True if the file's suffix says so or, with another suffix, its first bytes."""
     if path.name.endswith(_MODEL_SUFFIXES) or not path.is_file():
         return path.suffix == ".gguf"
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Ollama's Modelfiles: a model with parameters, a system message, a template and an adapter.
+"""Reads Ollama's Modelfiles: a model with parameters, a system message, a template and an adapter.
 
 Source: Ollama, docs/modelfile.md.
 """
@@ -38,10 +38,10 @@ _GO = re.compile(r"\{\{-?\s*(?:\.|range\b|if\s+\.|if\s+(?:and|or|eq)\b|\$|end\b)
 
 
 def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
-    """Read the model of a Modelfile and the fields of `EngineConfig` that it sets.
+    """Return the model of a Modelfile and the fields of `EngineConfig` that it sets.
 
-    name: of the model being created.
-    Raises UsageError with the line of an instruction that is unknown or unsupported.
+    name: name of the model being created.
+    Raises UsageError naming the line of an unknown or unsupported instruction.
     """
     model, options, sampling = "", dict[str, Any](), dict[str, Any]()
     for number, instruction, value in _instructions(path):
@@ -92,14 +92,14 @@ def _set_parameter(where: str, text: str, options: dict[str, Any], sampling: dic
 
 
 def _path_or_name(modelfile: Path, value: str) -> str:
-    """Return a path relative to the folder of the Modelfile. Names of models are returned unchanged."""
+    """Return a path relative to the Modelfile's folder. Names of models are returned unchanged."""
     path = env.user_path(value)
     beside = modelfile.resolve().parent / path
     return str(beside) if path.is_absolute() or value.startswith((".", "~")) or beside.exists() else value
 
 
 def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, instruction and value of each; a value between triple quotes may have several lines."""
+    """Yield the line number, name and value of each instruction. A value in triple quotes may span several lines."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is not a Modelfile")
@@ -125,15 +125,15 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Return the first word, and what follows it."""
+    """Return the first word and the text after it."""
     word, *rest = re.split(r"[ \t]+", line, maxsplit=1)
     return word, "".join(rest).strip()
 
 
 def _quoted(path: Path, lines: Sequence[str], number: int) -> tuple[str, int]:
-    """Return the text up to the closing triple quotes, and the number of their line.
+    """Return the text up to the closing triple quotes, and the number of the line that contains them.
 
-    number: of the first line.
+    number: number of the first line.
     """
     for end, line in enumerate(lines):
         last, quotes, rest = line.partition(_QUOTES)

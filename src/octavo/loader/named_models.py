@@ -1,6 +1,6 @@
-"""The user's own names of models, each for a model with a system message, a template, sampling or an adapter.
+"""The user's own model names, each for a model with a system message, a template, sampling or an adapter.
 
-`octavo create` and `octavo cp` write them, as JSON files in `models/named` of the cache folder.
+`octavo create` and `octavo cp` write them as JSON files in `models/named` of the cache folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """model: path, hub id or short name.
+    """A model with options under a name of the user's.
+
+    model: path, hub id or short name.
     options: fields of `octavo.config.EngineConfig`.
     """
 
@@ -36,7 +38,7 @@ class NamedModel:
 
 
 def find(name: str) -> NamedModel | None:
-    """Return the model of this name; None if the user has made none. Ollama's `NAME:latest` is `NAME`."""
+    """Return the model of this name, or None if the user has not created one. Ollama's `NAME:latest` is `NAME`."""
     name = name.removesuffix(":latest")
     if not _NAME.fullmatch(name):
         return None
@@ -44,13 +46,13 @@ def find(name: str) -> NamedModel | None:
 
 
 def every() -> list[NamedModel]:
-    """Return all of them, by name."""
+    """Return all of the user's models, sorted by name."""
     found = (_read(path) for path in sorted(_folder().glob("*.json")))
     return [model for model in found if model is not None]
 
 
 def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the model for a name, and the options with those of the name; given ones take precedence.
+    """Return the model that a name stands for, and the options merged with the name's. Given options take precedence.
 
     Raises UsageError for invalid sampling.
     """
@@ -69,7 +71,7 @@ def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def store(named: NamedModel) -> None:
-    """Write a name, also over an earlier one. Raises UsageError for one that is taken, or ModelWriteError."""
+    """Write a name, replacing an earlier one. Raises UsageError if it is taken, or ModelWriteError."""
     from octavo.loader.atomic_file import write_text
 
     name = named.name.removesuffix(":latest")
@@ -102,7 +104,7 @@ def _folder() -> Path:
 
 
 def _read(path: Path) -> NamedModel | None:
-    """None if it is missing or makes no sense, or others may have written it."""
+    """Return the model in a file, or None if the file is missing, invalid or writable by others."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         if path.stat().st_size <= _MAX_BYTES and is_trusted(path.parent):
             content = json.loads(path.read_text("utf-8"))

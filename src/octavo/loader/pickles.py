@@ -1,4 +1,4 @@
-"""The refusal of PyTorch's checkpoint files, which are pickles: opening one can run any code."""
+"""Refuses PyTorch's checkpoint files, which are pickles: opening one can run any code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
-    """Raise ModelLoadError with the remedy if one of these files, none of them a model, is a pickle.
+    """Raise ModelLoadError with the remedy if any of these files is a pickle. None of them is a model that can be
+    loaded.
 
     place: where the files are, a directory or a repository.
-    remedy: where to take other files from.
+    remedy: where to get other files.
     """
     pickles = [name for name in names if name.endswith(_SUFFIXES)]
     if pickles:

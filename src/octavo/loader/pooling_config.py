@@ -1,4 +1,4 @@
-"""The part of a checkpoint about vectors and scores of texts: pooling, normalization, the head of a cross-encoder.
+"""Reads how a checkpoint computes vectors and scores of texts: pooling, normalization, the head of a cross-encoder.
 
 Source: the files that sentence-transformers saves (`modules.json`, a `config.json` for each module), and the keys
 `pooling_type` and `sentence_transformers` of GGUF files and config.json.
@@ -38,8 +38,10 @@ _OF_TOKENS = ("MultiVectorMask", _PYLATE_DENSE)  # modules of models that have a
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """pooling: of embeddings.
-    normalize: to length 1.
+    """How a checkpoint computes vectors and scores of texts.
+
+    pooling: the pooling of embeddings.
+    normalize: scale vectors to length 1.
     is_embedder: the checkpoint was made for embeddings.
     is_classifier: the model ends in a head for sequence classification.
     activation: turns its single label into a score.
@@ -60,13 +62,15 @@ class PoolingConfig:
     def width(self, hidden_size: int) -> int:
         """Return the width of text vectors.
 
-        hidden_size: of the graph's rows.
+        hidden_size: width of the graph's rows.
         """
         return self.dense[-1].out_features if self.dense else hidden_size
 
 
 def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfig:
-    """prefix: the architecture's prefix of keys.
+    """Read the pooling configuration from a GGUF file's metadata.
+
+    prefix: the prefix of the architecture's keys.
 
     Raises ModelLoadError naming the key.
     """
@@ -78,7 +82,9 @@ def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfi
 
 
 def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hidden_size: int) -> PoolingConfig:
-    """config_json, hidden_size: of the model.
+    """Read the pooling configuration from a model's directory.
+
+    config_json, hidden_size: the model's.
 
     Raises ModelLoadError naming the file, the key and the value.
     """
@@ -117,7 +123,7 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hid
 
 
 def _sparse(path: Path) -> PoolingConfig:
-    """Return the pooling of SPLADE: the largest logit of each token of the vocabulary, through relu and log(1 + x)."""
+    """Return SPLADE's pooling: the largest logit of each token in the vocabulary, through relu and log(1 + x)."""
     folders = dict(_modules(path))
     for kind in sorted(folders.keys() - {"MLMTransformer", "Transformer", "SpladePooling"}):
         raise ModelLoadError(f"{path}: the module {kind} beside SpladePooling is not supported")
@@ -132,7 +138,9 @@ def _sparse(path: Path) -> PoolingConfig:
 
 
 def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
-    """Return a vector for each token, as PyLate and sentence-transformers save ColBERT's models: they have length 1."""
+    """Return the pooling for ColBERT models saved by PyLate or sentence-transformers: one vector of length 1 per
+    token.
+    """
     dense: list[DenseModule] = []
     for kind, folder in _modules(path):
         if kind in ("Dense", _PYLATE_DENSE):
@@ -144,7 +152,7 @@ def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Return the class of each module, without its package unless that is PyLate, and its folder."""
+    """Return the class and the folder of each module. The class has no package, unless it is PyLate's."""
     if path.stat().st_size > _MAX_BYTES:
         raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {_MAX_BYTES:,}")
     try:
@@ -179,7 +187,9 @@ def _pooling(path: Path) -> Pooling:
 
 
 def _dense(folder: Path, width: int, *, of_tokens: bool = False) -> DenseModule:
-    """width: of its input vectors.
+    """Read a dense module and check its width.
+
+    width: length of its input vectors.
     of_tokens: they are token vectors, not text vectors.
     """
     module = read_dense(folder, of_tokens=of_tokens)
@@ -195,7 +205,7 @@ def _yes_no(path: Path) -> tuple[int, int]:
 
 
 def _score_activation(directory: Path, config_json: Mapping[str, object]) -> Literal["sigmoid", "identity"]:
-    """Return the function of a label, from config.json or the file of sentence-transformers; by default the sigmoid."""
+    """Return the activation of a label, from config.json or sentence-transformers' file; by default the sigmoid."""
     beside = directory / "config_sentence_transformers.json"
     section = config_json.get("sentence_transformers")
     name = section.get("activation_fn") if isinstance(section, dict) else None

@@ -1,4 +1,6 @@
-"""Names of models on the hub: short names, `org/name:Q4_K_M`, `hf.co/org/name`, and addresses of pages and files."""
+"""Parses names of models on the hub: short names, `org/name:Q4_K_M`, `hf.co/org/name`, and addresses of pages and
+files.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ _PAGES = ("tree", "blob", "resolve", "raw")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A model of the hub.
+    """A model on the hub.
 
     variant: type of a GGUF file.
-    file: one file by its path.
-    revision: None is the newest.
+    file: path of a single file.
+    revision: None means the newest.
     """
 
     repository: str
@@ -39,8 +41,8 @@ class Reference:
 
 
 def parse(name: str) -> Reference | None:
-    """Return the model that a name means; None if it cannot be one of the hub's. Raises ModelLoadError for a strange
-    URL.
+    """Return the model that a name means, or None if it cannot be on the hub. Raises ModelLoadError for an
+    unsupported URL.
     """
     if (found := catalogue.find(name)) is not None:
         return Reference(*found)

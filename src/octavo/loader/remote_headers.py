@@ -1,4 +1,4 @@
-"""Models of the hub without their weights: files of the full size with only their headers downloaded."""
+"""Hub models without their weights: files of the full size with only the headers downloaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # those that a configuration 
 
 @contextmanager
 def remote_headers(name: str, revision: str | None = None) -> Iterator[Path | None]:
-    """The header-only file of a hub model that is not downloaded, for `open_checkpoint`; weights read as zeros.
+    """Yield a header-only file, for `open_checkpoint`, of a hub model that is not downloaded. Its weights read as
+    zeros.
 
-    It is removed at the end of the context. None if the model is downloaded, is named by a path, or the hub cannot or
-    must
-    not be asked.
-    Raises ModelLoadError that says what to do.
+    It is removed at the end of the context. Yields None if the model is downloaded or named by a path, or if the hub
+    cannot or must not be asked.
+    Raises ModelLoadError that explains what to do.
     """
     wanted = _not_here(name, revision)
     if wanted is None:
@@ -59,15 +59,15 @@ def remote_headers(name: str, revision: str | None = None) -> Iterator[Path | No
 
 @dataclass(frozen=True, slots=True)
 class _Hub:
-    """One commit of a repository."""
+    """A repository at one commit."""
 
     repository: str
     commit: str
 
     def fetch(self, name: str, path: Path, start: int, end: int) -> int:
-        """Write bytes [start, end) of a file, or as many as exist, to their place in `path`; return the file's size.
+        """Write bytes [start, end) of a file, or as many as exist, to the same place in `path`. Return the file's size.
 
-        `path` gets that size. What was never downloaded takes no room on the disk.
+        `path` gets that size. Bytes that were not downloaded take no room on disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ class _Hub:
 
 
 def _place(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
-    """Return the size of the file, and where the content of an answer begins in it."""
+    """Return the size of the file, and the offset in it where a response's content begins."""
     if status != 206:
         return int(headers["content-length"]), 0
     place, _, total = headers["content-range"].removeprefix("bytes ").partition("/")
@@ -129,7 +129,7 @@ def _fetch_gguf(hub: _Hub, name: str, path: Path) -> None:
 
 
 def _fetch_safetensors(hub: _Hub, name: str, path: Path) -> None:
-    """Download the header. Its first eight bytes give its length, as the safetensors format specifies."""
+    """Download the header. Its first eight bytes contain its length, as the safetensors format specifies."""
     total = hub.fetch(name, path, 0, _FIRST_BYTES // 4)
     with path.open("rb") as file:
         end = 8 + int.from_bytes(file.read(8), "little")

@@ -1,7 +1,7 @@
-"""Safetensors models: one file or the shards of an index, mapped and never copied.
+"""Opens safetensors models: one file or the shards of an index, mapped and never copied.
 
-Source: the safetensors format (`README.md` of the safetensors project). A file is the header's
-length as 8 bytes, little-endian; the header, a JSON object of tensors; then the data, without holes.
+Source: the safetensors format (`README.md` of the safetensors project). A file consists of the header's length as 8
+bytes, little-endian; the header, a JSON object of tensors; then the data, without gaps.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open_safetensors(path: Path) -> TensorFiles:
 def _read_index(path: Path) -> tuple[dict[str, Path], object]:
     """Return the shard of every tensor, and the total bytes according to the index.
 
-    Shards are next to the index or in the store of a hub cache.
+    Shards are next to the index or in the blob store of a hub cache.
     """
     index = read_json_object(path, MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")
@@ -143,7 +143,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_link(shard: Path) -> None:
-    """Check that a link leads only into the store of the hub cache that its directory belongs to."""
+    """Check that a link leads only into the blob store of the hub cache that its directory belongs to."""
     try:
         directory, target = shard.parent.resolve(), shard.resolve()
     except (OSError, RuntimeError) as error:

@@ -23,8 +23,8 @@ _ALIGNMENT = 8  # of the data, as the format asks
 class SafeTensor:
     """A tensor to write.
 
-    type_name: as the format writes it, such as `BF16`. chunks: called once, gives the bytes of the tensor piece by
-    piece; together they must have the size that type and shape ask for.
+    type_name: the format's name for its type, such as `BF16`.
+    chunks: called once; returns the bytes of the tensor piece by piece. Their total size must match type and shape.
     """
 
     name: str
@@ -38,7 +38,7 @@ class SafeTensor:
 
 
 def write_safetensors(path: Path, tensors: Sequence[SafeTensor]) -> None:
-    """Write one file, which appears when it is complete. Raises ModelWriteError naming file or tensor."""
+    """Write one file, which appears once it is complete. Raises ModelWriteError naming file or tensor."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
@@ -69,8 +69,8 @@ def write_safetensors(path: Path, tensors: Sequence[SafeTensor]) -> None:
 def write_model(folder: Path, tensors: Sequence[SafeTensor], max_shard_bytes: int | None = None) -> list[Path]:
     """Write `model.safetensors` into a folder, or the shards `model-00001-of-00003.safetensors` with their index.
 
-    max_shard_bytes: of tensor data in a shard; None for one file. A larger tensor gets its own shard.
-    Return the files with tensors. Raises ModelWriteError naming file or tensor.
+    max_shard_bytes: most tensor data per shard; None for one file. A larger tensor gets its own shard.
+    Return the files that contain tensors. Raises ModelWriteError naming file or tensor.
     """
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) > MAX_SHARDS:
@@ -94,7 +94,7 @@ def write_model(folder: Path, tensors: Sequence[SafeTensor], max_shard_bytes: in
 
 
 def _shards(tensors: Sequence[SafeTensor], limit: int | None) -> list[list[SafeTensor]]:
-    """Consecutive tensors of at most `limit` bytes; at least one tensor each."""
+    """Group consecutive tensors into shards of at most `limit` bytes, with at least one tensor each."""
     shards: list[list[SafeTensor]] = [[]]
     size = 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Changes of single stored weights, each made when the weight is read: rows, columns, joints and arithmetic."""
+"""Changes to single stored weights, each applied when the weight is read: rows, columns, joins and arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.quantization.packed.base import RowIndex
 
 
 def one_of(source: Source, index: int) -> Source:
-    """One weight of a stack, [count, ...] -> [...]."""
+    """Return one weight of a stack, [count, ...] -> [...]."""
 
     def make() -> Weight:
         weight = source.make()
@@ -31,7 +31,7 @@ def one_of(source: Source, index: int) -> Source:
 
 
 def concatenated(parts: Sequence[Source], axis: int) -> Source:
-    """Weights joined along `axis`, the output features. The other dimensions must agree. Undoes `split`."""
+    """Join weights along `axis`, the output features. The other dimensions must agree. Undoes `split`."""
     first = parts[0]
     shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
     return Source(
@@ -45,7 +45,7 @@ def concatenated(parts: Sequence[Source], axis: int) -> Source:
 
 
 def first_row(source: Source) -> Source:
-    """Return the first row as a vector of float32, [rows, cols] -> [cols]. The way back of `as_row`."""
+    """Return the first row as a float32 vector, [rows, cols] -> [cols]. The inverse of `as_row`."""
 
     def make() -> Weight:
         return DenseWeight(source.make().dequantize()[0])
@@ -54,7 +54,7 @@ def first_row(source: Source) -> Source:
 
 
 def as_rows(source: Source, rows: int) -> Source:
-    """Return a vector as a matrix of float32, [rows * cols] -> [rows, cols]. The way back of `flattened`."""
+    """Return a vector as a float32 matrix, [rows * cols] -> [rows, cols]. The inverse of `flattened`."""
     shape = (rows, source.shape[0] // rows)
 
     def make() -> Weight:
@@ -64,7 +64,7 @@ def as_rows(source: Source, rows: int) -> Source:
 
 
 def two_frames(first: Source, second: Source) -> Source:
-    """Return the kernels of two frames as one, [out, channels, y, x] twice -> [out, channels, 2, y, x].
+    """Join the kernels of two frames, [out, channels, y, x] twice -> [out, channels, 2, y, x].
 
     Raises ModelLoadError if their shapes differ.
     """
@@ -89,7 +89,7 @@ def two_frames(first: Source, second: Source) -> Source:
 
 
 def with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
-    """Row i of float32 times factors[i], [rows, ...] -> [rows, ...].
+    """Multiply row i by factors[i] in float32, [rows, ...] -> [rows, ...].
 
     Raises ModelLoadError for another number of rows.
     """
@@ -105,7 +105,7 @@ def with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
 
 
 def as_matrix(source: Source) -> Source:
-    """Return all dimensions after the first as one, [rows, ...] -> [rows, cols]."""
+    """Merge all dimensions after the first, [rows, ...] -> [rows, cols]."""
     shape = (source.shape[0], math.prod(source.shape[1:]))
 
     def make() -> Weight:
@@ -117,7 +117,7 @@ def as_matrix(source: Source) -> Source:
 
 
 def as_kernel(source: Source, kernel: tuple[int, ...]) -> Source:
-    """Return the columns as several dimensions, [rows, cols] -> [rows, *kernel]. The way back of `as_matrix`."""
+    """Split the columns into several dimensions, [rows, cols] -> [rows, *kernel]. The inverse of `as_matrix`."""
     shape = (source.shape[0], *kernel)
     if math.prod(shape) != math.prod(source.shape):
         raise ModelLoadError(
@@ -132,7 +132,7 @@ def as_kernel(source: Source, kernel: tuple[int, ...]) -> Source:
 
 
 def single_frames(source: Source) -> tuple[Source, Source]:
-    """Return the kernels of two frames by themselves, [out, channels, 2, y, x]. The way back of `two_frames`."""
+    """Separate the kernels of two frames, [out, channels, 2, y, x]. The inverse of `two_frames`."""
 
     def frame(number: int) -> Source:
         def make() -> Weight:
@@ -165,7 +165,7 @@ def _check_rows(source: Source, count: int, axis: int) -> None:
 
 
 def permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
-    """Output features in another order along `axis`: feature i is that at order[i] of the source.
+    """Reorder output features along `axis`: feature i is the source's feature order[i].
 
     Raises ModelLoadError for another number of features, once the weight is read.
     """
@@ -178,7 +178,7 @@ def permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
 
 
 def split(source: Source, rows: Sequence[int], axis: int) -> Iterator[Source]:
-    """Parts with rows[i] output features each, cut along `axis`.
+    """Yield parts with rows[i] output features each, cut along `axis`.
 
     Raises ModelLoadError if their sum is not the number of features.
     """
@@ -198,7 +198,7 @@ def _cut(source: Source, begin: int, end: int, axis: int) -> Source:
 
 
 def stack_of(parts: Sequence[Source]) -> Source:
-    """Weights of one shape as a stack, [...] each -> [count, ...]."""
+    """Stack weights of one shape, [...] each -> [count, ...]."""
     return Source(
         type_name=parts[0].type_name,
         shape=(len(parts), *parts[0].shape),
@@ -214,7 +214,7 @@ def by_heads(source: Source, heads: int, transposed: bool) -> Source:
     `transposed`.
 
     Quantized weights become float32 if they are transposed.
-    Raises ModelLoadError if the rows do not divide by `heads`.
+    Raises ModelLoadError if `heads` does not divide the number of rows.
     """
     if len(source.shape) != 2 or source.shape[0] % heads:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, no matrix of {heads} heads")
@@ -242,7 +242,7 @@ def by_heads(source: Source, heads: int, transposed: bool) -> Source:
 
 
 def one_matrix(source: Source, transposed: bool) -> Source:
-    """Return the matrices of heads, one below the other: the way back of `by_heads`."""
+    """Concatenate the matrices of heads by rows. The inverse of `by_heads`."""
     heads, first, second = source.shape
     rows, width = (second, first) if transposed else (first, second)
 
@@ -257,7 +257,7 @@ def one_matrix(source: Source, transposed: bool) -> Source:
 
 
 def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
-    """Columns in another order: column i is that at order[i] of the source. [..., cols] -> [..., cols].
+    """Reorder columns: column i is the source's column order[i]. [..., cols] -> [..., cols].
 
     Raises ModelLoadError for quantized weights, whose blocks run along the columns.
     """
@@ -272,7 +272,7 @@ def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
 
 
 def kernel_of_shares(source: Source, part: int, count: int) -> Source:
-    """Return the taps of one of `count` parts, [2 * cols]: for each column the previous token's tap, then the token's
+    """Return the taps of one of `count` parts, [2 * cols]: for each column, the previous token's tap and the token's
     own.
     """
     if math.prod(source.shape) % count:
@@ -288,7 +288,7 @@ def kernel_of_shares(source: Source, part: int, count: int) -> Source:
 
 
 def shares_of_kernels(kernels: Sequence[Source]) -> Source:
-    """Return the way back, [parts, 1, 1, cols]."""
+    """Return the shares of all parts, [parts, 1, 1, cols]. The inverse of `kernel_of_shares`."""
     first = kernels[0]
     shape = (len(kernels), 1, 1, first.shape[0] // 2)
 
@@ -300,9 +300,9 @@ def shares_of_kernels(kernels: Sequence[Source]) -> Source:
 
 
 def head_sums(source: Source, heads: int) -> Source:
-    """Matrices that sum over heads: [heads * dim] -> [heads, dim, dim], each row the weights of its head.
+    """Return matrices that sum over heads: [heads * dim] -> [heads, dim, dim], each row with the weights of its head.
 
-    Raises ModelLoadError if the numbers do not divide by `heads`.
+    Raises ModelLoadError if `heads` does not divide the number of values.
     """
     cols = math.prod(source.shape)
     if cols % heads:
@@ -318,7 +318,7 @@ def head_sums(source: Source, heads: int) -> Source:
 
 
 def summed_columns(source: Source) -> Source:
-    """Return the way back, [heads * dim]."""
+    """Return the weights as a vector, [heads * dim]. The inverse of `head_sums`."""
     cols = source.shape[0] * source.shape[2]
 
     def make() -> Weight:
@@ -339,7 +339,7 @@ def as_row(source: Source) -> Source:
 
 
 def transposed(source: Source) -> Source:
-    """Return the last two dimensions exchanged, [..., rows, cols] -> [..., cols, rows].
+    """Exchange the last two dimensions, [..., rows, cols] -> [..., cols, rows].
 
     Raises ModelLoadError for quantized weights.
     """
@@ -355,7 +355,7 @@ def transposed(source: Source) -> Source:
 
 
 def first_exchanged(source: Source) -> Source:
-    """Return the first two dimensions exchanged, [a, b, ...] -> [b, a, ...]."""
+    """Exchange the first two dimensions, [a, b, ...] -> [b, a, ...]."""
 
     def make() -> Weight:
         weight = source.make()
@@ -367,7 +367,7 @@ def first_exchanged(source: Source) -> Source:
 
 
 def negative_exp(source: Source) -> Source:
-    """-exp(x) of each number, in float32: a decay from its logarithm."""
+    """Compute -exp(x) of each number, in float32: a decay from its logarithm."""
 
     def make() -> Weight:
         return DenseWeight(-np.exp(source.make().dequantize().astype(np.float32)))
@@ -376,7 +376,7 @@ def negative_exp(source: Source) -> Source:
 
 
 def flattened(source: Source) -> Source:
-    """Return all numbers as a vector of float32."""
+    """Return all numbers as a float32 vector."""
 
     def make() -> Weight:
         return DenseWeight(source.make().dequantize().reshape(-1))
@@ -385,7 +385,7 @@ def flattened(source: Source) -> Source:
 
 
 def softplus(source: Source, addend: float) -> Source:
-    """log(1 + exp(x)) + addend of each number, in float32."""
+    """Compute log(1 + exp(x)) + addend of each number, in float32."""
 
     def make() -> Weight:
         return DenseWeight(np.logaddexp(source.make().dequantize().astype(np.float32), np.float32(0.0)) + addend)
@@ -394,7 +394,7 @@ def softplus(source: Source, addend: float) -> Source:
 
 
 def unit_rows(source: Source) -> Source:
-    """Return each row divided by its length, or by 1e-7 if that is larger, in float32. [..., cols] -> [..., cols]."""
+    """Divide each row by its length, or by 1e-7 if that is larger, in float32. [..., cols] -> [..., cols]."""
 
     def make() -> Weight:
         rows = source.make().dequantize().astype(np.float32)
@@ -404,7 +404,7 @@ def unit_rows(source: Source) -> Source:
 
 
 def by_distance(source: Source, buckets: NDArray[np.intp]) -> Source:
-    """Return a column for each distance: [buckets, heads] -> [heads, distances], buckets[i] the row of distance i.
+    """Return a column for each distance: [buckets, heads] -> [heads, distances]. buckets[i] is the row for distance i.
 
     Raises ModelLoadError for too few buckets.
     """
@@ -427,10 +427,10 @@ def distance_vectors(
     bias: Source | None,
     num_heads: int,
 ) -> Source:
-    """Return the projection of a vector for each distance, by heads: [heads, dim, distances] in float32.
+    """Project a vector for each distance, and split it by heads: [heads, dim, distances] in float32.
 
-    rows: [distances, hidden], made of the sources `read`. projection: [heads * dim, hidden]. The caller sets the shape
-    and the bytes of the result.
+    rows: [distances, hidden], computed from the sources `read`.
+    projection: [heads * dim, hidden]. The caller sets the shape and the bytes of the result.
     """
     sources = (*read, projection, *(() if bias is None else (bias,)))
 
@@ -447,12 +447,12 @@ def distance_vectors(
 
 
 def ones(count: int) -> Source:
-    """Ones that no file has, [count], in float32."""
+    """Return a weight of ones that is in no file, [count], in float32."""
     return Source("F32", (count,), 4 * count, (), lambda: DenseWeight(np.ones(count, np.float32)), "ones")
 
 
 def folded(source: Source, addend: float) -> Source:
-    """Return each number plus `addend`, in float32."""
+    """Add `addend` to each number, in float32."""
 
     def make() -> Weight:
         return DenseWeight(source.make().dequantize() + np.float32(addend))

@@ -19,7 +19,7 @@ from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Wei
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The type, shape and place of a stored tensor."""
+    """The type, shape and location of a stored tensor."""
 
     name: str
     type_name: str  # as the format writes it: `F32`, `Q4_K`, `F8_E4M3`
@@ -36,8 +36,8 @@ _NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 class TensorFiles:
     """The mapped files of a model, their tensors by the names in the files, and the metadata of a GGUF model.
 
-    Metadata values are bool, int, float, str, list[str], or a numpy array for arrays of numbers. `number_types` has
-    the numpy type of every int and float, such as `<u4`.
+    Metadata values are bool, int, float, str, list[str], or a numpy array for arrays of numbers. `number_types` has the
+    numpy type of every int and float, such as `<u4`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TensorFiles:
         return list(self._files)
 
     def weight(self, name: str) -> Weight:
-        """Return the tensor of that name, over the mapped bytes if they are aligned, otherwise a copy.
+        """Return the tensor of that name: a view of the mapped bytes if they are aligned, otherwise a copy.
 
         Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
         """
@@ -76,19 +76,19 @@ class TensorFiles:
         )
 
     def source(self, name: str) -> Source:
-        """Return the description of `weight`."""
+        """Return the description of the tensor that `weight` returns."""
         info = self._info(name)
         return Source(info.type_name, info.shape, info.nbytes, (name,), lambda: self.weight(name), name)
 
     def array(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, not copied. Raises ModelLoadError if there is none, or if the file has
+        """Return the bytes of a tensor without copying. Raises ModelLoadError if there is none, or if the file has
         changed.
         """
         info = self._info(name)
         return self._files[info.file].array(info.offset, info.nbytes)
 
     def sample(self, name: str) -> bytes:
-        """At most a page from the middle of this tensor."""
+        """Return at most a page from the middle of this tensor."""
         info = self._info(name)
         return self._files[info.file].sample(info.offset, info.nbytes)
 
@@ -105,7 +105,7 @@ class TensorFiles:
         return None if None in identities else ", ".join(map(str, identities))
 
     def digest(self) -> str:
-        """Return a hex digest that identifies a model on any machine: names, types, shapes, and a page of each
+        """Return a hex digest that identifies a model on any machine: of names, types, shapes, and a page of each
         tensor.
         """
         found = blake2b(digest_size=16)
@@ -115,7 +115,7 @@ class TensorFiles:
         return found.hexdigest()
 
     def close(self) -> None:
-        """Close the files. Weights that are still alive keep theirs mapped. May be called twice."""
+        """Close the files. Weights that are still in use keep theirs mapped. May be called twice."""
         for file in self._files.values():
             file.close()
 
@@ -151,10 +151,10 @@ def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int
 class Source:
     """The description of a weight that is made on demand.
 
-    type_name, shape: of the weight.
+    type_name, shape: the weight's.
     nbytes: size of the stored tensors.
     tensors: their names in the file.
-    steps: description of the transforms, the same text for the same result.
+    steps: description of the transforms; the same text means the same result.
     """
 
     type_name: str
@@ -166,7 +166,7 @@ class Source:
 
 
 class Weights(Mapping[str, Weight]):
-    """The weights by name; every look-up makes the weight again from the mapped file."""
+    """The weights by name. Every look-up makes the weight again from the mapped file."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Weights(Mapping[str, Weight]):
         file: TensorFiles,
         elsewhere: Mapping[str, TensorFiles] = MappingProxyType({}),
     ) -> None:
-        """elsewhere: the files of weights, by name, that are not in `file`."""
+        """elsewhere: for weights that are not in `file`, their files by name."""
         self._sources = sources
         self._file = file
         self._elsewhere = elsewhere
@@ -193,7 +193,7 @@ class Weights(Mapping[str, Weight]):
         return len(self._sources)
 
     def info(self, name: str) -> Source:
-        """Type, shape and size of a weight, without making it."""
+        """Return the type, shape and size of a weight without making it."""
         return self._sources[name]
 
     def replaced(self, sources: Mapping[str, Source]) -> Weights:
@@ -201,7 +201,7 @@ class Weights(Mapping[str, Weight]):
         return Weights({**self._sources, **sources}, self._file, self._elsewhere)
 
     def joined(self, other: Weights, names: Iterable[str]) -> Weights:
-        """Return the same weights, with those of these names from another model if it has them."""
+        """Return the same weights, with those of these names replaced by another model's where it has them."""
         taken = {name: other.info(name) for name in names if name in other}
         files = {name: other._file_of(name) for name in taken}
         return Weights({**self._sources, **taken}, self._file, {**self._elsewhere, **files})

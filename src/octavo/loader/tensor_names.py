@@ -1,4 +1,4 @@
-"""Names of tensors: parsed into a stem, and translated from GGUF names to checkpoint names.
+"""Parses tensor names into stems, and translates GGUF names to checkpoint names.
 
 Source: the tensor naming convention of the GGUF specification. A checkpoint name is the transformers library's name
 without its leading `model.`.
@@ -57,7 +57,7 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 @dataclass(frozen=True, slots=True)
 class TensorName:
-    """`layers.3.mlp.experts.7.up_proj.weight` is `layers.*.mlp.experts.*.up_proj`, (3, 7), `.weight`.
+    """A parsed name: `layers.3.mlp.experts.7.up_proj.weight` is `layers.*.mlp.experts.*.up_proj`, (3, 7), `.weight`.
 
     kind: `.weight`, `.bias` or nothing.
     """
@@ -75,7 +75,7 @@ class TensorName:
         return cls(_NUMBER.sub("*", stem), numbers, kind)
 
     def with_stars(self, count: int) -> TensorName:
-        """Return the same name in which only the first `count` numbers are stars."""
+        """Return the same name with only the first `count` numbers replaced by stars."""
         if count == len(self.numbers):
             return self
         first, *parts = self.stem.split("*")
@@ -89,7 +89,7 @@ class TensorName:
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """Return the name of a weight or bias by a table of stems or whole names, or None if the table lacks it.
+    """Translate the name of a weight or bias with a table of stems or whole names. Return None if the table lacks it.
 
     A table may contain the last numbers of a name, or all of them, instead of stars.
     """

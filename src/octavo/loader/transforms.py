@@ -77,9 +77,9 @@ def restored(
     config: ModelConfig,
     file_format: FileFormat = "gguf",
 ) -> dict[str, Source]:
-    """Return the tensors of a file under their checkpoint names, from the weights of a graph: `transformed` undone.
+    """Return a file's tensors under their checkpoint names from the weights of a graph. The inverse of `transformed`.
 
-    Raises ModelLoadError for a transform that has no way back.
+    Raises ModelLoadError for a transform that has no inverse.
     """
     found = {TensorName.parse(text): source for text, source in weights.items()}
     for transform in reversed(transforms):
@@ -89,7 +89,7 @@ def restored(
 
 
 def _of_layers(group: _Group, transform: OfLayers, config: Any) -> tuple[_Group, _Group]:
-    """Return the tensors of the layers of a transform, and the remaining ones."""
+    """Return the tensors of a transform's layers, and the remaining ones."""
     layers = transform.layers(config)
     chosen = {name: source for name, source in group.items() if name.numbers and name.numbers[0] in layers}
     return chosen, {name: source for name, source in group.items() if name not in chosen}
@@ -156,7 +156,9 @@ def _turned_back(found: _Group, transpose: Transpose) -> _Group:
 
 
 def _refolded(found: _Group, chosen: _Group, transform: Unfolded, kernel: tuple[int, ...]) -> _Group:
-    """Return the matrices as kernels again; those of two frames, [channels, 2, y, x], one by one."""
+    """Turn the matrices back into kernels. Kernels of two frames, [channels, 2, y, x], become separate tensors
+    again.
+    """
     refolded = dict(found)
     for name, source in chosen.items():
         if name.kind == ".weight" and kernel:
@@ -168,7 +170,7 @@ def _refolded(found: _Group, chosen: _Group, transform: Unfolded, kernel: tuple[
 
 
 def _with_shares(found: _Group, transform: TokenShares) -> _Group:
-    """Return the shares of every layer in one tensor again."""
+    """Join the shares of every layer into one tensor again."""
     joined: _Group = {}
     for name, source in found.items():
         if name.stem not in transform.parts:
@@ -180,7 +182,7 @@ def _with_shares(found: _Group, transform: TokenShares) -> _Group:
 
 
 def _unstacked(found: _Group, stack: Stack) -> _Group:
-    """Every expert as a separate weight."""
+    """Return every expert as a separate weight."""
     experts: _Group = {}
     for name, source in found.items():
         if name.stem != stack.whole:
@@ -192,7 +194,7 @@ def _unstacked(found: _Group, stack: Stack) -> _Group:
 
 
 def _rejoined(found: _Group, split: Split) -> _Group:
-    """Return the parts of every layer as one weight again."""
+    """Join the parts of every layer into one weight again."""
     joined: _Group = {}
     for name, source in found.items():
         if name.stem not in split.parts:
@@ -260,7 +262,7 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
 
 
 def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[TensorName, Source]]:
-    """Yield the transforms that change numbers or columns of each tensor by itself."""
+    """Yield each tensor after the transforms that change its numbers or columns."""
     match transform:
         case Softplus():
             for name, source in group.items():
@@ -290,7 +292,7 @@ def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[
 
 
 def _with_frames(first: _Group, second: _Group) -> _Group:
-    """Kernels of two frames [out, channels, y, x] as one, [out, channels, 2, y, x]."""
+    """Join the kernels of two frames [out, channels, y, x] into one, [out, channels, 2, y, x]."""
     joined = dict(first)
     for name, later in zip([name for name in first if name.kind == ".weight"], second.values(), strict=True):
         joined[name] = source_changes.two_frames(first[name], later)
@@ -298,7 +300,7 @@ def _with_frames(first: _Group, second: _Group) -> _Group:
 
 
 def _axis(name: TensorName, source: Source) -> int:
-    """Return the dimension of output features: the last for biases, which may have one row per expert."""
+    """Return the dimension of output features: the last one for biases, which may have one row per expert."""
     dimensions = len(source.shape)
     return max(dimensions - (1 if name.kind == ".bias" else 2), 0)
 
@@ -328,7 +330,7 @@ def _stacked(group: _Group, stack: Stack, config: Any) -> Iterator[tuple[TensorN
 
 
 def _add_distance_vectors(groups: dict[str, _Group], transform: DistanceVectors, config: Any) -> None:
-    """Replace the table and its norm by the vectors. Projections that nothing else needs are removed."""
+    """Replace the table and its norm with the vectors. Projections that nothing else needs are removed."""
     table = next(iter(groups.pop(transform.stem).values()))
     norm = {name.kind: source for name, source in groups.pop(transform.norm, {}).items()}
     buckets = transform.buckets(config)

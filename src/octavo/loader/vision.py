@@ -1,4 +1,4 @@
-"""The vision part of a model: the image encoder, its weights and its processor."""
+"""Opens the vision part of a model: the image encoder, its weights and its processor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10
 
 @dataclass(frozen=True, slots=True)
 class VisionPart:
-    """tensors: the names of its tensors in the file of the text model, which are not weights of the text model."""
+    """The vision part of a model.
+
+    tensors: the names of its tensors in the text model's file, which are not weights of the text model.
+    """
 
     tower: Tower
     config: TowerConfig
@@ -54,7 +57,7 @@ class VisionPart:
             self.file.close()
 
     def graph(self) -> Graph:
-        """Return the unoptimized encoder. Raises GraphError naming operation, shapes, layer."""
+        """Return the encoder's unoptimized graph. Raises GraphError naming operation, shapes and layer."""
         g = Graph(self.weights.shapes)
         g.output = self.tower.build(g, self.config)
         return g
@@ -67,9 +70,9 @@ class VisionPart:
 def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
     """Return the vision part of a checkpoint, or None if it has none or an unknown one.
 
-    mmproj: its file, for a GGUF model; None for the only one next to it. If that one does not fit, as it may belong to
-    another model, there is a warning and the model reads only text.
-    max_tokens: of an image of any size, if the family can scale images down.
+    mmproj: the vision file of a GGUF model; None for the only one next to it. If that one does not fit, perhaps because
+    it belongs to another model, there is a warning and the model reads only text.
+    max_tokens: limit per image, if the family can scale images down.
     Raises ModelLoadError naming file and key.
     """
     if checkpoint.format == "safetensors":
@@ -131,7 +134,7 @@ def _limited(processor: ImageProcessor, max_tokens: int | None) -> ImageProcesso
 
 
 def _check(part: VisionPart) -> None:
-    """Raise ModelLoadError, or ValueError about an array, if weights, configuration and processor do not fit.
+    """Raise ModelLoadError, or ValueError about an array, if weights, configuration and processor do not fit together.
 
     Otherwise the first image would end the engine. No weight is read.
     """
@@ -159,7 +162,7 @@ def _check(part: VisionPart) -> None:
 
 
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
-    """Return the name in the graph, or None if nothing uses the tensor.
+    """Return the tensor's name in the graph, or None if nothing uses the tensor.
 
     A number that is not a layer is part of a stem: `mm.0`.
     """
@@ -192,13 +195,13 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
 
 
 def _numbers(weights: Weights) -> dict[str, float]:
-    """Return the weights of one number."""
+    """Return the values of weights that are a single number."""
     names = [name for name, shape in weights.shapes.items() if math.prod(shape) == 1]
     return {name: float(weights[name].dequantize().reshape(-1)[0]) for name in names}
 
 
 def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
-    """Return the tensors of an encoder by their names in the file, with those in its graph."""
+    """Return the graph's name for each of the encoder's tensors, by its name in the file."""
     found = {}
     for tensor in tensors:
         prefix = next((prefix for prefix in tower.WEIGHTS.prefixes if tensor.startswith(prefix)), None)
@@ -209,13 +212,13 @@ def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
 
 
 def _preprocessor(folder: Path) -> dict[str, Any]:
-    """Return the settings of the image processor, with those for videos, if any, under `video`."""
+    """Return the image processor's settings. Those for videos, if any, are under `video`."""
     videos = _settings(folder, VIDEO_FILE, "video_processor")
     return _settings(folder, _PREPROCESSOR, "image_processor") | ({"video": videos} if videos else {})
 
 
 def _settings(folder: Path, name: str, section: str) -> dict[str, Any]:
-    """Return the settings of a processor, from its own file or, in newer models, from a section of another."""
+    """Return the settings of a processor, from its own file or, in newer models, from a section of another file."""
     found: dict[str, Any] = {}
     if (folder / name).is_file():
         found = dict(read_json_object(folder / name, MAX_CONFIG_BYTES))

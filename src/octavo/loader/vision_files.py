@@ -1,4 +1,4 @@
-"""Finds the part of a model that sees, without reading it: most models have none."""
+"""Checks whether a model has a vision part, without reading it: most models have none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from octavo.loader.model_file import mmproj_files
 
 
 def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
-    """True if there is a vision part or one is named, even if Octavo does not know it. Raises ModelLoadError.
+    """True if there is a vision part or one is named, even if Octavo does not support it. Raises ModelLoadError.
 
-    mmproj: its file, right or wrong; None for the model's own, or those next to it.
+    mmproj: the given vision file, valid or not; None for the model's own, or those next to it.
     """
     if mmproj is not None:
         return True
