@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint, from the GGUF file itself or the files next to the safetensors.
+    """Load the tokenizer of a checkpoint, from the GGUF file itself or the files next to the safetensors.
 
     Raises ModelLoadError naming the missing or invalid part.
     """

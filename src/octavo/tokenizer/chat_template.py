@@ -1,6 +1,6 @@
 """Chat templates: render a conversation to the text format that the model was trained on.
 
-The template runs in its own process (`template_worker.py`), with limits on time, memory and output.
+The template runs in a separate process (`template_worker.py`), with limits on time, memory and output.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class TemplateProcess(ConfinedProcess):
         super().__init__(Path(__file__).with_name("template_worker.py"))
 
     def open(self, source: str, compute_seconds: float) -> None:
-        """Send the template, once; the process compiles it in the background.
+        """Send the template, once. The process compiles it in the background.
 
-        compute_seconds: the limit on compiling, and on each rendering.
+        compute_seconds: limit on compiling, and on each rendering
         """
         self._write_line(json.dumps({"source": source, "seconds": compute_seconds}))
 
     def render(self, variables: str) -> dict[str, str] | None:
-        """The worker's answer to variables as JSON, or None if it died."""
+        """Return the worker's answer to variables given as JSON, or None if it died."""
         self._write_line(variables)
         answer = self.read_line()
         return None if answer is None else json.loads(answer)
@@ -54,7 +54,7 @@ class TemplateProcess(ConfinedProcess):
 
 
 class ChatTemplate:
-    """A model's chat templates. Safe to share between threads; renderings run one at a time."""
+    """A model's chat templates. Thread-safe; renderings run one at a time."""
 
     def __init__(
         self,
@@ -67,13 +67,15 @@ class ChatTemplate:
         max_render_seconds: float = MAX_RENDER_SECONDS,
         process: TemplateProcess | None = None,
     ) -> None:
-        """Start the process of the default template, so that it is ready when the first conversation comes.
+        """Start the default template's process, so that it is ready when the first conversation arrives.
 
-        source: Jinja, as in the model file, of one template or of several.
-        bos_token, eos_token: their texts, for templates that write them.
-        special_tokens: more of them, such as `pad_token`, which a template finds only if they are here.
-        from_caller: the caller supplied the template instead of the model's own, so an error in it is a UsageError.
-        process: a process that was started ahead of time; the template takes it over.
+        source: one or several Jinja templates, as in the model file
+        bos_token, eos_token: their texts, for templates that write them
+        special_tokens: more of them, such as `pad_token`; templates can use only the tokens given here
+        from_caller: whether the caller supplied the template instead of the model, so that an error in it is a
+        UsageError
+        process: a process started ahead of time, which the template takes over
+
         Raises UsageError if there is no template (source None or empty).
         """
         self._name = "the chat template given" if from_caller else "the model's chat template"
@@ -107,19 +109,18 @@ class ChatTemplate:
         chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """The text of the conversation, for the model to continue.
+        """Render the conversation to text for the model to continue.
 
-        messages: the conversation, whose content gets the form that the template takes.
-        tools, documents: descriptions that the template may show to the model. With tools the template is the one
-        called `tool_use`, if there is one.
-        chat_template: the name of another one of the model's templates. kwargs: further variables of this model's
-        template, such as `enable_thinking`.
+        messages: the conversation; its content is converted to the form that the template accepts
+        tools, documents: descriptions that the template may show to the model. With tools, the template named
+        `tool_use` is used if there is one.
+        chat_template: name of another of the model's templates
+        kwargs: additional variables of this model's template, such as `enable_thinking`
 
         Raises UsageError with the template's own message if a message is malformed or the template fails on this
-        conversation.
-        Raises ModelLoadError if the model's template does not compile, is unsafe, or exceeds 2 s of computing, 4 Mi
-        characters or 512 MiB; for a template from the caller, or for a conversation of more than 256 Ki characters that
-        exceeds them, that is a UsageError too.
+        conversation. Raises ModelLoadError if the model's template does not compile, is unsafe, or exceeds 2 s of
+        computing, 4 Mi characters or 512 MiB. For a template from the caller, and for a conversation of more than 256
+        Ki characters that exceeds these limits, that is a UsageError too.
         """
         check_messages(messages, with_images=True)
         if wrong := _RESERVED & kwargs.keys():
@@ -165,13 +166,15 @@ class ChatTemplate:
         image_marks: ImageMarks | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of the conversation; kwargs are those of `render`, with its errors.
+        """Return the conversation's token ids.
 
-        max_tokens: of the conversation, which otherwise raises TooManyTokensError.
-        image_marks: the marks in its texts; each becomes a placeholder.
-        continue_final_message: the model continues the last message instead of starting a new one. Only the template
-        can produce control tokens: their text in a message, a tool or a document stays text, so that a message cannot
-        pretend to come from another role.
+        max_tokens: limit for the conversation; if it is longer, raises TooManyTokensError
+        image_marks: the marks in its texts; each becomes a placeholder
+        continue_final_message: let the model continue the last message instead of starting a new one
+        kwargs: arguments of `render`
+
+        Only the template can produce control tokens. Their text in a message, a tool or a document stays text, so that
+        a message cannot pretend to come from another role. Raises the same errors as `render`.
         """
         for name in ("tools", "documents"):
             if kwargs.get(name) is not None:
@@ -185,10 +188,10 @@ class ChatTemplate:
         return tokenizer.encode_chat(rendered, max_tokens=max_tokens)
 
     def render_images(self, messages: Sequence[Message], marks: ImageMarks, /, **kwargs: Any) -> str:
-        """The text of `render_prompt` with the placeholder in place of each mark.
+        """Return the text of `render_prompt` with the placeholder in place of each mark.
 
-        Messages whose images the template writes itself are given to it in parts. Raises UsageError if not all images
-        are in the text.
+        If the template writes the images of a message itself, it receives the message in parts. Raises UsageError if
+        the text does not contain all images.
         """
         count = len(marks.numbers(messages))
         forms = self._forms_of(self._chosen(kwargs.get("chat_template"), has_tools=kwargs.get("tools") is not None))
@@ -208,7 +211,7 @@ class ChatTemplate:
     def render_prompt(
         self, messages: Sequence[Message], /, *, continue_final_message: bool = False, **kwargs: Any
     ) -> str:
-        """The text of `render`, up to the end of the last message's content if the model is to continue it."""
+        """Return the text of `render`, cut after the last message's content if the model is to continue it."""
         if not continue_final_message:
             return self.render(messages, **kwargs)
         if kwargs.setdefault("add_generation_prompt", False):
@@ -216,7 +219,7 @@ class ChatTemplate:
         return _up_to_content(self.render(messages, **kwargs), messages[-1])
 
     def close(self) -> None:
-        """End the processes. May be called twice; a later `render` starts a new one."""
+        """End the processes. May be called twice. A later `render` starts a new process."""
         with self._lock:
             for process in self._processes.values():
                 process.close()
@@ -230,7 +233,7 @@ class ChatTemplate:
         return source
 
     def _forms_of(self, source: str) -> ContentForms:
-        """The forms of content that this template takes."""
+        """Return the forms of content that this template accepts."""
         if source not in self._forms:
             plain = {"add_generation_prompt": False, "tools": None, "documents": None, **self._tokens}
 
@@ -254,9 +257,10 @@ class ChatTemplate:
 def check_messages(messages: Sequence[Message], *, with_images: bool = False) -> None:
     """Raise UsageError naming the first malformed message and its key.
 
-    A message is a mapping with a string `role`, and `content` that is a string or a list of text parts
-    (`{"type": "text", "text": "..."}`), with_images: also of `{"type": "image"}`. With `tool_calls` the content may be
-    missing or None.
+    with_images: also allow `{"type": "image"}` parts
+
+    A message is a mapping with a string `role`, and `content` that is a string or a list of text parts (`{"type":
+    "text", "text": "..."}`). With `tool_calls` the content may be missing or None.
     """
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -277,7 +281,7 @@ def check_messages(messages: Sequence[Message], *, with_images: bool = False) ->
 
 
 def _check_roles(messages: Sequence[Message], source: str) -> None:
-    """Raise UsageError for a role that is neither one of all templates nor named in this one, the text `source`."""
+    """Raise UsageError for a role that is neither a standard role nor named in this template's `source`."""
     for i, message in enumerate(messages):
         role = message["role"]
         if role in _ROLES or any(f"{quote}{role}{quote}" in source for quote in "\"'"):
@@ -290,7 +294,9 @@ def _check_roles(messages: Sequence[Message], source: str) -> None:
 
 
 def _up_to_content(rendered: str, message: Message) -> str:
-    """The rendered text up to the end of the last message's content, from which templates may strip white space."""
+    """Return the rendered text up to the end of the last message's content, which templates may strip of white
+    space.
+    """
     content = message.get("content")
     if isinstance(content, (list, tuple)):
         content = content[-1].get("text", "") if content else ""

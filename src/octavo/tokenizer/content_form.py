@@ -1,8 +1,8 @@
-"""The form of content that a chat template takes: one string, or a list of parts.
+"""The form of content that a chat template accepts: one string, or a list of parts.
 
-A template that loops over parts shows nothing of a string, and one that takes strings prints a list as Python does.
+A template that loops over parts shows nothing of a string, and one that accepts strings prints a list as Python does.
 Neither is an error, so both are tried with a word that must appear.
-Source: llama.cpp, which tries a template's capabilities in this way.
+Source: llama.cpp, which probes a template's capabilities in this way.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _CALL_ID = "call12345"  # nine letters and digits, which Mistral's templates ask
 
 
 class ContentForms:
-    """The forms that one template takes, role by role. Each form is tried once for a role, when it is first asked for.
+    """The content forms that one template accepts for each role. Each form is tried once per role, when it is first
+    needed.
 
-    render: the template's text of a conversation; None if it fails.
+    render: returns the template's text for a conversation, or None if it fails
     """
 
     def __init__(self, render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> None:
@@ -28,11 +29,13 @@ class ContentForms:
         self._images: dict[tuple[str, str], bool] = {}
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages with their content in the template's form. Content it accepts directly is unchanged."""
+        """Return the messages with their content in the template's form. Content that it accepts directly is
+        unchanged.
+        """
         return [self._fit(message) for message in messages]
 
     def shows_image(self, role: str, placeholder: str) -> bool:
-        """True if the template writes the placeholder for an image and text in a message of this role."""
+        """Return True if the template writes the placeholder for an image next to text in a message of this role."""
         found = self._images.get((role, placeholder))
         if found is None:
             before, after = _around(role)
@@ -54,7 +57,7 @@ class ContentForms:
         return message
 
     def _shows(self, role: str, *, in_parts: bool) -> bool:
-        """True if the template shows a text in a message of this role: a string, or a list of one part."""
+        """Return True if the template shows text in a message of this role, as a string or as a list of one part."""
         found = self._shown.get((role, in_parts))
         if found is None:
             before, after = _around(role)
@@ -74,7 +77,7 @@ def _message(role: str) -> dict[str, Any]:
 
 
 def _around(role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The messages before and after one of this role in a usual conversation; their roles are tried first."""
+    """Return the messages before and after one of this role in a usual conversation. Their roles are tried first."""
     user = {"role": "user", "content": "Hello"}
     match role:
         case "user":

@@ -1,4 +1,4 @@
-"""Replacements in decoded text, which some vocabularies make after the usual steps of a decoder.
+"""Replacements in decoded text, which some vocabularies make after the usual decoder steps.
 
 Source: `decoders.Replace` and `decoders.Fuse` of the `tokenizers` library.
 """
@@ -19,15 +19,17 @@ Replacement = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """in_tokens: made in each token alone.
-    in_text: made in the whole text. Both in their order.
+    """The replacements of a decoder, in order.
+
+    in_tokens: made in each token separately
+    in_text: made in the whole text
     """
 
     in_tokens: tuple[Replacement, ...] = ()
     in_text: tuple[Replacement, ...] = ()
 
     def of_token(self, data: bytes) -> bytes:
-        """The bytes of a token. A token that is only part of a character stays unchanged."""
+        """Return a token's bytes after replacement. A token that is only part of a character stays unchanged."""
         if not self.in_tokens:
             return data
         try:
@@ -36,19 +38,19 @@ class Replacements:
             return data
 
     def of_text(self, text: str) -> str:
-        """The whole text."""
+        """Return the whole text after replacement."""
         return _replaced(text, self.in_text)
 
 
 class ReplacedStream:
-    """One replacement in a text that comes in pieces."""
+    """One replacement in a text that arrives in pieces."""
 
     def __init__(self, replacement: Replacement) -> None:
         self._pattern, self._content = replacement
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Add text and return what can no longer become part of the pattern."""
+        """Add text and return the part that can no longer become part of a match."""
         *done, rest = (self._held + text).split(self._pattern)
         # Up to here all is decided; the end may still begin a pattern.
         begins = (n for n in range(min(len(self._pattern) - 1, len(rest)), 0, -1) if rest.endswith(self._pattern[:n]))
@@ -57,15 +59,16 @@ class ReplacedStream:
         return self._content.join([*done, rest[: len(rest) - held]])
 
     def flush(self) -> str:
-        """End the text."""
+        """End the text and return the rest."""
         held, self._held = self._held, ""
         return held
 
 
 def read_replacements(steps: Iterable[Mapping[str, Any]]) -> tuple[Replacements, list[str]]:
-    """The replacements other than SentencePiece's for the space, and the patterns of unsupported ones.
+    """Return all replacements except SentencePiece's for the space, and the patterns of unsupported ones.
 
-    steps: of a decoder, in order.
+    steps: steps of a decoder, in order
+
     Raises ModelLoadError for replacements that make a text far too long.
     """
     in_tokens: list[Replacement] = []

@@ -1,4 +1,4 @@
-"""Writes a vocabulary from a GGUF file as `tokenizer.json` and its companion files, as read by transformers."""
+"""Writes a vocabulary from a GGUF file as `tokenizer.json` and its companion files, for transformers to read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from octavo.tokenizer.vocabulary import TokenCoding
 
 
 def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
-    """The content of `tokenizer.json`, `tokenizer_config.json` and the chat templates, by path.
+    """Return the content of `tokenizer.json`, `tokenizer_config.json` and the chat templates, by path.
 
-    max_length: tokens of the longest sequence.
+    max_length: maximum number of tokens in a sequence
+
     Raises ModelLoadError for a vocabulary other than BPE.
     """
     if original.coding is TokenCoding.WORDPIECE or not isinstance(original.plain.model, tokenizers.models.BPE):
@@ -44,12 +45,14 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
 
 
 def main_eos(tokenizer: Tokenizer) -> int:
-    """The id that ends an answer: of several, the one that ends a text, otherwise the one that ends the last turn."""
+    """Return the id that ends an answer. If there are several, prefer the one that ends a text to the one that ends the
+    last turn.
+    """
     return tokenizer.suffix_ids[-1] if tokenizer.suffix_ids else max(tokenizer.eos_token_ids)
 
 
 def check_files(folder: Path, original: Tokenizer) -> None:
-    """Read the files again. Raises ModelLoadError for a token, a text or an id that became another one."""
+    """Read the files back. Raises ModelLoadError if a token, a text or an id has changed."""
     written = read_directory_tokenizer(folder)
     check_same(folder / "tokenizer.json", original, written, original.vocab_size, "in tokenizer.json")
     for name in ("bos_token_id", "eos_token_ids", "prefix_ids", "suffix_ids", "special_token_ids", "chat_template"):
@@ -59,7 +62,7 @@ def check_files(folder: Path, original: Tokenizer) -> None:
 
 
 def _whole(original: Tokenizer) -> tokenizers.Tokenizer:
-    """One tokenizer with all added tokens, which also decodes and adds BOS and EOS."""
+    """Return one tokenizer with all added tokens, which also decodes and adds BOS and EOS."""
     whole = tokenizers.Tokenizer.from_str(original.plain.to_str())
     special = [original.tokens[i] for i in sorted(original.special_token_ids)]
     whole.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])

@@ -103,7 +103,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
 
 
 def padded_tokenizer(tokenizer: Tokenizer, directory: Path, length: int) -> Tokenizer:
-    """The tokenizer of a model whose texts all have `length` tokens, in small letters. Raises ModelLoadError."""
+    """Return the tokenizer of a model that needs lower-case texts padded to `length` tokens. Raises ModelLoadError."""
     config = tokenizer_config(directory)
     token_id = named_token_id(directory, config, "pad_token", {token: i for i, token in enumerate(tokenizer.tokens)})
     if token_id is None:
@@ -116,9 +116,10 @@ def padded_tokenizer(tokenizer: Tokenizer, directory: Path, length: int) -> Toke
 def _outside(
     loaded: tokenizers.Tokenizer, added: Mapping[int, AddedToken], special_tokens: Iterable[AddedToken]
 ) -> list[AddedToken]:
-    """The added tokens that the model's own vocabulary lacks, by id, if a control token comes before another one.
+    """Return the added tokens that the model's own vocabulary lacks, by id, if a control token precedes an ordinary
+    one.
 
-    Qwen's `<|im_end|>` and `<tool_call>` are such.
+    Examples are Qwen's `<|im_end|>` and `<tool_call>`.
     """
     known = loaded.get_vocab(with_added_tokens=False)
     matched = {token.content: token for token in special_tokens}
@@ -128,7 +129,7 @@ def _outside(
 
 
 def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
-    """Load the file and tries it on texts, after checking what it may do to them."""
+    """Load the file and try it on texts, after checking what it may do to them."""
     if not path.is_file():
         raise ModelLoadError(f"{path} is missing; safetensors models need it for the tokenizer")
     size = path.stat().st_size
@@ -150,7 +151,7 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
 
 
 def _parts(path: Path, content: bytes) -> Mapping[str, Any]:
-    """The parts of the file that change texts, without its vocabulary, which may be large."""
+    """Return the parts of the file that change texts, without its vocabulary, which may be large."""
     import msgspec  # here, because models in one GGUF file need none of it
 
     def chosen(raw: bytes | msgspec.Raw, names: Iterable[str]) -> dict[str, Any]:
@@ -166,7 +167,9 @@ def _parts(path: Path, content: bytes) -> Mapping[str, Any]:
 
 
 def _has_unknown_patterns(loaded: tokenizers.Tokenizer) -> bool:
-    """True if the normalizer or the pre-tokenizer may panic on a text: by a regular expression or a search tree."""
+    """Return True if the normalizer or the pre-tokenizer may panic on a text because of a regular expression or a
+    search tree.
+    """
     for part in (loaded.normalizer, loaded.pre_tokenizer):
         stack = [] if part is None else [json.loads(part.__getstate__())]
         while stack:
@@ -194,9 +197,9 @@ def _replacements(path: Path, steps: Sequence[Mapping[str, Any]]) -> Replacement
 
 
 def _coding(path: Path, steps: Sequence[Mapping[str, Any]]) -> tuple[TokenCoding, bool]:
-    """The byte encoding of tokens, and True if the vocabulary adds the first space of a text.
+    """Return the byte encoding of tokens, and whether the vocabulary adds a space before a text.
 
-    steps: of the decoder.
+    steps: steps of the decoder
     """
     kinds = [step.get("type") for step in steps]
     if "ByteLevel" in kinds:
@@ -223,7 +226,10 @@ def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _surroundings(
     loaded: tokenizers.Tokenizer, config: Mapping[str, Any], bos: int | None, eos: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the post-processor adds before and after a text; `add_bos_token` and `add_eos_token` overrule it."""
+    """Return the ids that are added before and after a text.
+
+    They come from the post-processor, unless `add_bos_token` and `add_eos_token` override it.
+    """
     bare = loaded.encode("a", add_special_tokens=False).ids
     full = loaded.encode("a").ids
     at = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
@@ -236,7 +242,9 @@ def _surroundings(
 
 
 def _pair(loaded: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
-    """The ids that the post-processor puts between two texts, and whether the second one is of another type."""
+    """Return the ids that the post-processor puts between two texts, and whether the second text has a different type
+    id.
+    """
     pair = loaded.encode("a", "a")  # texts that `_load` has tried
     texts = pair.sequence_ids
     if 0 not in texts or 1 not in texts:
@@ -248,7 +256,7 @@ def _pair(loaded: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[tupl
 
 
 def named_token_id(directory: Path, config: Mapping[str, Any], name: str, vocab: Mapping[str, int]) -> int | None:
-    """The id of the token that tokenizer_config.json names, such as `bos_token`. Raises ModelLoadError."""
+    """Return the id of a token named in tokenizer_config.json, such as `bos_token`. Raises ModelLoadError."""
     token = config.get(name)
     if isinstance(token, dict):
         token = token.get("content")
@@ -260,9 +268,9 @@ def named_token_id(directory: Path, config: Mapping[str, Any], name: str, vocab:
 
 
 def configured_eos(directory: Path, num_tokens: int) -> list[int]:
-    """The `eos_token_id` of the generation configuration or, if it has none, of the model configuration.
+    """Return the `eos_token_id` of the generation configuration or, if it has none, of the model configuration.
 
-    An id that the vocabulary of `num_tokens` lacks cannot come: a warning names it.
+    An id beyond the vocabulary of `num_tokens` can never be generated, so it is left out with a warning.
     """
     for name in ("generation_config.json", "config.json"):
         values = read_optional(directory / name)
@@ -280,7 +288,7 @@ def configured_eos(directory: Path, num_tokens: int) -> list[int]:
 
 
 def tokenizer_config(directory: Path) -> Mapping[str, Any]:
-    """`tokenizer_config.json`, with the names of tokens that only the older `special_tokens_map.json` has."""
+    """Return `tokenizer_config.json`, with the names of tokens that are only in the older `special_tokens_map.json`."""
     names = read_optional(directory / "special_tokens_map.json")
     return {key: value for key, value in names.items() if key in _TOKEN_NAMES} | read_optional(
         directory / "tokenizer_config.json"
@@ -288,7 +296,9 @@ def tokenizer_config(directory: Path) -> Mapping[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of the named tokens, such as `pad_token`, and of those that only this model names."""
+    """Return the texts of the named tokens, such as `pad_token`, including tokens with names that only this model
+    uses.
+    """
     extra = config.get("extra_special_tokens")
     named = {name: config.get(name) for name in _TOKEN_NAMES} | (extra if isinstance(extra, dict) else {})
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}

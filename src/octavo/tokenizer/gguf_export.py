@@ -1,7 +1,7 @@
 """Writes a vocabulary as GGUF metadata under `tokenizer.ggml.*`, from `tokenizer.json` and its companion files.
 
-Byte-level and SentencePiece BPE can be written. The result is read back and must split a set of texts into the same
-tokens as the original, which proves it right whatever else the files contain.
+Supports byte-level and SentencePiece BPE. The result is read back and must split a set of texts into the same tokens as
+the original, which proves it right whatever else the files contain.
 Source: the GGUF specification, section "Tokenizer".
 """
 
@@ -50,10 +50,11 @@ PROBE_TEXTS = (
 
 
 def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]:
-    """The keys for the tokenizer beside a safetensors checkpoint, its chat template included.
+    """Return the keys for the tokenizer next to a safetensors checkpoint, including its chat template.
 
     num_tokens: rows of the embedding. Ids that the vocabulary lacks become unused tokens.
-    Raises ModelLoadError naming the file and what a GGUF file cannot say.
+
+    Raises ModelLoadError naming the file and the part that a GGUF file cannot express.
     """
     path = directory / "tokenizer.json"
     original = read_directory_tokenizer(directory)
@@ -71,7 +72,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """tokenizer.json, which the library has read without an error."""
+    """Read tokenizer.json, which the library has already parsed without an error."""
     import msgspec  # here, because models in one GGUF file need none of it
 
     form: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -82,7 +83,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _rwkv_tokens(original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
-    """The tokens of RWKV, as escaped byte strings."""
+    """Return RWKV's tokens as escaped byte strings."""
     texts = [escaped(original.token_bytes(i)) if text else f"[PAD{i}]" for i, text in enumerate(original.tokens)]
     texts = [*texts[:num_tokens], *(f"[PAD{i}]" for i in range(len(texts), num_tokens))]
     return {_KEY + "model": "rwkv", _KEY + "tokens": texts, _KEY + "token_type": _types(original, texts, None, False)}
@@ -131,7 +132,9 @@ def _types(original: Tokenizer, texts: Sequence[str], unknown: str | None, is_sc
 
 
 def _scores(texts: Sequence[str], types: NDArray[np.int32], merges: Sequence[str]) -> NDArray[np.float32]:
-    """Minus the rank of the first merge that makes a token, the order in which SentencePiece joins; others are last."""
+    """Return each token's score: minus the rank of the first merge that makes it, which is the order in which
+    SentencePiece joins. Other tokens are last.
+    """
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", ""), rank)
@@ -141,7 +144,7 @@ def _scores(texts: Sequence[str], types: NDArray[np.int32], merges: Sequence[str
 
 
 def _pre_tokenizer(path: Path, form: Mapping[str, Any]) -> str:
-    """The name of the pre-tokenizer whose patterns equal the file's, in order."""
+    """Return the name of the pre-tokenizer with the same patterns as the file, in order."""
     normalizer = form.get("normalizer")
     if normalizer is not None and normalizer.get("type") != "NFC":  # which the readers of GGUF files leave out
         raise ModelLoadError(f"{path}: GGUF files have no key for the normalizer {normalizer.get('type')!r:.40}")
@@ -155,7 +158,7 @@ def _pre_tokenizer(path: Path, form: Mapping[str, Any]) -> str:
 
 
 def _patterns(path: Path, step: Mapping[str, Any] | None) -> Iterator[str]:
-    """The patterns of a pre-tokenizer. Each splits what the previous one left."""
+    """Yield the patterns of a pre-tokenizer. Each splits the pieces that the previous one left."""
     match (step or {}).get("type"), step or {}:
         case "Sequence", {"pretokenizers": inner}:
             for part in inner:
@@ -175,7 +178,7 @@ def _patterns(path: Path, step: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _named_ids(directory: Path, original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
-    """The ids of special tokens, and whether they surround a text."""
+    """Return the ids of special tokens, and whether they surround a text."""
     config = tokenizer_config(directory)
     vocab = {text: i for i, text in enumerate(original.tokens[:num_tokens]) if text}
     names = {"eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -193,7 +196,7 @@ def _named_ids(directory: Path, original: Tokenizer, num_tokens: int) -> dict[st
 
 
 def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
-    """Keys for ids that end an answer and that a reader does not know by the names of their tokens."""
+    """Return the keys for ids that end an answer but that a reader would not recognize by their tokens' names."""
     missing = sorted(i for i in original.eos_token_ids - written.eos_token_ids if i < num_tokens)
     if len(missing) > len(_STOP_KEYS):
         raise ModelLoadError(
@@ -204,9 +207,9 @@ def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: i
 
 
 def check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int, where: str) -> None:
-    """Raise ModelLoadError for a text or a token that is another one in the written form.
+    """Raise ModelLoadError if a text or a token differs in the written vocabulary.
 
-    where: it is, in words.
+    where: description of the written file
     """
     for i in range(min(num_tokens, original.vocab_size)):
         if original.tokens[i] and original.token_bytes(i) != written.token_bytes(i):

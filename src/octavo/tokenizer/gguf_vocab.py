@@ -1,6 +1,6 @@
-"""A vocabulary from the metadata of a GGUF file, every array and id checked.
+"""Reads a vocabulary from the metadata of a GGUF file, and checks every array and id.
 
-Source: the GGUF specification, section "Tokenizer", and the kinds of token of the SentencePiece model proto.
+Source: the GGUF specification, section "Tokenizer", and the token types of the SentencePiece model proto.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TokenType = IntEnum("TokenType", ["NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED"
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The arrays of the file. V = number of tokens."""
+    """The token arrays of the file. V = number of tokens."""
 
     texts: list[str]  # [V]
     vocab: dict[str, int]
@@ -73,7 +73,7 @@ class _Tokens:
     ids: Mapping[str, int]  # by "bos", "eos", ...
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
-        """The tokens of these types, by text, in the order of their ids."""
+        """Return the tokens of these types, text -> id, ordered by id."""
         found = np.flatnonzero(np.isin(self.types, types))
         return {self.texts[i]: int(i) for i in found}
 
@@ -90,7 +90,9 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
 
 
 def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    """BERT's vocabulary. Tokens that begin a word start with U+2581; the original marks the other tokens instead."""
+    """Build BERT's vocabulary. Tokens that begin a word start with U+2581; the original marks all other tokens
+    instead.
+    """
     control = frozenset(tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED).values())
     named = {name: _special_id(metadata, tokens, *keys) for name, keys in _BERT_TOKENS.items()}
     literal = control | frozenset(named.values())
@@ -126,13 +128,13 @@ def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
 
 
 def _special_tokens(metadata: Mapping[str, object], tokens: _Tokens) -> dict[str, str]:
-    """The texts of the tokens that the file names, under the names of tokenizer_config.json."""
+    """Return the texts of the tokens that the file names, under the names of tokenizer_config.json."""
     ids = {name: metadata.get(f"{_KEY}{key}_token_id") for name, key in _TOKEN_NAMES.items()}
     return {name: tokens.texts[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens.texts)}
 
 
 def _special_id(metadata: Mapping[str, object], tokens: _Tokens, text: str, *keys: str) -> int:
-    """The id under one of the keys, or of the token with this text."""
+    """Return the id under one of the keys, or the id of the token with this text."""
     for key in keys:
         value = metadata.get(f"{_KEY}{key}_token_id")
         if value is not None and _is_reachable(value, f"{_KEY}{key}_token_id", len(tokens.texts)):
@@ -147,7 +149,7 @@ def _original_piece(text: str) -> str:
 
 
 def _unigram(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    """SentencePiece's unigram model, used by XLM-RoBERTa and T5. Kudo, arXiv 1804.10959."""
+    """Build a vocabulary with SentencePiece's unigram model, used by XLM-RoBERTa and T5. Kudo, arXiv 1804.10959."""
     scores = _scores(metadata, len(tokens.texts))
     unknown = tokens.ids.get("unknown", next(iter(tokens.of_type(TokenType.UNKNOWN).values()), None))
     if unknown is None:
@@ -183,9 +185,9 @@ def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
 
 
 def _merging_model(metadata: Mapping[str, object], tokens: _Tokens, **options: Any) -> models.BPE:
-    """A byte-pair encoding with the file's merges.
+    """Return a byte-pair encoding with the file's merges.
 
-    options: of `models.BPE`.
+    options: options of `models.BPE`
     """
     merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
     pairs = _split_merges(merges)
@@ -201,8 +203,11 @@ def _merging_model(metadata: Mapping[str, object], tokens: _Tokens, **options: A
 
 
 def _sentencepiece_merges(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    """Gemma 4's: the tokens of SentencePiece, joined by the merges of the file. Runs of newlines are words of their
-    own, and one that is a token stays whole. Source: llama.cpp, the tokenizer model `gemma4`."""
+    """Build Gemma 4's vocabulary: SentencePiece's tokens, joined by the merges of the file.
+
+    Runs of newlines are words of their own, and a run that is a token stays whole. Source: llama.cpp, the tokenizer
+    model `gemma4`.
+    """
     fallback = _byte_fallback(tokens)
     model = _merging_model(metadata, tokens, **fallback)
     runs = [text for text in tokens.vocab if text.strip("\n") == ""]
@@ -217,7 +222,7 @@ def _sentencepiece_merges(metadata: Mapping[str, object], tokens: _Tokens) -> To
 
 
 def _byte_fallback(tokens: _Tokens) -> dict[str, Any]:
-    """The options of `models.BPE` for characters without a token: their bytes, or the unknown token."""
+    """Return the options of `models.BPE` for characters without a token: use their bytes, or the unknown token."""
     unknown = tokens.ids.get("unknown")
     has_bytes = all(f"<0x{b:02X}>" in tokens.vocab for b in range(256))
     if unknown is None and not has_bytes:
@@ -250,7 +255,7 @@ def _scores(metadata: Mapping[str, object], num_tokens: int) -> NDArray[np.float
 
 
 def _joiner(tokens: _Tokens, scores: NDArray[np.float64], merges: Sequence[tuple[str, str]]) -> ScoreMerges | None:
-    """The merges as they are made by score, if several of the joined pieces have the same one."""
+    """Return the merges to be made by score, if several of the joined pieces have the same score."""
     user = tokens.of_type(TokenType.USER_DEFINED)  # found in the text before any merge
     pairs = [(left, right) for left, right in merges if not {left, right, left + right} & user.keys()]
     joined = [tokens.vocab[piece] for piece in {left + right for left, right in pairs}]
@@ -277,7 +282,7 @@ def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Nor
 
 
 def _charsmap(metadata: Mapping[str, object]) -> list[normalizers.Normalizer]:
-    """The table of replacements of the file, if it has one."""
+    """Return the normalizer for the file's replacement table, if it has one."""
     steps: list[normalizers.Normalizer] = []
     if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
         with library_errors_as(ModelLoadError, f"{_KEY}precompiled_charsmap cannot be read"):
@@ -332,7 +337,8 @@ def _finish(
 
 
 def _space_takers(metadata: Mapping[str, object], special: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """The options of tokens that take adjacent white space. Files cannot express it, so models are known by name.
+    """Return the options of tokens that take adjacent white space. Files cannot express it, so models are recognized by
+    name.
 
     Source: llama.cpp, the end of `llama_vocab::impl::load`.
     """
@@ -377,7 +383,9 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
 
 
 def _is_reachable(value: object, key: str, num_tokens: int) -> TypeGuard[int]:
-    """True for an id of the vocabulary. One beyond it, often 2^32 - 1 for none, is told. Raises ModelLoadError."""
+    """Return True if the id is in the vocabulary. An id beyond it, often 2^32 - 1 for none, is logged. Raises
+    ModelLoadError.
+    """
     if type(value) is not int:
         raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
     if not 0 <= value < num_tokens:
@@ -401,14 +409,15 @@ def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
 
 
 def _merges_from_scores(tokens: _Tokens, scores: NDArray[np.float64]) -> list[tuple[str, str]]:
-    """SentencePiece's scores as the merges of a byte-pair encoding, in order of priority.
+    """Convert SentencePiece's scores to the merges of a byte-pair encoding, in order of priority.
 
-    SentencePiece repeatedly joins the two neighbours whose joined piece has the highest score, the leftmost first. That
-    is byte-pair encoding with a merge for every way to split every piece in two, ranked by the piece's score. Among
-    equal scores the longer piece comes first, then the longer left half, so that a run of the same character grows from
-    the left as it does in SentencePiece.
+    scores: [V]
 
-    scores: [V].
+    SentencePiece repeatedly joins the two neighbours whose joined piece has the highest score, leftmost first. That is
+    byte-pair encoding with a merge for every way to split every piece in two, ranked by the piece's score. Among equal
+    scores the longer piece comes first, then the longer left half, so that a run of the same character grows from the
+    left as it does in SentencePiece.
+
     Raises ModelLoadError for tokens so long that splitting them would take seconds. Source: Kudo and Richardson,
     "SentencePiece" (2018), and its `bpe_model.cc`.
     """
@@ -443,9 +452,9 @@ def _strings(metadata: Mapping[str, object], name: str, limit: int) -> list[str]
 
 
 def _numbers(metadata: Mapping[str, object], name: str, length: int, kinds: str) -> NDArray[Any]:
-    """The array `name`, one entry per token.
+    """Return the array `name`, which must have one entry per token.
 
-    kinds: the permitted `dtype.kind` letters.
+    kinds: the allowed `dtype.kind` letters
     """
     value = metadata.get(_KEY + name)
     array = np.asarray(value) if isinstance(value, (list, np.ndarray)) else np.empty(0, object)

@@ -9,10 +9,10 @@ from typing import Any
 
 
 class ImageMarks:
-    """The marks of one conversation. They are random, so that no text of a user is one.
+    """The marks of one conversation. They are random, so that no user's text contains one.
 
-    placeholder: what the chat templates of the model write for an image. wrapping: the texts around it, for templates
-    that write none.
+    placeholder: text that the model's chat templates write for an image
+    wrapping: the texts around the placeholder, for templates that write none
     """
 
     def __init__(self, placeholder: str, wrapping: tuple[str, str] = ("", "")) -> None:
@@ -23,17 +23,19 @@ class ImageMarks:
         self._pattern = re.compile(rf"<{self._name}-(\d+)>")
 
     def add(self) -> str:
-        """The mark of a further image."""
+        """Add an image and return its mark."""
         self._count += 1
         return f"<{self._name}-{self._count - 1}>"
 
     def numbers(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The images that these messages hold, in order: the first mark is 0."""
+        """Return the numbers of the images in these messages, in order. The first mark is 0."""
         texts = (message.get("content") for message in messages)
         return [int(number) for text in texts if isinstance(text, str) for number in self._pattern.findall(text)]
 
     def in_parts(self, content: str) -> list[dict[str, str]] | str:
-        """The content as parts for a template, `{"type": "image"}` for each mark; a text without marks stays one."""
+        """Return the content as parts for a template, with `{"type": "image"}` for each mark. A text without marks
+        stays a string.
+        """
         pieces = self._pattern.split(content)
         if len(pieces) == 1:
             return content
@@ -46,5 +48,5 @@ class ImageMarks:
         return parts
 
     def shown(self, rendered: str) -> str:
-        """A rendered text, each mark that is left in it as the placeholder in its wrapping."""
+        """Return the rendered text with each remaining mark replaced by the wrapped placeholder."""
         return self._pattern.sub(lambda _: self._shown, rendered)

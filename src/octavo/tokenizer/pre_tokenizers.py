@@ -1,7 +1,7 @@
 """The word splitting of byte-level BPE vocabularies, by its name in GGUF files.
 
-Source: the `pre_tokenizer` entries of the published `tokenizer.json` files, and the names that
-llama.cpp's converter writes as `tokenizer.ggml.pre`.
+Source: the `pre_tokenizer` entries of the published `tokenizer.json` files, and the names that llama.cpp's converter
+writes as `tokenizer.ggml.pre`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QWEN35 = (
 
 
 def _cased_words(suffix: str) -> str:
-    """Words of capitals followed by small letters, so that camelCase is split; `suffix` may follow."""
+    """Return a pattern for capitals followed by small letters and optionally `suffix`, so that camelCase is split."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
     return rf"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
@@ -100,10 +100,10 @@ PRE_TOKENIZERS = {name: kind for names, kind in _KINDS.items() for name in names
 
 
 def get_pre_tokenizer(name: str | None) -> PreTokenizer:
-    """The pre-tokenizer of that name; the default one for None, as in files from before April 2024.
+    """Return the pre-tokenizer with this name, or the default one for None, as in files from before April 2024.
 
-    Raises ModelLoadError for an unknown name and suggests the nearest. A wrong pre-tokenizer would not fail: the
-    text looks right and the model answers badly.
+    Raises ModelLoadError for an unknown name and suggests the nearest one. A wrong pre-tokenizer would cause no error:
+    the text would look right, but the model would answer badly.
     """
     if name is None:
         logger.warning("the file names no pre-tokenizer (tokenizer.ggml.pre): the default one is used")

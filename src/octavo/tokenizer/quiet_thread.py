@@ -1,8 +1,8 @@
-"""Calls Rust libraries on a thread without files, so that the text of a panic reaches no terminal.
+"""Calls Rust libraries on a thread without open files, so that a panic's text does not reach the terminal.
 
 A panic is an ordinary error here: a pattern that gives up on a text, or a grammar that is too complex. Python raises it
-as an exception, but before that Rust writes its message and a backtrace to file 2, whatever Python does with
-`sys.stderr`. The thread of such a call gets its own, empty file table. All other threads keep theirs.
+as an exception, but before that Rust writes its message and a backtrace to file 2, regardless of `sys.stderr`. The
+thread of such a call gets its own, empty file table. All other threads keep theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def run_quietly(work: Callable[[], T]) -> T:
-    """The result of `work`, or its exception, from a thread without files."""
+    """Run `work` on a thread without open files, and return its result or raise its exception."""
     done = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []

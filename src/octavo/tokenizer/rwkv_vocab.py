@@ -1,4 +1,4 @@
-"""The vocabulary of RWKV: byte strings. The longest one that matches is the next token.
+"""RWKV's vocabulary of byte strings. The longest matching one is the next token.
 
 Sources: `rwkv_vocab_v20230424.txt`, published with the checkpoints, and the tokenizer model `rwkv` of llama.cpp.
 """
@@ -31,10 +31,13 @@ _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 class LongestMatch:
-    """Joins tokens of single bytes to the longest ones that there are, from the left."""
+    """Joins single-byte tokens to the longest existing tokens, from the left."""
 
     def __init__(self, ids: Mapping[bytes, int]) -> None:
-        """ids: of all tokens by their bytes; the 256 single bytes are among them."""
+        """Initialize the search.
+
+        ids: the ids of all tokens by their bytes, including all 256 single bytes
+        """
         self._ids = ids
         self._byte_of = {ids[bytes([byte])]: byte for byte in range(256)}
         lengths: dict[bytes, set[int]] = defaultdict(set)
@@ -43,7 +46,7 @@ class LongestMatch:
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
 
     def join(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text, from the ids of its bytes. Other tokens stay."""
+        """Return the ids of a text, given the ids of its bytes. Other tokens are kept."""
         found: list[int] = []
         text = bytearray()
         for token in ids:
@@ -65,18 +68,18 @@ class LongestMatch:
 
 
 def is_rwkv(directory: Path) -> bool:
-    """True if the tokenizer of this checkpoint is RWKV's."""
+    """Return True if this checkpoint has RWKV's tokenizer."""
     return (directory / FILE_NAME).is_file() and not (directory / "tokenizer.json").is_file()
 
 
 def read_rwkv(directory: Path, template: TemplateSet | None) -> Tokenizer:
-    """The tokenizer from the file in a checkpoint's folder. Raises ModelLoadError naming the line."""
+    """Read the tokenizer from the file in a checkpoint's folder. Raises ModelLoadError naming the line."""
     path = directory / FILE_NAME
     return rwkv_tokenizer(str(path), [b"", *_read_file(path)], END, template)
 
 
 def _read_file(path: Path) -> list[bytes]:
-    """The tokens from 1 on. Raises ModelLoadError naming file and line."""
+    """Return the tokens from number 1 on. Raises ModelLoadError naming file and line."""
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_BYTES:,}")
     tokens: list[bytes] = []
@@ -92,7 +95,7 @@ def _read_file(path: Path) -> list[bytes]:
 
 
 def _token(line: bytes, number: int) -> bytes | None:
-    """The bytes of a line's token, or None if the line does not have this number."""
+    """Return the bytes of the token in a line, or None if the line is not a valid entry with this number."""
     try:
         found = _LINE.fullmatch(line.decode())
         token = ast.literal_eval(found[2]) if found else None
@@ -105,10 +108,13 @@ def _token(line: bytes, number: int) -> bytes | None:
 
 
 def rwkv_tokenizer(source: str, tokens: Sequence[bytes], end: str, template: TemplateSet | None) -> Tokenizer:
-    """tokens: [V], of which those without bytes are none; the first, named `end`, ends a text.
-    source: for errors.
+    """Build the tokenizer from its tokens.
 
-    Raises ModelLoadError if a byte is no token.
+    source: name of the file, for errors
+    tokens: [V]; entries without bytes are unused
+    end: name of the first token, which ends a text
+
+    Raises ModelLoadError if a single byte is not a token.
     """
     ids = {data: i for i, data in reversed(list(enumerate(tokens))) if i and data}
     if missing := [byte for byte in range(256) if bytes([byte]) not in ids]:
@@ -136,12 +142,12 @@ def rwkv_tokenizer(source: str, tokens: Sequence[bytes], end: str, template: Tem
 
 
 def escaped(data: bytes) -> str:
-    """The bytes of a token as GGUF files have them: printable characters, and `\\n`, `\\xff` and their like."""
+    r"""Return a token's bytes as GGUF files write them: printable characters, and escapes such as `\n` and `\xff`."""
     return repr(data)[2:-1]
 
 
 def unescaped(text: str) -> bytes:
-    """The way back."""
+    """Convert the result of `escaped` back to bytes."""
     return _ESCAPE.sub(
         lambda found: bytes.fromhex(found[1].decode()) if found[1] else _ESCAPED.get(found[2], found[2]), text.encode()
     )

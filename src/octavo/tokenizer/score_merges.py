@@ -1,7 +1,7 @@
 """SentencePiece's merges by score, for vocabularies where several pieces have the same score.
 
-Of all neighbours whose joined piece has the highest score, the leftmost are joined first. A byte-pair encoding with a
-ranked list of merges cannot express that: its ranks put one of two equal pieces first everywhere.
+Among all neighbours whose joined piece has the highest score, the leftmost pair is joined first. A byte-pair encoding
+with a ranked list of merges cannot express that, because its ranks put one of two equal pieces first everywhere.
 Source: `bpe_model.cc` of SentencePiece.
 """
 
@@ -14,12 +14,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ScoreMerges:
-    """merges: of two neighbours, the score and the id of the joined piece."""
+    """Joins pieces by score.
+
+    merges: (left id, right id) -> (score, id of the joined piece)
+    """
 
     merges: Mapping[tuple[int, int], tuple[float, int]]
 
     def join(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text, from those of its characters. Tokens without merges stay. n log n in their number."""
+        """Return the ids of a text, given the ids of its characters. Tokens without merges are kept. Takes O(n log n)
+        time.
+        """
         pieces, end = list(ids), len(ids)
         before, after = list(range(-1, end - 1)), list(range(1, end + 1))
         # (minus the score, place of the left piece, both pieces, the joined one); outdated ones are passed over.

@@ -1,4 +1,4 @@
-"""Stop strings in a stream: holds back text that may still become one."""
+"""Finds stop strings in a stream, and holds back text that may still become one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The search for stop strings in one answer. Constant work per character and stop string.
+    """The search for stop strings in one answer. Takes constant time per character and stop string.
 
-    `push` returns the text that is safe to show. When a stop string is complete, `stopped` names it, the text before
-    it (with the stop string itself, if it belongs to the output) has been returned, and later text is dropped.
-    Of several stop strings the first to be complete counts; of those, the one that begins first.
+    `push` returns the text that is safe to show. Once a stop string is complete, `stopped` names it, the text before it
+    (and the stop string itself, if it belongs to the output) has been returned, and later text is dropped. If there are
+    several stop strings, the first one to be complete counts. If several are complete at once, the one that begins
+    first counts.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
-        """stops: non-empty strings; an empty sequence lets all text pass."""
+        """Initialize the search.
+
+        stops: non-empty strings; an empty sequence lets all text pass
+        """
         self._stops = tuple(stops)
         self._failures = [_failure_table(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)  # how many characters of each stop string the text ends with
@@ -42,7 +46,7 @@ class StopStrings:
         return held
 
     def _advance(self, char: str) -> bool:
-        """One step of Knuth-Morris-Pratt for every stop string. True if one is complete."""
+        """Run one step of Knuth-Morris-Pratt for every stop string. Return True if one is complete."""
         for i, (stop, failures) in enumerate(zip(self._stops, self._failures, strict=True)):
             length = self._matched[i]
             while length and stop[length] != char:
@@ -54,7 +58,9 @@ class StopStrings:
 
 
 def _failure_table(stop: str) -> list[int]:
-    """[len(stop)]: length of the longest proper prefix of stop[: i + 1] that is also its suffix."""
+    """Return [len(stop)]: for each i, the length of the longest proper prefix of stop[: i + 1] that is also its
+    suffix.
+    """
     table = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):

@@ -1,4 +1,4 @@
-"""The chat templates in the files of a model, of both formats.
+"""The chat templates in a model's files, in both formats.
 
 Source: transformers' `save_chat_templates`, and the GGUF specification, section "Chat template".
 """
@@ -18,10 +18,11 @@ MAX_TEMPLATES = 32
 
 
 def read_directory_templates(directory: Path) -> TemplateSet | None:
-    """The templates of a checkpoint's folder, or None if it has none. Raises ModelLoadError.
+    """Read the templates in a checkpoint's folder. Return None if there are none. Raises ModelLoadError.
 
-    The default one is in `chat_template.jinja`, otherwise in `tokenizer_config.json`, where a list may also have named
-    ones, otherwise in the processor's `chat_template.json`. Others are in `additional_chat_templates/NAME.jinja`.
+    The default template is in `chat_template.jinja`, otherwise in `tokenizer_config.json`, where a list may also
+    contain named templates, otherwise in the processor's `chat_template.json`. More named templates are in
+    `additional_chat_templates/NAME.jinja`.
     """
     path = directory / "tokenizer_config.json"
     templates = _configured(path, read_optional(path).get("chat_template"))
@@ -38,12 +39,12 @@ def read_directory_templates(directory: Path) -> TemplateSet | None:
 
 
 def named_template_paths(directory: Path) -> list[Path]:
-    """The files of the named templates of a model."""
+    """Return the paths of a model's named templates."""
     return sorted((directory / NAMED_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
 
 
 def read_gguf_templates(metadata: Mapping[str, object]) -> TemplateSet | None:
-    """The templates of a GGUF file: `tokenizer.chat_template`, with the suffix `.NAME` for others."""
+    """Read the templates in a GGUF file: `tokenizer.chat_template`, with the suffix `.NAME` for named ones."""
     templates: dict[str, str] = {}
     for key, value in metadata.items():
         if key == GGUF_KEY or key.startswith(f"{GGUF_KEY}."):
@@ -54,7 +55,7 @@ def read_gguf_templates(metadata: Mapping[str, object]) -> TemplateSet | None:
 
 
 def gguf_templates(templates: TemplateSet | None) -> dict[str, str | list[str]]:
-    """The keys of these templates in a GGUF file."""
+    """Return the keys for these templates in a GGUF file."""
     if templates is None:
         return {}
     keys: dict[str, str | list[str]] = {GGUF_KEY: templates.default}
@@ -65,7 +66,7 @@ def gguf_templates(templates: TemplateSet | None) -> dict[str, str | list[str]]:
 
 
 def template_files(templates: TemplateSet | None) -> dict[str, str]:
-    """The files of these templates in a checkpoint's folder, by path."""
+    """Return the files for these templates in a checkpoint's folder, by path."""
     if templates is None:
         return {}
     named = {f"{NAMED_FOLDER}/{name}.jinja": source for name, source in templates.named.items()}
@@ -73,7 +74,7 @@ def template_files(templates: TemplateSet | None) -> dict[str, str]:
 
 
 def _configured(path: Path, value: object) -> dict[str, str]:
-    """The templates of a configuration by name: one text, or a list with names."""
+    """Return the templates in a configuration by name. The value is one text, or a list with names."""
     if isinstance(value, list):
         entries = [entry for entry in value if isinstance(entry, dict)]
         found = {str(entry.get("name")): entry.get("template") for entry in entries[:MAX_TEMPLATES]}

@@ -1,4 +1,4 @@
-"""The chat templates that come with a model: the default one, and others by name.
+"""The chat templates that come with a model: the default template and named ones.
 
 Source: transformers, `PreTrainedTokenizerBase.get_chat_template`.
 """
@@ -13,9 +13,9 @@ TOOL_USE = "tool_use"
 
 @dataclass(frozen=True, slots=True)
 class TemplateSet:
-    """Sources of templates, as in the model's files.
+    """The sources of a model's templates, as in its files.
 
-    named: without the default one.
+    named: all templates except the default one
     """
 
     default: str
@@ -23,16 +23,18 @@ class TemplateSet:
 
     @classmethod
     def of(cls, templates: Mapping[str, str]) -> TemplateSet | None:
-        """These templates by name. `tool_use` replaces a missing default one. None if neither exists."""
+        """Return a set of these templates by name. `tool_use` replaces a missing default. Returns None if neither
+        exists.
+        """
         default = templates.get("default", templates.get(TOOL_USE))
         if not default:
             return None
         return cls(default, {name: source for name, source in templates.items() if name != "default"})
 
     def chosen(self, *, has_tools: bool) -> str:
-        """The source for a conversation with or without tools."""
+        """Return the source for a conversation with or without tools."""
         return self.named.get(TOOL_USE, self.default) if has_tools else self.default
 
     def get(self, name: str) -> str | None:
-        """The source of this name, or None."""
+        """Return the source of the template with this name, or None."""
         return self.default if name == "default" else self.named.get(name)

@@ -1,13 +1,13 @@
-"""The process that renders a chat template. `chat_template.py` starts it and ends it.
+"""The process that renders a chat template. `chat_template.py` starts and ends it.
 
-A template is a program that comes with a model file. A process of its own limits the template's memory and can be
-stopped at any time, even in the middle of one huge multiplication.
+A template is a program that comes with a model file. A separate process limits the template's memory and can be stopped
+at any time, even in the middle of one huge multiplication.
 
-The argument is `sys.path` as JSON. Protocol: lines of JSON. The first, perhaps much later, is
-`{"source": template, "seconds": limit of computing}` and gets no answer. Each further line holds variables. Its answer
-is `{"text": ...}`, or `{"refusal": ...}` or `{"fault": ...}` with the rest of a sentence that begins with the
-template's name: the template does not accept this conversation, or is itself wrong.
-This file runs as a script, and imports of the package only the limits, so that the process starts at once.
+The argument is `sys.path` as JSON. Protocol: lines of JSON. The first, which may arrive much later, is `{"source":
+template, "seconds": limit of computing}` and gets no answer. Each further line contains variables. Its answer is
+`{"text": ...}`, or `{"refusal": ...}` or `{"fault": ...}` with the rest of a sentence that begins with the template's
+name: either the template does not accept this conversation, or the template itself is wrong. This file runs as a
+script. It imports only the limits from the package, so that the process starts at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compile_template(source: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationExtension(Extension):
-        """The tag `{% generation %}`, which marks the assistant's text for training; it renders only its body."""
+        """The tag `{% generation %}`, which marks the assistant's text for training. It renders only its body."""
 
         tags = {"generation"}  # noqa: RUF012  (the type that jinja2 declares)
 
@@ -63,7 +63,9 @@ def compile_template(source: str) -> Template:
 
 
 def render(template: Template, variables: str) -> str:
-    """The text for `variables`, a JSON object. Raises MemoryError as soon as it exceeds MAX_OUTPUT_CHARS characters."""
+    """Return the text for `variables`, a JSON object. Raises MemoryError as soon as it exceeds MAX_OUTPUT_CHARS
+    characters.
+    """
     pieces: list[str] = []
     length = 0
     for piece in template.generate(json.loads(variables)):
@@ -105,9 +107,9 @@ def main() -> None:
 
 
 def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -> dict[str, str]:
-    """The answer for the text of `work` or for its error. Computing for more than `seconds` kills the process.
+    """Return the answer with the text of `work` or its error. Computing for more than `seconds` kills the process.
 
-    kind, failure: for errors that have none themselves.
+    kind, failure: used for errors that have none themselves
     """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 

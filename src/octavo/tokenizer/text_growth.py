@@ -1,7 +1,7 @@
-"""Bounds on the text that a `tokenizer.json` may make of another text, known before any of its steps runs.
+"""Bounds on how much a `tokenizer.json` may lengthen a text, known before any of its steps runs.
 
-A normalizer of 5 KB can double a text 50 times. So each step has a known bound of its growth, and a text is only
-normalized after its bound, or else its measured size, has been found small enough. Sizes are in bytes of UTF-8.
+A 5 KB normalizer can double a text 50 times. Therefore the growth of each step has a known bound, and a text is only
+normalized once its bound, or else its measured size, is known to be small enough. Sizes are in bytes of UTF-8.
 Source of the bounds: the `normalizers` and `pre_tokenizers` of the tokenizers library, version 0.23; for Unicode's
 normalization forms Unicode Standard Annex 15, table "Maximum Expansion Factors".
 """
@@ -38,7 +38,7 @@ TextStep: TypeAlias = "Mapping[str, Any]"
 
 
 class GrowthError(OctavoError):
-    """A text would become too large; the message is the second half of a sentence about the text."""
+    """A text would become too large. The message is the second half of a sentence about the text."""
 
 
 def _of_replace(step: TextStep) -> int:
@@ -51,7 +51,9 @@ def _of_replace(step: TextStep) -> int:
 
 
 def _of_charsmap(step: TextStep) -> int:
-    """SentencePiece's table: the size of a search tree, the tree, and the replacements, which end in zero bytes."""
+    """Return the growth of SentencePiece's table: the size of a search tree, the tree, and zero-terminated
+    replacements.
+    """
     table = b64decode(step["precompiled_charsmap"], validate=True)
     replacements = table[4 + int.from_bytes(table[:4], "little") :]
     return max(map(len, replacements.split(b"\0")), default=1) or 1
@@ -77,7 +79,7 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[TextStep], int]] = {
 
 
 def _flat(step: TextStep | None, inner: str) -> Iterator[TextStep]:
-    """The steps of a sequence of sequences, in their order."""
+    """Yield the steps of nested sequences, in order."""
     stack = [step] if step is not None else []
     while stack:
         item = stack.pop()
@@ -89,14 +91,14 @@ def _flat(step: TextStep | None, inner: str) -> Iterator[TextStep]:
 
 @dataclass(frozen=True)
 class TextGrowth:
-    """The steps of a normalizer, with the largest growth of each as a factor. Thread-safe."""
+    """The steps of a normalizer, with the maximum growth of each as a factor. Thread-safe."""
 
     steps: Sequence[TextStep]
     factors: Sequence[int]
 
     @cached_property
     def factor(self) -> int:
-        """The largest growth of the whole normalizer."""
+        """Maximum growth of the whole normalizer."""
         return prod(self.factors)
 
     @cached_property
@@ -112,14 +114,14 @@ class TextGrowth:
     def check(self, text: str) -> None:
         """Raise GrowthError if the normalized text may have more than MAX_NORMALIZED_BYTES.
 
-        Most texts are short enough for any growth that the steps are capable of. Others are normalized step by step
-        in small chunks, and no step runs whose result may be too large.
+        Most texts are short enough for any growth that the steps can cause. Other texts are normalized step by step in
+        small chunks, and a step does not run if its result may be too large.
         """
         if 4 * len(text) * self.factor > MAX_NORMALIZED_BYTES:
             self.measure(text)
 
     def measure(self, text: str) -> int:
-        """The size of the normalized text. Raises GrowthError if it may be too large."""
+        """Return the size of the normalized text. Raises GrowthError if it may be too large."""
         total = 0
         for begin in range(0, len(text), _CHUNK_CHARS):
             chunk = text[begin : begin + _CHUNK_CHARS]
@@ -141,11 +143,12 @@ def _too_large() -> GrowthError:
 
 
 def growth_of(path: object, parts: Mapping[str, Any]) -> TextGrowth:
-    """Check the parts of a `tokenizer.json` that change texts, and give the growth of its normalizer.
+    """Check the parts of a `tokenizer.json` that change texts, and return its normalizer's growth.
 
-    parts: TEXT_PARTS of the file, and `model` with MODEL_PARTS.
-    Raises ModelLoadError, which names the file, for unknown and too many steps, for growth beyond the limits, and for
-    merges that are left out at random.
+    parts: TEXT_PARTS of the file, and `model` with MODEL_PARTS
+
+    Raises ModelLoadError that names the file for unknown steps, too many steps, growth beyond the limits, and merges
+    that are left out at random.
     """
     try:
         steps = _bounded(path, parts.get("normalizer"), "normalizers", _NORMALIZERS)
@@ -187,7 +190,7 @@ def _bounded(path: object, step: TextStep | None, inner: str, known: Mapping[str
 
 
 def _check_model(path: object, model: Mapping[str, Any]) -> None:
-    """The parts of a model that make encoding random, or that cost more than the text does."""
+    """Check the parts of a model that make encoding random, or that make it slow or large regardless of the text."""
     if dropout := model.get("dropout"):
         problem = "which leaves out merges at random; it is for training: remove it"
         raise ModelLoadError(f"{path}: model.dropout is {dropout!r:.40}, {problem}")

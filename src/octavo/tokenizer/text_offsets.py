@@ -1,4 +1,4 @@
-"""The places of tokens in the text that they make, in characters."""
+"""The character offsets of tokens in the text that they form."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class TextOffsets:
-    """The beginnings of tokens in a growing text. A token that goes on with a character begins where that does.
+    """The start offsets of tokens in a growing text. A token that continues a character starts where the character
+    does.
 
-    start: characters before the first token.
-    skip_special_tokens: they have no text.
+    start: number of characters before the first token
+    skip_special_tokens: treat special tokens as having no text
     """
 
     def __init__(self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True) -> None:
@@ -23,16 +24,18 @@ class TextOffsets:
 
     @property
     def end(self) -> int:
-        """Characters so far. An incomplete one is one U+FFFD."""
+        """Number of characters so far. An incomplete character counts as one U+FFFD."""
         return self._num_whole + len(self._begun.decode("utf-8", "replace"))
 
     @property
     def _begun(self) -> bytes:
-        """Bytes of a character that is not complete yet."""
+        """The bytes of a character that is not complete yet."""
         return self._decoder.getstate()[0]
 
     def _goes_on(self, byte: bytes) -> bool:
-        """True if a byte belongs to the character that is not complete yet; else that one is a U+FFFD before it."""
+        """Return True if the byte continues the incomplete character. Otherwise that character becomes a U+FFFD before
+        the byte.
+        """
         if not 0x80 <= byte[0] < 0xC0:
             return False
         try:
@@ -42,7 +45,7 @@ class TextOffsets:
         return True
 
     def push(self, token_id: int) -> int:
-        """Add a token; return its beginning. A row of logits beyond the vocabulary has no text."""
+        """Add a token and return its start offset. A row of logits beyond the vocabulary has no text."""
         is_shown = token_id < self._tokenizer.vocab_size and token_id not in self._hidden
         raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
         begin = self._num_whole if not raw or self._goes_on(raw[:1]) else self.end
@@ -53,11 +56,11 @@ class TextOffsets:
 def prompt_offsets(
     tokenizer: Tokenizer, token_ids: Sequence[int], text: str, *, num_hidden: int = 0, skip_special_tokens: bool = False
 ) -> list[int]:
-    """The beginnings of a prompt's tokens in its text.
+    """Return the start offsets of a prompt's tokens in its text.
 
-    num_hidden: first tokens that the text does not show.
+    num_hidden: number of leading tokens that the text does not show
 
-    Where the tokenizer has changed the text before it cut it into tokens, its end is the bound.
+    If the tokenizer changed the text before splitting it into tokens, offsets are limited to the end of the text.
     """
     offsets = TextOffsets(tokenizer, skip_special_tokens=skip_special_tokens)
     found = [0] * num_hidden + [offsets.push(token_id) for token_id in token_ids[num_hidden:]]

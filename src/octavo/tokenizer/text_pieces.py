@@ -1,9 +1,10 @@
-"""Cuts a long text into pieces that are encoded one by one, to the same tokens as the whole.
+"""Cuts a long text into pieces that are encoded one by one, to the same tokens as the whole text.
 
-The library needs a hundred bytes for each byte of a text, and nothing can stop it on the way. So a long text is encoded
-in pieces. No rule tells where any tokenizer can be cut: patterns, normalizers and merges differ. Each cut is therefore
-tried on the text around it, whose tokens must equal its two halves' tokens. Merges can depend on where a run of one
-character begins, which several widths around the cut reveal. Without a valid cut, a piece becomes longer.
+The library needs a hundred bytes of memory per byte of text, and nothing can stop it midway. Therefore a long text is
+encoded in pieces. There is no general rule for where a text may be cut, because patterns, normalizers and merges
+differ. Each cut is therefore tried on the text around it, whose tokens must equal the tokens of its two halves. Merges
+can depend on where a run of one character begins, which several widths around the cut reveal. Without a valid cut, a
+piece becomes longer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CUTS = (
 
 
 def cut_text(text: str, encode: EncodeMany) -> Iterator[str]:
-    """The pieces of a text, in their order. A space at a cut is left out if the tokenizer puts one before each text."""
+    """Yield the pieces of a text, in order. A space at a cut is left out if the tokenizer puts one before each text."""
     begin, size = 0, PIECE_CHARS
     while begin < len(text):
         if begin + size >= len(text):
@@ -46,7 +47,7 @@ def cut_text(text: str, encode: EncodeMany) -> Iterator[str]:
 
 
 def _find_cut(text: str, limit: int, encode: EncodeMany) -> tuple[int, int] | None:
-    """(end of a piece, beginning of the next) at or before `limit`."""
+    """Return (end of a piece, beginning of the next) at or before `limit`, or None."""
     start = limit - _WINDOW_CHARS
     for kind in _CUTS:
         places = [match.start() for match in kind.finditer(text, start, limit)]
@@ -59,7 +60,9 @@ def _find_cut(text: str, limit: int, encode: EncodeMany) -> tuple[int, int] | No
 
 
 def _try_cut(text: str, place: int, encode: EncodeMany) -> int | None:
-    """The number of characters left out here so that both sides can be encoded alone, or None if they cannot."""
+    """Return the number of characters to leave out at a cut so that both sides can be encoded separately, or None if
+    they cannot.
+    """
     fits = {0, 1} if text[place] == " " else {0}
     for width in _WIDTHS:
         before, after = text[place - width : place], text[place : place + width]

@@ -1,8 +1,8 @@
-"""A vocabulary from `tiktoken.model`: the ranks of byte strings, as published for Moonshot's Kimi and Moonlight.
+"""Reads a vocabulary from `tiktoken.model`: the ranks of byte strings, as published for Moonshot's Kimi and Moonlight.
 
-The file specifies neither how text is split nor which tokens are control tokens; the model's own Python code does, but
-it is never run. The pattern below belongs to the tokenizer class that these models name. The tokens after the ranks are
-in tokenizer_config.json; those that it leaves out are reserved.
+The file specifies neither how text is split nor which tokens are control tokens. The model's own Python code does, but
+it is never run. The pattern below is the one used by the tokenizer class that these models name. The tokens after the
+ranks are in tokenizer_config.json; those that it leaves out are reserved.
 Source: the file format of the tiktoken library.
 """
 
@@ -38,9 +38,10 @@ PATTERN = (
 
 
 def read_tiktoken(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of `tiktoken.model`.
+    """Read the tokenizer in `tiktoken.model`.
 
-    config: tokenizer_config.json.
+    config: content of tokenizer_config.json
+
     Raises ModelLoadError.
     """
     path = directory / FILE_NAME
@@ -62,7 +63,7 @@ def read_tiktoken(directory: Path, config: Mapping[str, Any]) -> tokenizers.Toke
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """The byte strings in the order of their ranks, which are 0, 1, 2 and so on."""
+    """Return the byte strings ordered by rank. The ranks must be 0, 1, 2 and so on."""
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_BYTES:,}")
     ranks: dict[bytes, int] = {}
@@ -84,7 +85,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: Mapping[bytes, int], texts: Mapping[bytes, str]) -> Iterator[tuple[str, str]]:
-    """Every way to join two tokens to one, by the rank of the result, which is what the library joins by."""
+    """Yield every way to join two tokens to one, ordered by the rank of the result, as the library joins them."""
     for data in ranks:
         cuts = [(data[:cut], data[cut:]) for cut in range(1, len(data))]
         known = [(ranks[left], ranks[right], left, right) for left, right in cuts if left in ranks and right in ranks]
@@ -93,9 +94,9 @@ def _merges(ranks: Mapping[bytes, int], texts: Mapping[bytes, str]) -> Iterator[
 
 
 def _added_tokens(path: Path, config: Mapping[str, Any], begin: int) -> list[AddedToken]:
-    """The tokens after the ranks, by id.
+    """Return the tokens after the ranks, ordered by id.
 
-    begin: the first id.
+    begin: the first id
     """
     named = config.get("added_tokens_decoder") or {}
     if not isinstance(named, dict):

@@ -1,7 +1,7 @@
-"""The fewest tokens that a text can have, known before it is encoded.
+"""The minimum number of tokens in a text, known before it is encoded.
 
-It needs a vocabulary whose tokens spell the text: byte pairs. Normalizers that shorten a text by a known factor, and
-single bytes that are dropped, are allowed for; where a tokenizer drops more, nothing is known.
+This requires byte-pair encoding, where the tokens spell the text. Normalizers that shorten a text by a known factor,
+and single bytes that are dropped, are taken into account. If a tokenizer drops more than that, there is no bound.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ _KEEPS_TEXT = frozenset({"Split", "ByteLevel", "Digits", "Punctuation", "Metaspa
 
 @dataclass(frozen=True)
 class TokenSizes:
-    """longest: the bytes of the longest token, after normalizing.
-    shrinking: the factor of the normalizer.
-    missing: bytes that are in no token, and that the tokenizer drops.
-    most: [256], the largest number of times that one token has each byte, or None if it is not known.
+    """The sizes of a vocabulary's tokens.
+
+    longest: length of the longest token in bytes, after normalizing
+    shrinking: factor by which the normalizer may shorten a text
+    missing: bytes that are in no token and that the tokenizer drops
+    most: [256], the maximum number of times that one token contains each byte, or None if unknown
     """
 
     longest: int
@@ -41,7 +43,7 @@ class TokenSizes:
     most: NDArray[np.int64] | None = None
 
     def least_tokens(self, text: str) -> int:
-        """The fewest tokens of this text, without those that are added to every text."""
+        """Return the minimum number of tokens in this text, without those that are added to every text."""
         # A guard is removed, and a typed one looks the same.
         data = text.replace(GUARD, "").encode("utf-8", "replace").translate(None, self.missing)
         shrinking = 1 if text.isascii() else self.shrinking
@@ -58,9 +60,9 @@ class TokenSizes:
 def token_sizes(
     backend: tokenizers.Tokenizer, tokens: Sequence[str], coding: TokenCoding, literal_ids: Iterable[int]
 ) -> TokenSizes | None:
-    """The sizes of a vocabulary; None means its tokens need not spell the whole text.
+    """Return the sizes of a vocabulary, or None if its tokens need not spell the whole text.
 
-    tokens, coding, literal_ids: as in `Tokenizer`.
+    tokens, coding, literal_ids: as in `Tokenizer`
     """
     shrinking = _shrinking(backend)
     # White space next to an added token may belong to it.
@@ -75,7 +77,7 @@ def token_sizes(
 
 
 def _shrinking(backend: tokenizers.Tokenizer) -> int | None:
-    """The factor by which tokens may be shorter than their text, or None if it has no limit."""
+    """Return the factor by which tokens may be shorter than their text, or None if it has no limit."""
     model, factor = backend.model, 1
     if not isinstance(model, tokenizers.models.BPE):
         return None
@@ -96,7 +98,7 @@ def _shrinking(backend: tokenizers.Tokenizer) -> int | None:
 
 
 def _steps(part: Any, inner: str) -> list[TextStep]:
-    """The steps of a normalizer or a pre-tokenizer, in sequences or not."""
+    """Return the steps of a normalizer or a pre-tokenizer, with nested sequences flattened."""
     stack = [] if part is None else [json.loads(part.__getstate__())]
     found: list[TextStep] = []
     while stack:
@@ -109,9 +111,9 @@ def _steps(part: Any, inner: str) -> list[TextStep]:
 
 
 def _most(tokens: Sequence[str], literal: Sequence[bytes]) -> NDArray[np.int64]:
-    """The largest number of times that one token has each byte.
+    """Return the maximum number of times that one token contains each byte.
 
-    literal: tokens that are their own text.
+    literal: tokens that are their own text
     """
     # Beyond the alphabet all characters count as one more.
     table = np.full(1 + max(map(ord, BYTE_OF_CHAR)), _NUM_BYTES, np.int64)

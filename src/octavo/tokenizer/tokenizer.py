@@ -30,7 +30,10 @@ _QUIET_CHARS = 1 << 18
 
 
 class TooManyTokensError(UsageError):
-    """A text has more tokens than are allowed. found: their number, or `at least` one that is beyond the limit."""
+    """A text has more tokens than allowed.
+
+    found: the number of tokens, or `at least` a number beyond the limit
+    """
 
     def __init__(self, num_tokens: int, limit: int, *, is_exact: bool = False) -> None:
         self.found = f"{'' if is_exact else 'at least '}{num_tokens}"
@@ -40,8 +43,10 @@ class TooManyTokensError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """length: of a text with it, in tokens.
-    is_before: it precedes the text.
+    """How texts are padded to a fixed length.
+
+    length: length of a padded text in tokens
+    is_before: whether the padding precedes the text
     """
 
     length: int
@@ -86,22 +91,25 @@ class Tokenizer:
         return len(self.tokens)
 
     def template_source(self, *, has_tools: bool = False) -> str:
-        """The source of the chat template for conversations with or without tools; empty if the model has none."""
+        """Return the source of the chat template for conversations with or without tools, or "" if the model has
+        none.
+        """
         return "" if self.chat_template is None else self.chat_template.chosen(has_tools=has_tools)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of `text`.
+        """Return the token ids of `text`.
 
-        add_special_tokens: add BOS at the start and EOS at the end if the model wants them and `text` lacks them.
-        parse_special: the text of a control token (`<|im_end|>`) is that token; otherwise it is plain text.
-        max_tokens: with those around the text; a longer one is refused as early as possible.
+        add_special_tokens: add BOS at the start and EOS at the end if the model needs them and `text` lacks them
+        parse_special: convert the text of a control token (`<|im_end|>`) to that token; otherwise it is plain text
+        max_tokens: limit including added tokens; a longer text is refused as early as possible
 
         A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD. Other threads
-        run meanwhile. A long text is encoded in pieces.
-        Raises TooManyTokensError; UsageError if a pattern of the model does not terminate on this text, and if the
-        model's normalizer makes too much of it.
+        can run meanwhile. A long text is encoded in pieces.
+
+        Raises TooManyTokensError. Raises UsageError if a pattern of the model does not terminate on this text, and if
+        the model's normalizer makes the text too long.
         """
         around = self._with_special_tokens if add_special_tokens else list[int]
         return self._whole(text, around, parse_special=parse_special, max_tokens=max_tokens)
@@ -109,7 +117,7 @@ class Tokenizer:
     def _whole(
         self, text: str, around: Callable[[list[int]], list[int]], *, parse_special: bool, max_tokens: int | None
     ) -> list[int]:
-        """The token ids of `text` with what `around` adds."""
+        """Return the token ids of `text`, with the tokens that `around` adds."""
         ids: list[int] = []
         known: dict[int, int] = {}
         is_short = len(text) <= PIECE_CHARS
@@ -126,9 +134,9 @@ class Tokenizer:
     def encode_pieces(
         self, text: str, *, parse_special: bool = False, max_tokens: int | None = None
     ) -> Iterator[list[int]]:
-        """The token ids of `text` piece by piece, without special tokens around it.
+        """Yield the token ids of `text` piece by piece, without special tokens around it.
 
-        Raises the errors of `encode`. Texts beyond max_tokens only raise if their length proves it.
+        Raises the same errors as `encode`. A text beyond max_tokens raises only if its length proves it.
         """
         backend = self.special if parse_special else self.plain
         text = _without_surrogates(text)
@@ -159,9 +167,9 @@ class Tokenizer:
             return run_quietly(work) if is_quiet else work()
 
     def encode_chat(self, rendered: str, *, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once.
+        """Return the token ids of a rendered chat template. Control tokens are parsed, and there is exactly one BOS.
 
-        The end of a text is not added: the model goes on. max_tokens and errors are those of `encode`.
+        No EOS is added, because the model continues the text. max_tokens and errors are the same as for `encode`.
         """
         return self._whole(rendered, self._with_prefix, parse_special=True, max_tokens=max_tokens)
 
@@ -179,7 +187,7 @@ class Tokenizer:
         return value
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence, the inverse of `encode`. Bytes that are not UTF-8 become U+FFFD.
+        """Return the text of a whole sequence, the inverse of `encode`. Bytes that are not UTF-8 become U+FFFD.
 
         Raises UsageError naming an id outside the vocabulary.
         """
@@ -191,7 +199,7 @@ class Tokenizer:
         return self.replacements.of_text(text)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, which may be only a part of a character; for a control token its name.
+        """Return a token's bytes, which may be only part of a character. A control token's bytes are its name.
 
         Raises UsageError for an id outside the vocabulary.
         """
@@ -209,7 +217,7 @@ class Tokenizer:
 
     @cached_property
     def _guarded(self) -> re.Pattern[str]:
-        """A pattern of the names of all control tokens; some vocabularies have thousands."""
+        """A pattern that matches the names of all control tokens. Some vocabularies have thousands."""
         names = (self.tokens[i] for i in self.special_token_ids)
         # A name of one character cannot be broken; none of the published vocabularies has one.
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
@@ -222,7 +230,7 @@ class Tokenizer:
         return self.padded(ids)
 
     def padded(self, ids: list[int]) -> list[int]:
-        """The tokens of a whole text, padded if the model wants it."""
+        """Return the tokens of a whole text, padded if the model requires it."""
         padding = self.padding
         if padding is None or len(ids) >= padding.length:
             return ids
@@ -235,10 +243,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """The text of one answer, in pieces.
+    """Converts one answer's tokens to text, piece by piece.
 
     An answer continues a prompt, so its first space is text, unlike the first space of a whole sequence
-    (`Tokenizer.decode`). Bytes that are not UTF-8 become U+FFFD. Constant work per byte.
+    (`Tokenizer.decode`). Bytes that are not UTF-8 become U+FFFD. Takes constant time per byte.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -258,7 +266,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """End the answer. An incomplete character becomes one U+FFFD."""
+        """End the answer and return the rest of its text. An incomplete character becomes one U+FFFD."""
         text = self._decoder.decode(b"", final=True)
         for stream in self._replaced:
             text = stream.push(text) + stream.flush()

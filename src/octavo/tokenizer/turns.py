@@ -12,11 +12,13 @@ PromptT = TypeVar("PromptT", bound=Sized)
 def fit_turns(
     messages: Sequence[MessageT], encode: Callable[[Sequence[MessageT]], PromptT], room: int
 ) -> tuple[PromptT, int]:
-    """The prompt of the conversation without its oldest turns, and how many turns were dropped.
+    """Return the prompt of the conversation without its oldest turns, and the number of turns dropped.
 
-    A turn is a user's message with all that follows up to the next. Messages before the first turn stay, and so does
-    the last turn, which alone may be longer than `room` tokens.
-    encode: makes a prompt of messages, whose length is its tokens; content of turns that were dropped is not in it.
+    A turn is a user message with everything that follows up to the next user message. Messages before the first turn
+    are kept, and so is the last turn, which may be longer than `room` tokens by itself.
+
+    encode: makes a prompt of messages. The prompt's length is its number of tokens, and it contains no content of
+    dropped turns.
     """
     prompt = encode(messages)
     if len(prompt) <= room:

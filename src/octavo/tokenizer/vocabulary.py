@@ -1,4 +1,4 @@
-"""Parts that all vocabularies share, whatever file they come from."""
+"""Parts that all vocabularies share, whatever file they are read from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The 256 bytes by GPT-2's printable substitutes for them."""
+    """Return the 256 bytes by GPT-2's printable substitutes for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -42,7 +42,7 @@ _CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 
 
 def byte_level_text(data: bytes) -> str:
-    """These bytes by GPT-2's substitutes for them."""
+    """Return these bytes as GPT-2's printable substitutes."""
     return "".join([_CHAR_OF_BYTE[byte] for byte in data])
 
 
@@ -54,7 +54,7 @@ class TokenCoding(Enum):
     WORDPIECE = "wordpiece"  # `##` goes on with a word, any other token begins one
 
     def to_bytes(self, token: str) -> bytes:
-        """The bytes of an ordinary token."""
+        """Return the bytes of an ordinary token."""
         if self is TokenCoding.BYTE_LEVEL:
             try:
                 return bytes([BYTE_OF_CHAR[c] for c in token])
@@ -68,7 +68,7 @@ class TokenCoding(Enum):
 
 
 def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
-    """The ids that end an answer: the ones that the file names, and special tokens with a known name."""
+    """Return the ids that end an answer: those named in the file, and special tokens with a known name."""
     ids = set(named) | {i for token, i in special_tokens.items() if token in _END_OF_TURN}
     # In the harmony format <|end|> only ends a message within an answer; <|return|> and <|call|> end the answer.
     if {"<|return|>", "<|call|>", "<|end|>"} <= special_tokens.keys():
@@ -78,11 +78,10 @@ def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> 
 
 @contextmanager
 def library_errors_as(kind: type[OctavoError], message: str) -> Iterator[None]:
-    """Raise errors and panics of the tokenizers library as `kind`, with `message` before their own text. Octavo's own
-    errors stay as they are.
+    """Raise errors and panics of the tokenizers library as `kind`, with `message` before their own text.
 
-    A panic occurs when a pattern of the model exceeds the library's limit of attempts on a text. Panics are not an
-    `Exception`, and their type is not public.
+    Octavo's own errors are not changed. A panic occurs when a pattern of the model exceeds the library's limit of
+    attempts on a text. Panics are not an `Exception`, and their type is not public.
     """
     try:
         yield
@@ -102,9 +101,9 @@ def build_pair(
     control_tokens: Sequence[AddedToken],
     in_order: Sequence[AddedToken] = (),
 ) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """The two tokenizers of a vocabulary over one model: control tokens as text, and as tokens.
+    """Return two tokenizers of a vocabulary over one model: one treats control tokens as text, the other as tokens.
 
-    in_order: tokens that the model lacks, by id, if control tokens and others take turns among them.
+    in_order: tokens that the model lacks, ordered by id, if control tokens and ordinary ones alternate
     """
     plain, special = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
     unguard = normalizers.Replace(GUARD, "")
