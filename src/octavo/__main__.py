@@ -1,10 +1,10 @@
-"""The command `octavo`, also run by `python -m octavo`."""
+"""The `octavo` command, also available as `python -m octavo`."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C exits quietly from here on, even while terminal libraries are being imported."""
+    """Run the command line. From here on, Ctrl-C exits quietly, even while terminal libraries are being imported."""
     try:
         from octavo.cli.main import main as run
     except KeyboardInterrupt:

@@ -36,7 +36,7 @@ from octavo.tokenizer.chat_template import Message
 
 
 class AsyncLLM(LoadedLLM):
-    """A loaded model for asyncio. Event loops in several threads share one engine."""
+    """A loaded model for asyncio. Event loops in several threads can share one engine."""
 
     def __init__(
         self,
@@ -46,7 +46,9 @@ class AsyncLLM(LoadedLLM):
         will_chat: bool = False,
         **options: Any,
     ) -> None:
-        """Take the arguments of `LLM`. Loading blocks: do it before the loop runs, or in `asyncio.to_thread`."""
+        """Load a model; the arguments are those of `LLM`. Loading blocks: do it before the loop runs, or in
+        `asyncio.to_thread`.
+        """
         super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
         self._client = LocalClient(self._session)
 
@@ -176,7 +178,7 @@ class AsyncLLM(LoadedLLM):
         return output
 
     def abort(self, request_id: str) -> None:
-        """End a request within a step; its iterator yields a last output with finish_reason `abort`."""
+        """End a request within a step. Its iterator yields a last output with finish_reason `abort`."""
         self._session.abort(request_id)
 
     async def __aenter__(self) -> AsyncLLM:

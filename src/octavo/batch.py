@@ -1,4 +1,4 @@
-"""Arrays of one step: the engine's input to an executor, and the executor's output."""
+"""The arrays of one step: the engine's input to an executor, and the executor's output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLING_ROW = np.dtype(
 
 
 def greedy_rows(num_rows: int) -> SamplingRows:
-    """Rows [num_rows] of SAMPLING_ROW for greedy sampling, with every option off."""
+    """Return rows [num_rows] of SAMPLING_ROW for greedy sampling, with every option off."""
     rows = np.zeros(num_rows, SAMPLING_ROW)
     for name in ("top_p", "typical_p", "repetition_penalty"):
         rows[name] = 1
@@ -47,7 +47,7 @@ def greedy_rows(num_rows: int) -> SamplingRows:
 
 
 def token_mask(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.uint32]:
-    """Mask [ceil(vocab_size / 32)] that allows these tokens; bit i of word w is token 32 w + i."""
+    """Return a mask [ceil(vocab_size / 32)] that allows only these tokens; bit i of word w is token 32 w + i."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[list(token_ids)] = 1
     mask: NDArray[np.uint32] = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
@@ -74,14 +74,16 @@ class SamplingBatch:
 
     @classmethod
     def plain(cls, rows: SamplingRows) -> SamplingBatch:
-        """`rows` without history, bias or mask."""
+        """Make a batch from `rows` with no history, bias or mask."""
         starts, none = np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32)
         return cls(rows, starts, none, none, starts, none, np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class DomainRows:
-    """Rows of a domain in a step: S sequences, C components per position. None: no such array."""
+    """Rows of one domain in a step, for S sequences with C components per position. A field is None if the step has no
+    such array.
+    """
 
     count: int
     starts: Int32 | None = None  # [S + 1], start of each sequence; the last is `count`
@@ -97,9 +99,9 @@ class DomainRows:
 
 @dataclass(slots=True)
 class BlockBytes:
-    """Blocks of the cache, and memory outside it that holds their bytes in all layers, laid out as in the cache.
+    """Cache blocks, and memory outside the cache that holds their bytes in all layers, laid out as in the cache.
 
-    Only an executor whose engine has the same `CacheIdentity` can read them. For states, block_ids are slots.
+    Only an executor whose engine has the same `CacheIdentity` can read the bytes. For states, block_ids are slots.
     """
 
     block_ids: Int32  # [B]
@@ -107,11 +109,11 @@ class BlockBytes:
 
 
 class LateTokens(NamedTuple):
-    """N sequences whose step is submitted while the previous step still verifies their drafts.
+    """The N sequences whose step is submitted while the previous step is still verifying their drafts.
 
     The batch assumes that all drafts are accepted. For each rejected draft, the device decrements the sequence's
-    positions and lengths, moves its slots, and takes its tokens from an earlier row and its draws from an earlier
-    number.
+    positions and lengths, shifts its slots, and takes its tokens from an earlier row and its random draws from an
+    earlier number.
     """
 
     rows: Int32  # [N], previous step: first row that draws a token for the sequence
@@ -124,8 +126,8 @@ class LateTokens(NamedTuple):
 class Batch:
     """One step of T scheduled tokens for N sequences.
 
-    R is the number of rows with logits, H of rows with hidden states; together they are the outputs of the step. G is
-    the number of layer groups with their own block tables (`octavo.graph.cache.CacheLayout`).
+    R is the number of rows with logits and H the number of rows with hidden states; together they are the outputs of
+    the step. G is the number of layer groups with their own block tables (`octavo.graph.cache.CacheLayout`).
     """
 
     token_ids: Int32  # [T], grouped by request
@@ -171,7 +173,7 @@ class Batch:
 
     @property
     def output_indices(self) -> Int32:
-        """Tokens of the output rows [R + H]: `logits_indices`, then `hidden_indices`."""
+        """Token indices of the output rows [R + H]: `logits_indices`, then `hidden_indices`."""
         if not len(self.hidden_indices):
             return self.logits_indices
         return np.concatenate([self.logits_indices, self.hidden_indices])
@@ -197,7 +199,9 @@ class StepOutput:
 
     @classmethod
     def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:
-        """Arrays for `num_rows` rows: token -1, no probabilities. Sampling writes every element."""
+        """Return output arrays for `num_rows` rows, with token -1 and no probabilities. Sampling fills in every
+        element.
+        """
         tops = (num_rows, num_top)
         return cls(
             token_ids=np.full(num_rows, -1, np.int32),

@@ -46,7 +46,7 @@ _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib"
 
 
 def option(default: Any, help: str) -> Any:  # noqa: A002 - the name used by command line parsers
-    """A configuration field with the help text of its flag."""
+    """Declare a configuration field with the help text for its flag."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
@@ -268,7 +268,7 @@ class EngineConfig:
 
     @property
     def adapters(self) -> dict[str, tuple[str, float]]:
-        """`lora_modules` by name as paths and scales, checked."""
+        """The adapters of `lora_modules`, checked: name -> path and scale."""
         given = self.lora_modules or {}
         if isinstance(given, str):
             words = [word.partition("=") for word in given.split()]
@@ -281,7 +281,7 @@ class EngineConfig:
 
     @property
     def template_text(self) -> str | None:
-        """Text of `chat_template`. Raises UsageError for a file that cannot be read."""
+        """The text of `chat_template`. Raises UsageError if its file cannot be read."""
         given = self.chat_template
         if given is None or "{{" in given or "{%" in given:
             return given
@@ -292,12 +292,12 @@ class EngineConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Number of processes of one engine."""
+        """Number of processes that make up one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def ranks_here(self) -> range:
-        """Ranks on the machine with this `node_rank`; rank 0 is on the first."""
+        """Ranks on the machine with this `node_rank`; rank 0 is on the first machine."""
         count = self.num_ranks // self.nnodes
         return range(self.node_rank * count, (self.node_rank + 1) * count)
 
@@ -308,7 +308,7 @@ class EngineConfig:
 
     @property
     def sampling_overrides(self) -> dict[str, SamplingValue]:
-        """`override_generation_config` by field of `SamplingParams`, checked."""
+        """`override_generation_config` as fields of `SamplingParams`, checked."""
         return {} if self.override_generation_config is None else _read_sampling(self.override_generation_config)
 
     @property
@@ -318,7 +318,7 @@ class EngineConfig:
 
     @property
     def gpu_memory_part(self) -> float | int | None:
-        """`gpu_memory` as bytes, or a float for a fraction of the GPU's memory; None means all free memory."""
+        """`gpu_memory` in bytes as an int, or as a fraction of the GPU's memory as a float; None means all free memory."""
         return None if self.gpu_memory is None else _part_of_memory(self.gpu_memory)
 
     @property
@@ -338,7 +338,7 @@ class EngineConfig:
 
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:
-        """Make a configuration from keyword arguments. Raises UsageError for an unknown one, with a suggestion."""
+        """Make a configuration from keyword arguments. Raises UsageError for an unknown argument, with a suggestion."""
         options = in_our_words(options)
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -348,7 +348,7 @@ class EngineConfig:
 
 
 def scaled_path(text: str) -> tuple[str, float]:
-    """Path and scale of `PATH:SCALE`; the default scale is 1. Raises UsageError if the scale is not finite."""
+    """Split `PATH:SCALE` into path and scale; the scale defaults to 1. Raises UsageError if the scale is not finite."""
     path, _, scale = text.rpartition(":")
     try:
         number = float(scale)
@@ -362,7 +362,7 @@ def scaled_path(text: str) -> tuple[str, float]:
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """Parse `2147483648`, `"2GiB"` or `"2 GB"`. Raises UsageError."""
+    """Parse a size such as `2147483648`, `"2GiB"` or `"2 GB"`. Raises UsageError if it is not one."""
     if isinstance(value, str):
         text = value.strip().lower().replace(" ", "")
         digits = text.rstrip("kmgib")
@@ -398,7 +398,7 @@ def _read_sampling(text: str) -> dict[str, SamplingValue]:
 
 
 def _check_conversation(config: EngineConfig) -> None:
-    """Check the options about system prompt, template and adapter."""
+    """Check the options for the system prompt, template and adapter."""
     adapters = config.adapters  # raises
     if config.default_lora is not None and config.default_lora not in adapters:
         known = ", ".join(adapters) or "none"
@@ -410,7 +410,7 @@ def _check_conversation(config: EngineConfig) -> None:
 
 
 def _check_device(config: EngineConfig) -> None:
-    """Check the options about where to compute."""
+    """Check the options that choose where to compute."""
     device, backend, layers = config.device, config.backend, config.gpu_layers
     if device is not None and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", str(device)):
         raise UsageError(f"device is {device!r}; it must be cpu, cuda, or one of several GPUs, such as cuda:1")
@@ -449,7 +449,7 @@ def _check_device(config: EngineConfig) -> None:
 
 
 def _part_of_memory(value: float | str) -> float | int:
-    """Parse bytes, or a fraction as a float. Raises UsageError."""
+    """Parse a number of bytes, or a fraction as a float. Raises UsageError."""
     try:
         number = float(value)
     except ValueError:
@@ -473,7 +473,7 @@ def _check_kv_dtype(value: object) -> None:
 
 
 def _check_processes(config: EngineConfig) -> None:
-    """Check the options about ranks, machines and replicas."""
+    """Check the options for ranks, machines and replicas."""
     check_integer("tensor_parallel_size", config.tensor_parallel_size, 1, 64)
     check_integer("pipeline_parallel_size", config.pipeline_parallel_size, 1, 64)
     check_integer("nnodes", config.nnodes, 1, 64)
@@ -525,7 +525,7 @@ def _check_ray(config: EngineConfig) -> None:
 
 
 def _check_loading(config: EngineConfig) -> None:
-    """Check the options about the weights."""
+    """Check the options for loading weights."""
     if config.dtype not in get_args(WeightDtype):
         raise UsageError(f"dtype is {config.dtype!r}; it must be {', '.join(get_args(WeightDtype)[:-1])} or bfloat16")
     if config.quantization is not None and config.quantization not in get_args(Quantization):
@@ -538,7 +538,7 @@ def _check_loading(config: EngineConfig) -> None:
 
 
 def check_pdf_as(value: object) -> PdfAs:
-    """Return the value. Raises UsageError if it is none of `PdfAs`."""
+    """Return the value. Raises UsageError unless it is one of `PdfAs`."""
     if value not in get_args(PdfAs):
         raise UsageError(
             f"pdf_as is {value!r:.80}; it must be auto, pages or text", param="pdf_as", code="invalid_value"
@@ -547,7 +547,10 @@ def check_pdf_as(value: object) -> PdfAs:
 
 
 def is_read_as_text(pdf_as: PdfAs, *, sees: bool) -> bool:
-    """Return whether a PDF document is read as text, not as pages, by a model that sees or does not."""
+    """Return whether the model reads a PDF document as text instead of as page images.
+
+    sees: whether the model accepts images.
+    """
     return pdf_as == "text" or (pdf_as == "auto" and not sees)
 
 

@@ -1,4 +1,4 @@
-"""Processes that run a script of the package, can restrict themselves, and can be killed at any time."""
+"""Child processes that run one of the package's scripts, can restrict themselves, and can be killed at any time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import IO, cast
 
 
 class ConfinedProcess:
-    """A process that reads requests from standard input and writes answers to standard output. Not thread-safe."""
+    """A child process that reads requests from standard input and writes answers to standard output. Not thread-safe."""
 
     def __init__(self, script: Path, environment: Mapping[str, str] | None = None, *arguments: str) -> None:
-        """script: receives `sys.path` as JSON, and the arguments.
+        """Start the process.
 
-        environment: None means this process's own.
+        script: script to run; it receives `sys.path` as JSON, followed by the arguments.
+        environment: the child's environment variables; None means this process's own.
         """
         self._owner = os.getpid()
         # A session of its own, so that Ctrl-C at the terminal does not reach it.
@@ -38,19 +39,19 @@ class ConfinedProcess:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def write(self, data: bytes) -> None:
-        """Send data. A dead process ignores it; the caller notices when the answer is missing."""
+        """Send data. If the process is dead, the data is dropped; the caller notices when no answer arrives."""
         stdin = cast(IO[bytes], self._process.stdin)
         with suppress(BrokenPipeError):
             stdin.write(data)
             stdin.flush()
 
     def read_line(self) -> bytes | None:
-        """Next line with its line end, or None if the process died."""
+        """Read the next line, including its line ending. Returns None if the process died."""
         line = cast(IO[bytes], self._process.stdout).readline()
         return line if line.endswith(b"\n") else None
 
     def read(self, count: int) -> bytes | None:
-        """Next `count` bytes, or None if the process died."""
+        """Read the next `count` bytes. Returns None if the process died."""
         data = cast(IO[bytes], self._process.stdout).read(count)
         return data if len(data) == count else None
 

@@ -36,12 +36,12 @@ _INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx", "neon", "d
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """Expand `~` or `~name` in a path; an unknown name stays as it is."""
+    """Expand `~` or `~name` in a path. An unknown name is left as it is."""
     return Path(os.path.expanduser(path))
 
 
 def cache_dir() -> Path:
-    """Folder of downloaded models, which may not exist. An empty variable counts as unset."""
+    """Return the folder for downloaded models, which may not exist yet. An empty variable counts as unset."""
     if chosen := os.environ.get("OCTAVO_CACHE"):
         return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -49,45 +49,45 @@ def cache_dir() -> Path:
 
 
 def config_file() -> Path:
-    """The user's own file of default options, which may not exist."""
+    """Return the user's own file of default options, which may not exist."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "octavo" / "config.toml"
 
 
 def completion_instruction() -> str | None:
-    """Instruction of a shell that asks for completions, or None."""
+    """Return the instruction from a shell that is asking for completions, or None."""
     return os.environ.get(COMPLETION_VARIABLE)
 
 
 def shell() -> str:
-    """Name of the user's shell, or an empty string if unknown."""
+    """Return the name of the user's shell, or an empty string if unknown."""
     return Path(os.environ.get("SHELL", "")).name
 
 
 def pack_cache_dir() -> Path:
-    """Folder of packed weights, which may not exist."""
+    """Return the folder for packed weights, which may not exist yet."""
     return cache_dir() / "packed"
 
 
 def wants_colour() -> bool:
-    """False if `NO_COLOR` is set (https://no-color.org) or the terminal has no styles."""
+    """Return False if `NO_COLOR` is set (https://no-color.org) or the terminal cannot display styles."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def is_offline() -> bool:
-    """True if `OCTAVO_OFFLINE`, or the hub's own `HF_HUB_OFFLINE`, forbids the network."""
+    """Return True if `OCTAVO_OFFLINE`, or the hub's own `HF_HUB_OFFLINE`, forbids network access."""
     return _flag("OCTAVO_OFFLINE") or _flag("HF_HUB_OFFLINE")
 
 
 def keep_nccl_on_loopback() -> None:
-    """Make NCCL listen only on loopback, unless the user has chosen its network."""
+    """Make NCCL listen only on loopback, unless the user has chosen a network for it."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def quiet_idle_blas_threads() -> None:
-    """Let numpy's threads sleep soon after their work, unless the user chose otherwise. Call before importing numpy.
+    """Make numpy's threads sleep soon after their work, unless the user chose otherwise. Call before importing numpy.
 
-    By default they spin for 2^26 cycles, which slows down the start and native kernels on the same cores.
+    By default they spin for 2^26 cycles, which slows down startup and native kernels on the same cores.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
 
@@ -95,13 +95,14 @@ def quiet_idle_blas_threads() -> None:
 def keep_tokenizers_on_one_thread() -> None:
     """Make the tokenizers library encode on the calling thread, unless the user has chosen otherwise.
 
-    Octavo gives it one text at a time. On its own threads, the text of a panic would reach the terminal.
+    Octavo gives it one text at a time. A panic on one of the library's own threads would print its message on the
+    terminal.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def max_instruction_set() -> str | None:
-    """Widest instruction set for native kernels, or None for no limit. Raises UsageError."""
+    """Return the widest instruction set for native kernels, or None for no limit. Raises UsageError."""
     value = os.environ.get("OCTAVO_ISA", "").strip().lower()
     if not value:
         return None
@@ -111,7 +112,7 @@ def max_instruction_set() -> str | None:
 
 
 def num_threads() -> int:
-    """Number of compute threads; 0 means one per core available to this process. Raises UsageError."""
+    """Return the number of compute threads; 0 means one per core available to this process. Raises UsageError."""
     value = os.environ.get("OCTAVO_NUM_THREADS", "").strip()
     if not value:
         return 0
@@ -121,12 +122,12 @@ def num_threads() -> int:
 
 
 def openai_api_key() -> str | None:
-    """Key for other servers, or None."""
+    """Return the API key for other servers, or None."""
     return os.environ.get("OPENAI_API_KEY") or None
 
 
 def cluster_token() -> str:
-    """Secret of the machines that run one engine. Raises UsageError if it is missing or too short."""
+    """Return the secret shared by the machines that run one engine. Raises UsageError if it is missing or too short."""
     token = os.environ.get("OCTAVO_CLUSTER_TOKEN", "")
     if len(token) < _LEAST_TOKEN:
         raise UsageError(
@@ -137,10 +138,11 @@ def cluster_token() -> str:
 
 
 def cluster_of_launcher() -> dict[str, int | str]:
-    """Read nnodes, node_rank and master from variables of LeaderWorkerSet, torch's launchers or Slurm, in this order.
+    """Read nnodes, node_rank and master from the variables of LeaderWorkerSet, torch's launchers or Slurm, in that
+    order.
 
-    Empty without OCTAVO_CLUSTER_TOKEN, because a job of several machines may run a separate engine on each. Raises
-    UsageError.
+    Returns an empty dict without OCTAVO_CLUSTER_TOKEN, because a job on several machines may run a separate engine on
+    each. Raises UsageError.
     """
     found: dict[str, int | str] = {}
     launcher = next((names for names in _LAUNCHERS if os.environ.get(names[0])), None)
@@ -158,7 +160,7 @@ def cluster_of_launcher() -> dict[str, int | str]:
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:
-    """A copy of this process's environment with `changes`, for a child process."""
+    """Return a copy of this process's environment with `changes`, for a child process."""
     return {**os.environ, **changes}
 
 

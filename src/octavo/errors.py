@@ -12,8 +12,8 @@ class OctavoError(Exception):
 class UsageError(OctavoError, ValueError):
     """The request or command is invalid: the message names the value, the limit and the remedy.
 
-    param: name of the invalid field in the request, if it is a single field.
-    code: stable identifier of the reason for programs, such as `decimal_above_max_value`.
+    param: name of the invalid field in the request, if only one field is invalid.
+    code: stable identifier of the reason, for programs, such as `decimal_above_max_value`.
     """
 
     exit_code = 2
@@ -31,13 +31,13 @@ class GraphError(OctavoError):
 
 
 class ModelLoadError(OctavoError):
-    """A model is missing, damaged, unsupported or not a model: the message names file, offset and reason."""
+    """A model is missing, damaged, unsupported or not a model: the message names the file, the offset and the reason."""
 
     exit_code = 3
 
 
 class ModelWriteError(OctavoError):
-    """A model cannot be written: the message names file and reason. No partial file gets the model's name."""
+    """A model cannot be written: the message names the file and the reason. A partial file never gets the model's name."""
 
     exit_code = 4
 

@@ -1,4 +1,4 @@
-"""Requests for the engine, in the form shared by the Python API, the server, the wire and the engine."""
+"""Requests to the engine, in the form shared by the Python API, the server, the wire format and the engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_ADAPTER_CHARS = 256
 
 
 class PromptImages(TypedDict, total=False):
-    """Images for the marks in a prompt, as in vLLM: {"image": one or a list}.
+    """Images for the placeholders in a prompt, as in vLLM: {"image": an image or a list of them}.
 
     An image is a Pillow image, a numpy array of uint8, a path or the bytes of a file.
 
-    multi_modal_uuids: names of the contents, in the same form, used instead of digests.
+    multi_modal_uuids: names for the contents, in the same form, used instead of digests.
     """
 
     multi_modal_data: Mapping[str, Any]
@@ -32,13 +32,13 @@ class PromptImages(TypedDict, total=False):
 
 
 class TextPrompt(PromptImages):
-    """A text prompt as in vLLM."""
+    """A text prompt, as in vLLM."""
 
     prompt: str
 
 
 class TokensPrompt(PromptImages):
-    """Token ids as in vLLM."""
+    """A prompt of token ids, as in vLLM."""
 
     prompt_token_ids: list[int]
 
@@ -53,11 +53,14 @@ Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "all"]
 @advises
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """Parameters for one embedding of the whole prompt instead of an answer.
+    """Parameters of a request for one embedding of the whole prompt, instead of an answer.
 
-    pooling: mean of all tokens' last hidden states, or the last or first token's; None for the checkpoint's own.
-    task: the embedding itself, embeddings of all tokens, or the labels of a head (the score of a causal reranker).
-    second_start: first token of a pair's second text, for models that distinguish the two; 0 for a single text.
+    pooling: take the mean of all tokens' last hidden states, or the last or first token's; None for the checkpoint's
+        own.
+    task: what to return: the embedding itself, embeddings of all tokens, or a classification head's labels (for a
+        causal reranker, its score).
+    second_start: index of the first token of a pair's second text, for models that distinguish the two; 0 for a single
+        text.
     """
 
     pooling: Pooling | None = None
@@ -75,7 +78,7 @@ class PoolingParams:
     sampling: ClassVar[SamplingParams] = SamplingParams(detokenize=False)
 
     def with_output_kind(self, kind: RequestOutputKind) -> PoolingParams:  # noqa: ARG002
-        """The same parameters: the embedding arrives at the end."""
+        """Return the same parameters: an embedding always arrives at the end."""
         return self
 
 
@@ -87,19 +90,19 @@ Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"
 class RequestOptions:
     """Options of a request besides its prompt and parameters. Raises UsageError for a wrong value.
 
-    To add an option, add one field here: the Python API, every endpoint, the wire and the engine read this class. The
-    metadata hold the field's limits as arguments of `pydantic.Field`; `check_fields` enforces them too.
+    To add an option, add one field here: the Python API, every endpoint, the wire format and the engine read this
+    class. The metadata hold the field's limits as arguments of `pydantic.Field`; `check_fields` enforces them too.
 
     priority: lower runs first.
     cache_salt: only requests with the same salt share blocks of the prefix cache.
     prompt_cache_key: hint that requests with the same key have a common prefix; replicas route by it.
-    id_slot: llama.cpp's slot number, by which `/slots/{id}` saves the prompt and answer; -1 for any free slot.
+    id_slot: llama.cpp's slot number, under which `/slots/{id}` saves the prompt and answer; -1 for any free slot.
     prompt_logprobs_start: first prompt position with log-probabilities, if requested; earlier positions are None and
         may come from the prefix cache.
     prediction: text that much of the answer is expected to repeat, such as a file to edit; affects only the speed.
     num_speculative_tokens: maximum number of drafts per step; 0 for none, None for the engine's setting.
     min_speculative_tokens: do not compute fewer drafts than this.
-    speculative_p_min: drop a draft, and all after it, whose observed acceptance rate is lower.
+    speculative_p_min: drop a draft whose observed acceptance rate is lower, and all drafts after it.
     adapter: name of the LoRA adapter to use, or empty for none.
     closed_objects: in answers that follow a JSON schema, and in required or strict tool calls, forbid properties that
         the schema does not name, unless it sets additionalProperties; None for the server's setting (default False).
@@ -122,7 +125,9 @@ class RequestOptions:
 
 
 class Pin(NamedTuple):
-    """Keep the first num_tokens tokens of a prompt in the cache longer than others, for a number of seconds."""
+    """A request to keep the first num_tokens tokens of a prompt in the cache longer than others, for some number of
+    seconds.
+    """
 
     num_tokens: int
     seconds: float
@@ -133,9 +138,9 @@ class GenerationRequest:
     """One prompt with the parameters and options of its request.
 
     text: the text the prompt was made from, if any, for `RequestOutput.prompt`.
-    pins: prefixes of the prompt to evict last; they change nothing else.
-    is_measured: False keeps a warm-up request out of `EngineMetrics`.
-    is_followed: send outputs for every computed part of the prompt too, all with metrics.
+    pins: prefixes of the prompt to evict last; they have no other effect.
+    is_measured: False excludes a warm-up request from `EngineMetrics`.
+    is_followed: also send an output for every computed part of the prompt; all outputs then carry metrics.
     """
 
     prompt: Prompt

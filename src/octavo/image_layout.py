@@ -1,4 +1,4 @@
-"""Layout of an image by its size: the tiles that an encoder sees, and what represents them in a prompt."""
+"""How an image of a given size is laid out: the tiles that an encoder sees, and what represents them in a prompt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """A rectangle of pixels that the encoder sees at once.
+    """A rectangle of pixels that the encoder processes at once.
 
     grid_rows, grid_cols: its size in patches.
-    num_tokens: positions it takes in the prompt.
+    num_tokens: positions it occupies in the prompt.
     num_frames: frames of a video, whose pixels are stacked vertically.
-    time: distance in positions from the first tile of its video, if only time separates them; None for the first tile
-        and for images.
+    time: distance in positions from the first tile of its video, if tiles are separated only by time; None for the
+        first tile and for images.
     """
 
     grid_rows: int
@@ -44,16 +44,16 @@ class ImageLayout:
 
     @property
     def num_tokens(self) -> int:
-        """Number of positions of all tiles, without the texts between them."""
+        """Number of positions that all tiles occupy, not counting the texts between them."""
         return sum(tile.num_tokens for tile in self.tiles)
 
     @property
     def num_patches(self) -> int:
-        """Number of patches of all tiles."""
+        """Number of patches in all tiles."""
         return sum(tile.num_patches for tile in self.tiles)
 
     def num_bytes(self, patch_size: int) -> int:
-        """Bytes of the pixels of all tiles and frames.
+        """Return the size in bytes of the pixels of all tiles and frames.
 
         patch_size: side of a patch in pixels.
         """

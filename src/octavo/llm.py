@@ -90,7 +90,7 @@ class OutputStream:
     def num_computed_tokens(self) -> int:
         """Number of prompt tokens computed so far. It grows with each step until the first item arrives.
 
-        While the next step is planned, tokens of the step in flight are briefly counted too.
+        While the next step is being planned, it briefly includes the tokens of the step in flight.
         """
         computed = [sequence.num_computed_tokens for sequence in self._request.sequences]
         return min(computed[0], self.num_prompt_tokens) if computed else self.num_prompt_tokens
@@ -128,7 +128,7 @@ class LoadedLLM:
 
     @property
     def block_size(self) -> int:
-        """Tokens per block of the cache. Prefixes are shared and kept in whole blocks."""
+        """Tokens per cache block. Prefixes are shared and kept in whole blocks."""
         return self._session.config.block_size
 
     @property
@@ -137,19 +137,19 @@ class LoadedLLM:
         return self._session.metrics
 
     def check_generates(self) -> None:
-        """Raise UsageError with the remedy if the model makes vectors or scores instead of answers."""
+        """Check that the model generates text. Raises UsageError with the remedy if it makes vectors or scores instead."""
         self._session.model().engine.texts.check(SamplingParams(), 0)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Sampling parameters recommended by the model's makers, with vLLM's default `max_tokens`.
+        """Return the sampling parameters that the model's makers recommend, with vLLM's default `max_tokens`.
 
-        Use `dataclasses.replace` to change some. `LLM(generation_config="none")` gives neutral ones.
+        Use `dataclasses.replace` to change some of them. `LLM(generation_config="none")` gives neutral ones.
         """
         return SamplingParams().with_defaults(self.sampling_defaults.values)
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """Values behind `get_default_sampling_params`, and their source."""
+        """The values behind `get_default_sampling_params`, and their source."""
         return self._session.sampling_defaults
 
     def save_prompt(self, path: str, *, slot: int = 0, max_tokens: int | None = None) -> SlotReport:
@@ -157,15 +157,16 @@ class LoadedLLM:
 
         Only full blocks are saved: `SlotReport.num_tokens` is the number of tokens in them.
 
-        slot: `id_slot` of the request; a request without one took the first free slot.
-        max_tokens: save only this many tokens from the start, or all if None.
+        slot: `id_slot` of the request; a request without one was given the first free slot.
+        max_tokens: save only this many tokens from the start; None saves all.
         """
         return self._session.act_on_slot(SlotAction("save", slot, path, max_tokens=max_tokens)).result()
 
     def restore_prompt(self, path: str, *, slot: int = 0) -> SlotReport:
         """Load a file written by `save_prompt` into the cache, for all prompts that begin with its tokens.
 
-        Damaged blocks are skipped. Raises UsageError if it is not such a file, or from another model or setting.
+        Damaged blocks are skipped. Raises UsageError if the file is not from `save_prompt`, or is from another model or
+        setting.
         """
         return self._session.act_on_slot(SlotAction("restore", slot, path)).result()
 
@@ -174,19 +175,19 @@ class LoadedLLM:
         return self.tokenizer
 
     def encode(self, prompt: PromptInput) -> list[int]:
-        """Token ids that `generate` and `embed` make from a text."""
+        """Return the token ids that `generate` and `embed` make from a text."""
         return self._session.encode(prompt)
 
     def encode_chat(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
-        """Token ids that `chat` makes from a conversation; `stream` accepts them."""
+        """Return the token ids that `chat` makes from a conversation; `stream` accepts them."""
         return self._session.encode_chat(messages, chat_template, **template_arguments)
 
     def chat_prompt(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> Prompt:
-        """Prompt that `chat` makes from a conversation, including its images; `stream` accepts it."""
+        """Return the prompt that `chat` makes from a conversation, including its images; `stream` accepts it."""
         return self._session.chat_prompt(messages, chat_template, **template_arguments)
 
     @property
@@ -202,9 +203,11 @@ class LoadedLLM:
         return self._session.images.item(image)
 
     def document_text(self, document: str | os.PathLike[str] | bytes) -> str | None:
-        """The text of a PDF document, a path or its bytes, if the model reads it as text (`EngineConfig.pdf_as`).
+        """Return the text of a PDF document, given as a path or bytes, if the model reads it as text
+        (`EngineConfig.pdf_as`).
 
-        The result is None if the model sees its pages, and for any other file. Raises UsageError for one without text.
+        Returns None if the model sees its pages as images, and for any other file. Raises UsageError for a document
+        without text.
         """
         images = self._session.images
         return images.document_text(document) if images.reads_documents() else None
@@ -218,7 +221,7 @@ class LoadedLLM:
         self._session.adapters.remove(lora_name)
 
     def list_loras(self) -> set[str]:
-        """Names of the loaded adapters."""
+        """Return the names of the loaded adapters."""
         return set(self._session.adapters.sources)
 
     def wait_until_kept(self) -> None:
@@ -236,7 +239,7 @@ class LoadedLLM:
 def open_session(
     model: str, options: Mapping[str, Any], load_progress: LoadProgress | None, *, will_chat: bool
 ) -> Session:
-    """Open a session of a model, showing progress in a notebook. Arguments and errors are those of `LLM`."""
+    """Open a session for a model, showing progress in a notebook. Arguments and errors are those of `LLM`."""
     config = EngineConfig.resolve(*expanded(model, options))
     if load_progress is not None or not in_notebook():
         return Session(config, load_progress, will_chat=will_chat)
@@ -260,7 +263,7 @@ class LLM(LoadedLLM):
         model: path, hub id or short name.
         load_progress: called with (phase, bytes done, total bytes) while the model is downloaded and prepared. Without
             it a notebook shows a progress bar.
-        will_chat: prepare for conversations while the model loads; saves 0.1 s in the first one.
+        will_chat: prepare for conversations while the model loads, which saves 0.1 s in the first one.
         options: the other fields of `octavo.config.EngineConfig`.
         """
         super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
@@ -278,10 +281,10 @@ class LLM(LoadedLLM):
 
         sampling_params: one for all prompts, or one per prompt; by default `get_default_sampling_params`.
         use_tqdm: show a progress bar on a terminal or in a notebook, if the call takes more than a second.
-        options: fields of `RequestOptions`, such as priority, and lora_request, a `LoRARequest`; for all prompts or per
-            prompt.
+        options: fields of `RequestOptions`, such as priority, and lora_request, a `LoRARequest`; one value for all
+            prompts, or one per prompt.
 
-        Raises UsageError for a single wrong prompt. If some of many prompts are wrong, raises RejectedPromptsError,
+        Raises UsageError if a single prompt is wrong. If some of many prompts are wrong, raises RejectedPromptsError,
         which holds the other answers.
         """
         items, is_single = _listed(prompts)
@@ -372,9 +375,9 @@ class LLM(LoadedLLM):
     def token_embed(
         self, prompts: PromptInput | Sequence[PromptInput], use_tqdm: bool = True, **options: Any
     ) -> list[PoolingRequestOutput]:
-        """Return an embedding for each token of texts, in order: `output.outputs.data`, [tokens, width].
+        """Return an embedding for each token of each text, in order: `output.outputs.data`, [tokens, width].
 
-        Works with late-interaction models (ColBERT) and with generative models, which give their last hidden states.
+        Works with late-interaction models (ColBERT) and with generative models, which return their last hidden states.
         The other arguments are those of `generate`.
         """
         items, is_single = _listed(prompts)
@@ -396,8 +399,8 @@ class LLM(LoadedLLM):
 
         A cross-encoder returns its label, a causal reranker the probability of yes, an embedding model the cosine.
 
-        truncate_prompt_tokens: truncate the second text of longer pairs to this, or with -1 to the model's limit. By
-            default a pair that is too long is an error.
+        truncate_prompt_tokens: truncate the second text so that a pair has at most this many tokens; -1 means the
+            model's limit. By default, a pair that is too long is an error.
         instruction: criterion for a causal reranker.
         """
         plan = self._session.plan_scores(data_1, data_2, truncate_prompt_tokens, instruction)
@@ -421,9 +424,9 @@ class LLM(LoadedLLM):
         *,
         single: bool,
     ) -> list[RequestOutput | PoolingOutput]:
-        """Submit all prompts and wait for all.
+        """Submit all prompts and wait for all answers.
 
-        single: a refused prompt raises its own error.
+        single: there is one prompt, and if it is refused its own error is raised.
         """
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", default, len(prompts))
@@ -477,7 +480,7 @@ class LLM(LoadedLLM):
 
 
 class _Rate:
-    """Speed of a call: tokens generated by the engine since its start."""
+    """Generation speed during a call: tokens the engine has generated since the call started."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics, self._before = metrics, metrics.num_generated_tokens_total
@@ -485,20 +488,20 @@ class _Rate:
 
     @property
     def text(self) -> str:
-        """Format as `412 tokens/s`; empty before the first token."""
+        """The speed formatted as `412 tokens/s`; empty before the first token."""
         count = self._metrics.num_generated_tokens_total - self._before
         return f"{count / (time.monotonic() - self._began):,.0f} tokens/s" if count > 0 else ""
 
 
 def check_beams(params: object) -> BeamSearchParams:
-    """Return the parameters if they are for beam search. Raises UsageError for others."""
+    """Return the parameters if they are for beam search. Raises UsageError if they are not."""
     if not isinstance(params, BeamSearchParams):
         raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
     return params
 
 
 def beams_of(output: RequestOutput) -> BeamSearchOutput:
-    """Answer of a beam search in vLLM's form."""
+    """Convert the answer of a beam search to vLLM's form."""
     return BeamSearchOutput(
         [
             BeamSearchSequence(
@@ -515,7 +518,7 @@ def beams_of(output: RequestOutput) -> BeamSearchOutput:
 
 
 def in_conversation(params: Any) -> Any:
-    """Remove the default limit of 16 tokens from parameters, one or a list, for a conversation."""
+    """Remove the default limit of 16 tokens from one or several parameters, for use in a conversation."""
     if isinstance(params, (list, tuple)):
         return [in_conversation(each) for each in params]
     return params.in_conversation() if hasattr(params, "in_conversation") else params
@@ -528,13 +531,13 @@ def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def embedding_output(prompt_token_ids: list[int], output: RequestOutput | PoolingOutput) -> EmbeddingRequestOutput:
-    """Embedding of a text in vLLM's form."""
+    """Convert a text's embedding to vLLM's form."""
     assert isinstance(output, PoolingOutput)
     return EmbeddingRequestOutput(output.request_id, EmbeddingOutput(output.vector.tolist()), prompt_token_ids)
 
 
 def token_vectors(prompt_token_ids: list[int], output: RequestOutput | PoolingOutput) -> PoolingRequestOutput:
-    """Embeddings of a text's tokens in vLLM's form."""
+    """Convert the embeddings of a text's tokens to vLLM's form."""
     assert isinstance(output, PoolingOutput)
     data = output.vector.reshape(len(prompt_token_ids), -1)
     return PoolingRequestOutput(output.request_id, TokenVectorsOutput(data), prompt_token_ids)
@@ -549,7 +552,9 @@ def _sink(results: queue.SimpleQueue[tuple[int, _Item]], index: int) -> Sink:
 
 
 def _listed(prompts: object) -> tuple[list[Any], bool]:
-    """Prompts as a list, and whether a single one was given: a text, a list of token ids, a mapping or a `Prompt`."""
+    """Return the prompts as a list, and whether a single prompt was given: a text, a list of token ids, a mapping or a
+    `Prompt`.
+    """
     if isinstance(prompts, (str, Mapping, Prompt)):
         return [prompts], True
     prompts = as_list(prompts)

@@ -10,10 +10,10 @@ from octavo.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter by name and path: a PEFT folder or a GGUF file. Raises UsageError.
+    """An adapter's name and path: a PEFT folder or a GGUF file. Raises UsageError.
 
     lora_int_id: vLLM's number of the adapter, 1 or more; ignored.
-    scale: multiplies the effect.
+    scale: factor by which the adapter's effect is multiplied.
     """
 
     lora_name: str

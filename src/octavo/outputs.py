@@ -1,4 +1,4 @@
-"""The engine's outputs: `OutputDelta`, and what programs receive: `RequestOutput` and others, in vLLM's form."""
+"""The engine's outputs (`OutputDelta`), and what programs receive: `RequestOutput` and others, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _tokens(token_ids: Sequence[int]) -> str:
 class Logprob:
     """Log-probability of one token under the model, before bias, penalties and temperature.
 
-    With `SamplingParams.processed_logprobs` it is that of the distribution the token was drawn from.
+    With `SamplingParams.processed_logprobs`, it is the token's log-probability in the distribution it was drawn from.
     """
 
     logprob: float
@@ -58,10 +58,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times of a request in seconds, and the number of its prompt tokens found in the cache.
+    """Timings of a request in seconds, and the number of its prompt tokens found in the cache.
 
-    In a stream, all outputs but the last have the values at the first token, or the current ones if the request is
-    followed (`GenerationRequest.is_followed`).
+    In a stream, all outputs except the last have the values as of the first token, or the current values if the request
+    is followed (`GenerationRequest.is_followed`).
 
     num_processed_tokens: prompt tokens processed so far, including cached ones, in outputs before the first token;
         `prefill_s` is then the time so far.
@@ -85,7 +85,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answer to a request, or the part of it delivered by one item of a stream."""
+    """The answer to a request, or the part of it in one item of a stream."""
 
     request_id: str
     prompt: str | None
@@ -107,10 +107,10 @@ class RequestOutput:
 
 @dataclass(slots=True)  # not frozen, because every step makes one per request
 class OutputDelta:
-    """New part of the answer to a request: the only form of it between the engine and its readers.
+    """The new part of the answer to a request: the only form in which the engine passes answers to readers.
 
-    outputs: choices with something new, each with its new part. Their lists belong to the reader. Empty in deltas for a
-        part of the prompt.
+    outputs: the choices that have something new, each with only its new part. Readers own their lists. Empty in deltas
+        that report a computed part of the prompt.
     prompt_logprobs: only in the first delta.
     metrics: in the first and the last delta, and in all deltas of a followed request.
     """
@@ -122,9 +122,9 @@ class OutputDelta:
     metrics: RequestMetrics | None = None
 
     def add(self, later: OutputDelta) -> None:
-        """Add the next delta, and take over its lists.
+        """Append the next delta, taking over its lists.
 
-        Works in place: an answer left unread for thousands of steps must not copy its tokens at each step.
+        This works in place, because an answer left unread for thousands of steps must not copy its tokens at each step.
         """
         places = {choice.index: place for place, choice in enumerate(self.outputs)}
         for choice in later.outputs:
@@ -149,10 +149,13 @@ def _joined(before: CompletionOutput, choice: CompletionOutput) -> CompletionOut
 
 
 class OutputBuilder:
-    """Builds a program's outputs from the deltas of one request, in the requested kind."""
+    """Builds the outputs that a program receives from the deltas of one request, in the requested kind."""
 
     def __init__(self, params: Params, prompt: Prompt, text: str | None) -> None:
-        """text: text that the prompt was made from, or None."""
+        """Start with an empty output.
+
+        text: text that the prompt was made from, or None.
+        """
         self._text = text
         self._prompt_token_ids = list(prompt.token_ids)
         # With other kinds, outputs equal deltas.
@@ -165,7 +168,7 @@ class OutputBuilder:
         self._whole = OutputDelta("", nothing, finished=False)
 
     def add(self, delta: OutputDelta) -> RequestOutput:
-        """Output after the next delta."""
+        """Return the output after the next delta."""
         whole = self._whole
         if self._is_cumulative:
             whole.add(delta)
@@ -194,7 +197,7 @@ class OutputBuilder:
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """Embedding of one prompt from the engine [hidden_size], or the labels of a pair."""
+    """The engine's embedding of one prompt [hidden_size], or the labels of a pair."""
 
     request_id: str
     vector: Float32
@@ -204,7 +207,7 @@ class PoolingOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """embedding: [hidden_size], of length 1 if the checkpoint specifies it."""
+    """An embedding, [hidden_size], normalized to length 1 if the checkpoint specifies it."""
 
     embedding: list[float]
 
@@ -231,7 +234,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenVectorsOutput:
-    """data: [tokens, width], an embedding per token of a text, of length 1 if the checkpoint specifies it."""
+    """One embedding per token of a text: data is [tokens, width], each row of length 1 if the checkpoint specifies it."""
 
     data: Float32
 
@@ -248,7 +251,7 @@ class PoolingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """score: 0 to 1 if the model ends in a sigmoid or compares yes and no; a cosine is -1 to 1."""
+    """A score: 0 to 1 if the model ends in a sigmoid or compares yes and no, -1 to 1 if it is a cosine."""
 
     score: float
 
@@ -263,9 +266,9 @@ class ScoringRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One beam in vLLM's form.
+    """One beam, in vLLM's form.
 
-    tokens: prompt and answer.
+    tokens: tokens of the prompt and the answer.
     logprobs: one per token of the answer.
     text: text of the answer.
     """
@@ -289,9 +292,9 @@ class BeamSearchOutput:
 
 
 class RejectedPromptsError(UsageError):
-    """Some prompts of a call were refused or failed; the other answers are attached.
+    """Some prompts of a call were refused or failed; the answers to the other prompts are attached.
 
-    outputs: one entry per prompt, None without an answer.
+    outputs: one entry per prompt, None for a prompt without an answer.
     errors: index of the prompt -> its error.
     """
 

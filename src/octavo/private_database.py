@@ -22,13 +22,13 @@ def open_private(
     salt: bytes,
     synchronous: Literal["NORMAL", "FULL"],
 ) -> tuple[sqlite3.Connection, bytes]:
-    """Open a database with these tables, and return it with its salt. Raises UsageError.
+    """Open a database with these tables, and return it together with its salt. Raises UsageError.
 
-    The file must be usable and not belong to another program. Threads may share the database, one at a time.
+    The file must be usable and must not belong to another program. Threads may share the database, one at a time.
 
-    path: file, or None for memory.
-    name: what errors call it, such as the option.
-    application_id: marks our files for SQLite.
+    path: its file, or None for a database in memory.
+    name: what error messages call it, such as the option's name.
+    application_id: SQLite's mark that identifies the file as ours.
     salt: salt for a new database.
     """
     database: sqlite3.Connection | None = None
@@ -48,7 +48,7 @@ def open_private(
 
 
 def reason_of(error: sqlite3.Error | OSError) -> str:
-    """Message of an error without its number and path."""
+    """Return an error's message without its number and path."""
     return str((isinstance(error, OSError) and error.strerror) or error)
 
 

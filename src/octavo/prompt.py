@@ -1,4 +1,4 @@
-"""Prompts: token ids, with spans for anything other than tokens, such as images."""
+"""Prompts: token ids, with spans for content other than tokens, such as images."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MARK = struct.Struct("<qqH")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaItem:
-    """A resized image of a prompt, whose patches the model's encoder turns into rows. Raises UsageError.
+    """A resized image in a prompt; the model's encoder turns its patches into rows. Raises UsageError.
 
-    key: name of the content and of its processor's settings, such as a digest: items with equal keys have equal rows.
+    key: name of the content and of its processor's settings, such as a digest. Items with equal keys have equal rows.
     tiles: uint8 [height, width, 3], one per tile of the layout.
     """
 
@@ -48,33 +48,33 @@ class MediaItem:
 
     @property
     def num_rows(self) -> int:
-        """Rows that the encoder makes from it."""
+        """Number of rows that the encoder makes from it."""
         return self.layout.num_tokens
 
     @property
     def description(self) -> str:
-        """Size in pixels, for people."""
+        """Its size in pixels, as text for people."""
         return f"{self.layout.width} x {self.layout.height}"
 
     @property
     def num_inputs(self) -> int:
-        """Rows that the encoder reads."""
+        """Number of rows that the encoder reads."""
         return self.num_patches
 
     @property
     def num_patches(self) -> int:
-        """Patches of all tiles."""
+        """Number of patches in all tiles."""
         return self.layout.num_patches
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pixels."""
+        """Size of the pixels in bytes."""
         return sum(tile.nbytes for tile in self.tiles)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text that a model's encoder reads before the model answers.
+    """A text that a model's encoder reads before the decoder answers.
 
     key: digest of its ids.
     """
@@ -87,12 +87,12 @@ class SourceText:
 
     @property
     def num_rows(self) -> int:
-        """Rows that the encoder makes from it."""
+        """Number of rows that the encoder makes from it."""
         return len(self.token_ids)
 
     @property
     def num_inputs(self) -> int:
-        """Rows that the encoder reads."""
+        """Number of rows that the encoder reads."""
         return len(self.token_ids)
 
 
@@ -128,17 +128,17 @@ class Span:
 
     @property
     def end(self) -> int:
-        """Position after the last one."""
+        """Position just after the span."""
         return self.start + self.length
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Prompt:
-    """Token ids, and spans among them: in order, without overlap, inside the prompt.
+    """Token ids, and spans among them, which are in order, do not overlap and lie inside the prompt.
 
     The id at each position of a span is SPAN_TOKEN_ID.
 
-    source: text read by the encoder of an encoder-decoder model; the engine makes it from the prompt it receives.
+    source: text read by the encoder of an encoder-decoder model. The engine sets it from the prompt it receives.
     """
 
     token_ids: tuple[int, ...]
@@ -146,7 +146,10 @@ class Prompt:
     source: SourceText | None
 
     def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = (), source: SourceText | None = None) -> None:
-        """token_ids: 32-bit integers; models check whether they have them. Raises UsageError."""
+        """Make a prompt. Raises UsageError if an id is not a 32-bit integer or a span does not fit.
+
+        token_ids: 32-bit integers. Whether they are in the vocabulary is checked by the model.
+        """
         object.__setattr__(self, "token_ids", _plain_ids(token_ids))
         object.__setattr__(self, "source", source)
         try:
@@ -161,22 +164,22 @@ class Prompt:
 
     @property
     def items(self) -> tuple[MediaItem, ...]:
-        """Items of the spans, each once, in order."""
+        """The items of all spans, each once, in order."""
         return tuple({id(span.item): span.item for span in self.spans if span.item is not None}.values())
 
     def touches(self, start: int, end: int) -> bool:
-        """True if a span covers a position in [start, end), so that the ids there are not all text."""
+        """Return True if a span covers a position in [start, end), so that not all ids there are text."""
         return bool(self.spans) and any(True for _ in self.overlapping(start, end))
 
     def overlapping(self, start: int, end: int) -> Iterator[Span]:
-        """Spans that cover a position in [start, end)."""
+        """Yield the spans that cover a position in [start, end)."""
         for i in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
             if self.spans[i].start >= end or start >= end:
                 break
             yield self.spans[i]
 
     def text_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Parts of [start, end) outside all spans, in order. Positions after the prompt are text."""
+        """Yield the parts of [start, end) outside all spans, in order. Positions after the prompt count as text."""
         for span in self.overlapping(start, end):
             if start < span.start:
                 yield start, span.start
@@ -185,9 +188,9 @@ class Prompt:
             yield start, end
 
     def marks(self, start: int, end: int) -> bytes:
-        """Spans in a block of tokens [start, end), for the block's key; empty without any.
+        """Describe the spans in a block of tokens [start, end), for the block's key; empty if there are none.
 
-        Each is represented by its offset in the block, its length and its key.
+        Each span is represented by its offset in the block, its length and its key.
         """
         if not self.spans:
             return b""
@@ -195,7 +198,7 @@ class Prompt:
         return b"".join(_MARK.pack(span.start - start, span.length, len(span.key)) + span.key for span in spans)
 
     def without(self, start: int, end: int) -> Prompt:
-        """The prompt without tokens [start, end) and their spans. Raises UsageError if that would cut a span."""
+        """Return the prompt without tokens [start, end) and their spans. Raises UsageError if that would cut a span."""
         if start == end:
             return self
         kept = []
@@ -215,7 +218,7 @@ class Prompt:
         return Prompt(self.token_ids[:start] + self.token_ids[end:], kept)
 
     def after(self, token_ids: Iterable[int]) -> Prompt:
-        """The prompt, preceded by these tokens."""
+        """Return the prompt preceded by these tokens."""
         ids = tuple(token_ids)
         return Prompt(ids + self.token_ids, [replace(span, start=span.start + len(ids)) for span in self.spans])
 
@@ -247,7 +250,7 @@ class Prompt:
 
 
 def _plain_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
-    """The ids as Python integers."""
+    """Return the ids as Python integers."""
     ids: tuple[int, ...] = ()
     try:
         ids = tuple(token_ids)
@@ -283,7 +286,7 @@ def _frozen(values: Float32, length: int) -> Float32:
 
 
 def _is_writeable(values: Float32) -> bool:
-    """True if the array, or the array it is a view of, is writeable."""
+    """Return True if the array, or an array it is a view of, is writeable."""
     import numpy as np
 
     owner: object = values

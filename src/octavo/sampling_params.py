@@ -1,6 +1,6 @@
 """Sampling parameters of a request: `SamplingParams` and `BeamSearchParams`, validated on construction.
 
-Names and defaults match vLLM, so that scripts for vLLM run unchanged.
+Names and defaults match vLLM's, so that scripts for vLLM run unchanged.
 
 These two classes and `PoolingParams` share members, so that callers need not check the class:
 is_answered: tokens follow the prompt.
@@ -53,7 +53,7 @@ _Checked = TypeVar("_Checked")
 
 
 def limited(default: Any, **limits: float) -> Any:
-    """A field that `check_fields` checks.
+    """Declare a field that `check_fields` checks.
 
     limits: pydantic's names: ge, gt, le, min_length and max_length.
     """
@@ -61,7 +61,7 @@ def limited(default: Any, **limits: float) -> Any:
 
 
 def check_fields(params: Any, prefix: str = "") -> None:
-    """Check the booleans and limited fields of a dataclass; convert numbers to Python's and lists to tuples.
+    """Check the booleans and limited fields of a dataclass. Convert numbers to Python's types and lists to tuples.
 
     Raises UsageError with the field's name, after prefix, and a code for what is wrong.
     """
@@ -74,7 +74,7 @@ def check_fields(params: Any, prefix: str = "") -> None:
 
 @cache
 def _checked_fields(kind: type) -> Sequence[tuple[str, Callable[..., Any], bool, Mapping[str, Any]]]:
-    """Fields of a dataclass to check: name, check, whether None is allowed, and limits."""
+    """Return the fields of a dataclass to check: name, check, whether None is allowed, and limits."""
     found = []
     for item in fields(kind):
         name = str(item.type)
@@ -109,7 +109,7 @@ class RequestOutputKind(enum.Enum):
     """Content of each item of a stream: the whole answer so far, only the new part, or one item at the end.
 
     It applies to `AsyncLLM.generate` and `AsyncLLM.chat`. Otherwise the method decides: `LLM.generate` and `LLM.chat`
-    return whole answers, `stream` always returns new parts, and a beam search has one item at its end.
+    return whole answers, `stream` always returns new parts, and a beam search yields one item when it ends.
     """
 
     CUMULATIVE = "cumulative"
@@ -120,14 +120,14 @@ class RequestOutputKind(enum.Enum):
 @advises
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """A constraint on the text of an answer; give exactly one. The names are vLLM's.
+    """A constraint on the text of an answer; give exactly one field. The names are vLLM's.
 
-    json: a JSON schema, as text, as a dict, or as a class that pydantic has a schema for (a model, a dataclass, a
+    json: a JSON schema, given as text, as a dict, or as a class that pydantic has a schema for (a model, a dataclass, a
         TypedDict, `list[Model]`, ...); stored as text.
-    regex: a regular expression that matches the whole answer.
-    choice: allowed answers.
+    regex: a regular expression that must match the whole answer.
+    choice: the allowed answers.
     grammar: a grammar in llguidance's Lark dialect or llama.cpp's GBNF.
-    json_object: any JSON object.
+    json_object: allow any JSON object.
 
     A constraint that cannot be enforced is refused when the request is submitted; see `engine.constrained`.
     """
@@ -160,8 +160,8 @@ class SamplingParams:
     top_k: 0 or -1 is off.
     top_p, typical_p: 1 is off.
     min_p: 0 is off.
-    repetition_penalty: over prompt and output, 1 is off (Keskar et al. 2019).
-    presence_penalty, frequency_penalty: over the output only, 0 is off (OpenAI).
+    repetition_penalty: applies to prompt and output; 1 is off (Keskar et al. 2019).
+    presence_penalty, frequency_penalty: apply to the output only; 0 is off (OpenAI).
     logit_bias: token id -> value added to its logit, -100 to 100.
     allowed_token_ids: the only tokens that can be chosen.
     bad_words: strings that are never generated.
@@ -239,11 +239,11 @@ class SamplingParams:
         return self if kind is self.output_kind else changed(self, output_kind=kind)
 
     def in_conversation(self) -> SamplingParams:
-        """Parameters for a conversation: without `max_tokens`, the answer may fill the context."""
+        """Return parameters for a conversation: unless `max_tokens` was given, the answer may fill the context."""
         return changed(self, max_tokens=None) if isinstance(self.max_tokens, DefaultLength) else self
 
     def with_defaults(self, values: Mapping[str, Any]) -> SamplingParams:
-        """The parameters with a model's defaults.
+        """Return the parameters with a model's defaults.
 
         values: values of `SamplingDefaults`, checked when the model was loaded.
         """
@@ -255,7 +255,7 @@ class SamplingParams:
 
     @property
     def forbids_tokens(self) -> bool:
-        """True if some token can be excluded regardless of its logit."""
+        """True if a token can be excluded regardless of its logit."""
         named = self.logit_bias or self.bad_words or self.min_tokens or self.structured_outputs
         return bool(named) or self.allowed_token_ids is not None
 
@@ -321,11 +321,11 @@ class BeamSearchParams:
         )
 
     def with_output_kind(self, kind: RequestOutputKind) -> BeamSearchParams:  # noqa: ARG002
-        """The same parameters: a search only has output at its end."""
+        """Return the same parameters: a search only has output at its end."""
         return self
 
     def with_defaults(self, values: Mapping[str, Any]) -> BeamSearchParams:  # noqa: ARG002
-        """The same parameters: a search does not sample."""
+        """Return the same parameters: a search does not sample."""
         return self
 
 
@@ -347,7 +347,7 @@ def _schema_text(schema: object) -> str:
 
 
 def _schema_of_type(name: str, kind: Any) -> Mapping[str, object]:
-    """JSON schema of a class or another type, from pydantic."""
+    """Return pydantic's JSON schema for a class or another type."""
     from pydantic import TypeAdapter  # imported here because it takes longer than all other imports of this module
 
     try:
@@ -359,7 +359,7 @@ def _schema_of_type(name: str, kind: Any) -> Mapping[str, object]:
 
 
 def _refusal(name: str, problem: str, code: str) -> UsageError:
-    """Make the error about a field or one of its items such as `stop[3]`; `param` names only the field."""
+    """Make the error for a field, or for one of its items such as `stop[3]`; `param` names only the field."""
     return UsageError(f"{name} {problem}", param=name.partition("[")[0], code=code)
 
 
@@ -379,7 +379,7 @@ def _integer(name: str, value: object, *, ge: int, le: int | None = None) -> int
 
 
 def _shown(number: int) -> str:
-    """Format a number, or its bit length if Python refuses to print its digits."""
+    """Format a number, or give its bit length if Python refuses to print its digits."""
     bits = number.bit_length()
     return str(number) if bits <= 256 else f"a number of {bits} bits"
 

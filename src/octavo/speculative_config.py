@@ -1,4 +1,4 @@
-"""Speculation options, from `--speculative-config` with vLLM's keys or from the short options."""
+"""Speculative decoding options, from `--speculative-config` with vLLM's keys or from the short options."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _STRINGS = ("method", "model", "revision")
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """Sources of drafts and their limits.
+    """Where drafts come from, and their limits.
 
-    method: auto uses n-grams and the model's own head, if any, on the CPU, and nothing elsewhere; mtp uses both on any
-        device; draft_model and eagle3 use n-grams too.
-    model, revision: draft model, EAGLE-3 head or assistant.
+    method: auto uses n-grams and the model's own head, if any, on the CPU, and nothing on other devices; mtp uses both
+        on any device; draft_model and eagle3 use n-grams too.
+    model, revision: the draft model, EAGLE-3 head or assistant.
     num_speculative_tokens: maximum number of drafts per sequence and step; fewer are computed where that is faster.
-    prompt_lookup_min, prompt_lookup_max: minimum (at least two) and maximum (at most MAX_MATCH) tokens to match for an
-        n-gram.
+    prompt_lookup_min, prompt_lookup_max: how many tokens must match for an n-gram: minimum (at least two) and maximum
+        (at most MAX_MATCH).
     """
 
     method: DraftMethod = "auto"
@@ -48,7 +48,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, config: EngineConfig) -> SpeculativeConfig:
-        """Speculation options of an engine. Raises UsageError if they are wrong or contradict each other."""
+        """Return the speculation options of an engine. Raises UsageError if they are wrong or contradict each other."""
         given = _read(config.speculative_config)
         if config.speculation not in get_args(SpeculationMode):
             raise UsageError(f"speculation is {config.speculation!r}; it must be auto, off or ngram")
@@ -77,7 +77,7 @@ def _read(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Check the keys and their values. Raises UsageError."""
+    """Check the keys and their values, and return them. Raises UsageError."""
     known = [*_STRINGS, *_INTEGERS]
     for name, value in given.items():
         if name in _INTEGERS:

@@ -1,4 +1,4 @@
-"""Advice on unknown arguments: the nearest one, or the equivalent of another library's argument."""
+"""Advice on unknown arguments: the closest known name, or the equivalent of another library's argument."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def advice_on(name: str, known: Sequence[str]) -> str:
-    """Advice on an unknown argument, to end an error message with."""
+    """Return advice on an unknown argument, to append to an error message."""
     for owner, names in _RENAMED.items():
         if (ours := names.get(name)) is not None:
             return f"use {ours}" if ours in known else f"use {ours} of {owner}"
@@ -74,7 +74,7 @@ def in_our_words(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advises(cls: _Class) -> _Class:
-    """Class decorator: the constructor's TypeError gives advice on unknown arguments."""
+    """Class decorator: the constructor's TypeError includes advice on unknown arguments."""
     construct = cls.__init__
 
     @functools.wraps(construct)

@@ -1,10 +1,10 @@
-"""The architectures, one in each file, found by file name.
+"""The model architectures, one per file, found by file name.
 
-A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Optionally it has
-`ALIASES`, further names of the architecture in GGUF files and config.json, and `WEIGHTS`, the table that turns stored
-tensors into the graph's weights. `VARIANT_OF` = (architecture, key, value): its config.json has the other's
-model_type, and this value tells it apart. `ALIASES` and `VARIANT_OF` are tuples of plain values, written as such.
-Files with a leading underscore are shared parts.
+Each module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Three more names
+are optional. `ALIASES` lists other names of the architecture in GGUF files and config.json. `WEIGHTS` is the table that
+turns stored tensors into the graph's weights. `VARIANT_OF` = (architecture, key, value) is for an architecture that
+shares its model_type in config.json with another one: this value of the key identifies it. `ALIASES` and `VARIANT_OF`
+are tuples written as literals. Files whose names begin with an underscore hold shared parts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _DECLARATION = re.compile(r"^(ALIASES|VARIANT_OF) = (\([^()]*\))$", re.MULTILINE
 
 
 class ConfigType(Protocol):
-    """The class `Config` of an architecture. Both functions raise ModelLoadError naming the key."""
+    """The `Config` class of an architecture. Both functions raise ModelLoadError naming the key."""
 
     def from_gguf(self, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-        """reader: the file's metadata, with the values of its rotary tensors (`rope_freqs.weight`) under their names;
-        shapes: those of all weights, by checkpoint name."""
+        """Read the configuration of a GGUF file.
+
+        reader: the file's metadata, with the values of its rotary tensors (`rope_freqs.weight`) under their names.
+        shapes: the shapes of all weights, by checkpoint name.
+        """
 
     def from_hf(self, reader: ConfigReader) -> ModelConfig:
-        """reader: config.json."""
+        """Read the configuration from config.json."""
 
 
 class Architecture(Protocol):
@@ -48,12 +51,14 @@ class Architecture(Protocol):
     Config: ConfigType
 
     def build(self, g: Graph, cfg: Any) -> Value:
-        """Write the model down in `g` and return the logits."""
+        """Build the model in graph `g` and return the logits."""
 
 
 @cache
 def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
-    """The `ALIASES` and `VARIANT_OF` of every module, from its text: importing all of them would delay every start."""
+    """Read the `ALIASES` and `VARIANT_OF` of every module from its source text: importing them all would delay every
+    start.
+    """
     modules = [(folder, m.name) for folder in __path__ for m in pkgutil.iter_modules([folder]) if not m.ispkg]
     texts = {
         name: Path(folder, f"{name}.py").read_text("utf-8") for folder, name in modules if not name.startswith("_")
@@ -66,20 +71,20 @@ def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
 
 @cache
 def known_architectures() -> Mapping[str, str]:
-    """Every name of an architecture with its module: {"llama": "llama", "mistral": "llama"}."""
+    """Map every name of an architecture to its module: {"llama": "llama", "mistral": "llama"}."""
     declared = _declarations().items()
     return {name: module for module, values in declared for name in (module, *values.get("ALIASES", ()))}
 
 
 @cache
 def _variants() -> tuple[tuple[str, str, str, object], ...]:
-    """The modules with `VARIANT_OF`, each with what is in it."""
+    """Return the modules that have `VARIANT_OF`, each followed by its three values."""
     declared = sorted(_declarations().items())
     return tuple((module, *values["VARIANT_OF"]) for module, values in declared if "VARIANT_OF" in values)
 
 
 def architecture_name(name: str, reader: ConfigReader) -> str:
-    """The name of the module for an architecture name of GGUF or config.json and this configuration."""
+    """Return the module name for an architecture name from a GGUF file or config.json, given this configuration."""
     known = known_architectures()[name]
     for variant, other, key, value in _variants():
         if known == other and reader.value(key) == value:
@@ -88,12 +93,12 @@ def architecture_name(name: str, reader: ConfigReader) -> str:
 
 
 def text_part(reader: ConfigReader) -> ConfigReader:
-    """The part of config.json that an architecture reads: of a model that also sees or hears, that about text."""
+    """Return the part of config.json that an architecture reads: for a multimodal model, the part about text."""
     return text_part_of(reader, known_architectures())
 
 
 def load_architecture(name: str) -> Architecture:
-    """The module for an architecture name of GGUF or config.json. Raises ModelLoadError if there is none."""
+    """Load the module for an architecture name from a GGUF file or config.json. Raises ModelLoadError if there is none."""
     known = known_architectures()
     if name not in known:
         raise ModelLoadError(f"architecture {name!r:.80} is not supported (docs/models.md lists those that are)")
@@ -103,9 +108,9 @@ def load_architecture(name: str) -> Architecture:
 def find_architecture(
     name: str, reader: ConfigReader, read: Callable[[Architecture, ConfigReader], object]
 ) -> Architecture:
-    """The same for a model with this configuration, which `read` makes an architecture read.
+    """Load the module for a model with this configuration, which `read` has the architecture parse.
 
-    Raises ModelLoadError naming the nearest of the supported architectures and the keys that it does not have.
+    Raises ModelLoadError naming the most similar supported architecture and the keys it does not know.
     """
     if name in known_architectures():
         return load_architecture(architecture_name(name, reader))
@@ -116,9 +121,9 @@ def find_architecture(
 
 
 def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph | None:
-    """The unoptimized graph of the head of a model that predicts further tokens, or None if it has none.
+    """Build the unoptimized graph of a model's multi-token-prediction head. Returns None if the model has none.
 
-    Raises GraphError as `build_graph`.
+    Raises the same GraphErrors as `build_graph`.
     """
     module = load_architecture(name)
     if not hasattr(module, "build_draft") or not has_head(cast(DecoderConfig, config), shapes):
@@ -129,14 +134,14 @@ def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple
 
 
 def build_encoder_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """The unoptimized graph of the encoder of a model whose decoder sees its rows. Raises GraphError."""
+    """Build the unoptimized graph of an encoder-decoder model's encoder. Raises GraphError."""
     g = Graph(shapes)
     g.output = cast(Any, load_architecture(name)).build_encoder(g, config)
     return g
 
 
 def weight_table(architecture: Architecture) -> WeightTable:
-    """The table of a module of this package; an empty one if it has none."""
+    """Return the weight table of a module of this package, or an empty one if it has none."""
     table: WeightTable = getattr(architecture, "WEIGHTS", WeightTable())
     return table
 
@@ -144,11 +149,12 @@ def weight_table(architecture: Architecture) -> WeightTable:
 def build_graph(
     name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, classifies: bool = False
 ) -> Graph:
-    """The unoptimized graph of a model.
+    """Build the unoptimized graph of a model.
 
-    shapes: those of the checkpoint's weights.
-    classifies: the checkpoint has a head of sequence classification.
-    Raises GraphError naming operation, shapes, layer.
+    shapes: the shapes of the checkpoint's weights.
+    classifies: the checkpoint has a sequence-classification head.
+
+    Raises GraphError naming the operation, shapes and layer.
     """
     if classifies:
         # A decoder is written down with its head, which the checkpoint lacks; it is replaced before it is used.

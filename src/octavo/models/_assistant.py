@@ -1,6 +1,6 @@
-"""Gemma 4's assistant: a few layers that predict further tokens, with the keys and values of the model beside them.
+"""Gemma 4's assistant: a few layers that draft tokens, reading the model's own keys and values.
 
-As transformers has it (`Gemma4AssistantForCausalLM`).
+The layout is that of transformers' `Gemma4AssistantForCausalLM`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ PREFIX = "assistant."
 
 @dataclass(frozen=True, slots=True)
 class AssistantConfig(gemma4.Config):
-    """Rows rotate with the second component of their positions; the first is the last position that they see."""
+    """Configuration of an assistant.
+
+    The position of a row has two components: the last position it sees, and the position it rotates with.
+    """
 
     def rope_params(self, layer: int) -> RopeParams | None:
         params = gemma4.Config.rope_params(self, layer)
@@ -32,14 +35,15 @@ class AssistantConfig(gemma4.Config):
 
 
 def is_assistant(config_json: Mapping[str, object]) -> bool:
-    """True for the config.json of an assistant."""
+    """Return True if this is the config.json of an assistant."""
     return config_json.get("model_type") in _KINDS
 
 
 def assistant_config(reader: ConfigReader, model: gemma4.Config) -> AssistantConfig:
-    """reader: config.json.
-    model: the one that it drafts for.
-    Raises ModelLoadError naming the key.
+    """Read an assistant's configuration. Raises ModelLoadError naming the key.
+
+    reader: config.json.
+    model: configuration of the model that it drafts for.
     """
     width = reader.integer("backbone_hidden_size", 1536)
     if width != model.hidden_size:
@@ -58,14 +62,16 @@ def assistant_config(reader: ConfigReader, model: gemma4.Config) -> AssistantCon
 def assistant_graph(
     cfg: AssistantConfig, model: gemma4.Config, weights: Mapping[str, tuple[int, ...]], layout: CacheLayout
 ) -> Graph:
-    """The graph of an assistant: logits [LOGITS, vocab], and hidden states that continue it as its tap.
+    """Build the graph of an assistant: logits [LOGITS, vocab], with the hidden states for the next draft as its tap.
 
-    A row has the last token of a sequence and, as `Batch.inputs[0]` [TOKENS, model's hidden], the hidden state from
-    which the model has made that token; for a further guess the guess before, and the row of the tap that has made it.
-    It rotates with the position of the sequence's last token and sees the tokens before that one, whose keys and values
-    the model has computed.
-    layout: of the model's cache.
-    Raises GraphError as other graphs.
+    A row holds the last token of a sequence and, as `Batch.inputs[0]` [TOKENS, model's hidden], the hidden state that
+    the model predicted this token from. For a further draft, it holds the previous draft and the tap's row that
+    predicted it. The row rotates with the position of the sequence's last token and sees the tokens before that one,
+    whose keys and values the model has computed.
+
+    layout: layout of the model's cache.
+
+    Raises GraphError like other graphs.
     """
     g, reads = Graph(weights), _reads(cfg, model)
     g.borrow([params.cache for params in reads], layout)
@@ -82,9 +88,9 @@ def assistant_graph(
 
 
 def _reads(cfg: AssistantConfig, model: gemma4.Config) -> list[AttentionParams]:
-    """The attention of each layer, over the cache of the model's last layer of the same kind.
+    """Return the attention of each layer, which reads the cache of the model's last layer of the same kind.
 
-    A row sees what the last token sees in the model but for itself: one token less than a window has.
+    A row sees what the last token sees in the model, except itself: one token less than a window holds.
     """
     found = []
     for layer, window in enumerate(cfg.attention.windows):

@@ -1,4 +1,4 @@
-"""The attention of a decoder: its windows, caps, norms and scales, and how files describe the windows of layers."""
+"""The attention of a decoder: windows, caps, norms and scales, and how files describe each layer's window."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries grow with their positions: by 1 + factor * log(1 + (position + offset) // length)."""
+    """Growth of queries with their positions: by 1 + factor * log(1 + (position + offset) // length)."""
 
     factor: float
     length: int  # tokens
     offset: int = 0
 
     def scales(self, max_positions: int) -> tuple[float, ...]:
-        """The factor of every `length` positions."""
+        """Return one factor for every `length` positions."""
         steps = range((max_positions - 1 + self.offset) // self.length + 1)
         return tuple(1.0 + self.factor * math.log1p(step) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """The attention of a decoder's layers. A family gives what differs from the defaults."""
+    """The attention of a decoder's layers. A model family overrides the defaults that differ."""
 
     windows: Windows  # [num_layers]; tokens that a token sees, itself included
     chunked: bool = False  # a layer with a window sees its own chunk of so many positions
@@ -42,12 +42,12 @@ class AttentionConfig:
 
 
 def same_windows(reader: ConfigReader, window: int | None = None) -> Windows:
-    """One window in all layers of config.json, or None if there is none."""
+    """Return config.json's one window for all layers, or None if it has none."""
     return (window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
 def upper_windows(reader: ConfigReader) -> Windows:
-    """Qwen's sliding windows: off unless `use_sliding_window`, then from layer `max_window_layers` on."""
+    """Return Qwen's sliding windows: off unless `use_sliding_window`, otherwise from layer `max_window_layers` up."""
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if not reader.flag("use_sliding_window", False):
         return (None,) * num_layers
@@ -59,15 +59,17 @@ def upper_windows(reader: ConfigReader) -> Windows:
 
 
 def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:
-    """The window of each layer by `layer_types`. Raises ModelLoadError for a type other than attention."""
+    """Return the window of each layer according to `layer_types`. Raises ModelLoadError for a type that is not
+    attention.
+    """
     windows = {"full_attention": None, "sliding_attention": window}
     return tuple(windows[kind] for kind in reader.texts("layer_types", num_layers, windows))
 
 
 def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
-    """The windows of layers if every n-th has none.
+    """Return the windows of layers when every n-th layer has none.
 
-    key: of n, or of a list that has true for layers with a window.
+    key: key that holds n, or a list with true for each layer that has a window.
     """
     if isinstance(reader.value(key), (list, tuple, np.ndarray)):
         return tuple(window if local else None for local in reader.flags(key, num_layers))
@@ -76,9 +78,10 @@ def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default:
 
 
 def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> Windows:
-    """The window of each layer of config.json: by `layer_types`, or every n-th layer has none.
+    """Return the window of each layer in config.json: by `layer_types`, or every n-th layer has none.
 
-    pattern, window: n and `sliding_window`, if the file does not say them.
+    pattern, window: n and `sliding_window`, if the file does not give them.
+
     Raises ModelLoadError naming the key.
     """
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
@@ -89,15 +92,15 @@ def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> W
 
 
 def windows_from_gguf(reader: ConfigReader, pattern: int, window: int | None) -> Windows:
-    """The same of a GGUF file whose layers have this window, or none."""
+    """Return the window of each layer in a GGUF file, where a layer has this window or none."""
     num_layers = reader.integer("block_count", high=MAX_LAYERS)
     return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, pattern, window)
 
 
 def kv_heads_by_kind(reader: ConfigReader, windows: Windows) -> tuple[int, int]:
-    """The kv heads of the layers of a GGUF file with a window, and of the others; of a kind without layers the most.
+    """Return the number of kv heads in a GGUF file's layers with a window, and in its layers without one.
 
-    Raises ModelLoadError if they differ between layers of the same kind.
+    A kind with no layers gets the larger number. Raises ModelLoadError if layers of the same kind differ.
     """
     key = "attention.head_count_kv"
     heads = reader.counts(key, len(windows))
@@ -109,6 +112,6 @@ def kv_heads_by_kind(reader: ConfigReader, windows: Windows) -> tuple[int, int]:
 
 
 def same_windows_from_gguf(reader: ConfigReader) -> Windows:
-    """One window in all layers of a GGUF file, or none."""
+    """Return a GGUF file's one window for all layers, or None if it has none."""
     window = reader.integer("attention.sliding_window", 0, low=0) or None
     return (window,) * reader.integer("block_count", high=MAX_LAYERS)

@@ -1,6 +1,6 @@
-"""Decoders from before Llama: LayerNorm, biases, learned positions or ALiBi, two linears around an activation.
+"""Decoders older than Llama: LayerNorm, biases, learned positions or ALiBi, and two linears around an activation.
 
-The graph names its weights as Llama's does. The `WEIGHTS` of each architecture rename those of safetensors files.
+The graph uses Llama's weight names. Each architecture's `WEIGHTS` renames the weights of safetensors files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ClassicConfig(ModelConfig):
-    """Base of the architectures' `Config`, and all of most."""
+    """Base of the architectures' `Config`; most of them need nothing else."""
 
     norm_eps: float
     tie_word_embeddings: bool
@@ -74,7 +74,7 @@ class ClassicConfig(ModelConfig):
     logit_scale: float = 1.0
 
     def attention_params(self, layer: int) -> AttentionParams:
-        """The attention of one layer."""
+        """Return the attention parameters of one layer."""
         scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
         if self.divide_scale_by_layer:
             scale /= layer + 1
@@ -88,10 +88,11 @@ class ClassicConfig(ModelConfig):
         shapes: Mapping[str, tuple[int, ...]],
         **fields: Any,
     ) -> ClassicT:
-        """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
+        """Read the configuration of a GGUF file. Raises ModelLoadError naming the key.
 
-        fields: values of further fields.
-        Raises ModelLoadError naming the key.
+        reader: metadata with the architecture's prefix.
+        shapes: shapes of the stored tensors, by checkpoint name.
+        fields: values of additional fields.
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
@@ -124,10 +125,12 @@ class ClassicConfig(ModelConfig):
         positions: int | None = None,
         **fields: Any,
     ) -> ClassicT:
-        """reader: config.json; tied: the head is the embedding if the file does not say; fields: further fields.
-        kv_heads: the key of the number of kv heads; None means as many as heads.
-        positions: tokens of the longest sequence if the file does not say.
-        Raises ModelLoadError naming the key.
+        """Read the configuration from config.json. Raises ModelLoadError naming the key.
+
+        tied: the output head is the embedding, unless the file states otherwise.
+        kv_heads: key of the number of kv heads; None means as many as heads.
+        positions: maximum sequence length in tokens, if the file does not give it.
+        fields: values of additional fields.
         """
         hidden_size = reader.integer(hf_key(reader, "width"), high=MAX_WIDTH)
         num_heads = _num_heads(reader, hf_key(reader, "heads"), hidden_size)
@@ -148,12 +151,12 @@ class ClassicConfig(ModelConfig):
 
 
 def hf_key(reader: ConfigReader, field: str) -> str:
-    """The name under which config.json has a field of `_NAMES`; the first of its names if it has none of them."""
+    """Return the name that config.json uses for a field of `_NAMES`, or the field's first name if it uses none of them."""
     return next((name for name in _NAMES[field] if reader.has(name)), _NAMES[field][0])
 
 
 def hf_activation(reader: ConfigReader) -> str:
-    """The kind of the MLP's activation. Raises ModelLoadError for an unknown one."""
+    """Return the kind of the MLP's activation. Raises ModelLoadError if it is unknown."""
     key = hf_key(reader, "activation")
     name = reader.text(key)
     if name not in ACTIVATIONS:
@@ -164,9 +167,9 @@ def hf_activation(reader: ConfigReader) -> str:
 def hf_rope(
     reader: ConfigReader, *, theta: str = "rope_theta", share: str = "partial_rotary_factor", default_share: float = 1.0
 ) -> RopeParams:
-    """theta, share: the keys of the rotary base and of the share of a head's columns that rotate, in older files.
+    """Read the rotary embedding from config.json. Raises ModelLoadError naming the key.
 
-    Raises ModelLoadError naming the key.
+    theta, share: keys, in older files, of the rotary base and of the fraction of a head's columns that rotate.
     """
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     section = section.with_defaults({"partial_rotary_factor": reader.number(share, default_share, high=1.0)})
@@ -177,9 +180,9 @@ def hf_rope(
 
 
 def gguf_rope(reader: ConfigReader) -> RopeParams:
-    """reader: metadata with the architecture's prefix.
+    """Read the rotary embedding of a GGUF file. Raises ModelLoadError naming the key.
 
-    Raises ModelLoadError naming the key.
+    reader: metadata with the architecture's prefix.
     """
     hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
     head_dim = hidden_size // _num_heads(reader, "attention.head_count", hidden_size)
@@ -187,8 +190,11 @@ def gguf_rope(reader: ConfigReader) -> RopeParams:
 
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
-    """The slope of each head: 2^(-max_bias i / n) for the largest power of two n up to num_heads, then those between,
-    from the first on. Press et al., arXiv 2108.12409."""
+    """Return the ALiBi slope of each head. Press et al., arXiv 2108.12409.
+
+    The first n, the largest power of two up to num_heads, have 2^(-max_bias i / n). The rest take the values between
+    these, starting from the first.
+    """
     n = 1 << num_heads.bit_length() - 1
     exponents = [*range(2, 2 * n + 1, 2), *range(1, 2 * (num_heads - n), 2)]
     return tuple(2.0 ** (-max_bias * exponent / (2 * n)) for exponent in exponents)
@@ -197,10 +203,9 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
 def split_qkv(
     *, fused: Literal["apart", "by_head"], gguf: bool = True, one_way: bool = False
 ) -> tuple[Permute | Split, ...]:
-    """The transforms of a fused q, k and v.
+    """Return the transforms of a fused q, k and v.
 
-    by_head: the rows of a kv head lie together in safetensors files: its queries, its key, its value.
-
+    by_head: safetensors files group the rows by kv head: its queries, its key, its value.
     one_way: as in `Split`.
     """
     stem = "layers.*.self_attn.qkv_proj"
@@ -210,14 +215,14 @@ def split_qkv(
 
 
 def _heads_apart(cfg: ClassicConfig) -> NDArray[np.intp]:
-    """The stored row of each row of q, k and v, one after the other."""
+    """Return the stored row for each row of q, k and v, one after another."""
     group = cfg.num_heads // cfg.num_kv_heads
     rows = np.arange((cfg.num_heads + 2 * cfg.num_kv_heads) * cfg.head_dim).reshape(-1, group + 2, cfg.head_dim)
     return np.concatenate([rows[:, part].reshape(-1) for part in (slice(group), group, group + 1)])
 
 
 def build(g: Graph, cfg: ClassicConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.select_rows(layers(g, cfg))
     if cfg.final_norm:
         h = g.layer_norm(h, "norm", cfg.norm_eps)
@@ -228,7 +233,7 @@ def build(g: Graph, cfg: ClassicConfig) -> Value:
 
 
 def layers(g: Graph, cfg: ClassicConfig) -> Value:
-    """The rows of the last layer [TOKENS, hidden], without the norm behind it."""
+    """Return the rows after the last layer [TOKENS, hidden], before the final norm."""
     h = g.embedding("embed_tokens")
     if cfg.embedding_projections:
         h = g.linear(h, "project_in")

@@ -1,4 +1,4 @@
-"""The configuration that decoder architectures share: grouped-query attention, rotary embedding, gated MLP."""
+"""The configuration shared by decoder architectures: grouped-query attention, rotary embedding, gated MLP."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The fields of every `Config` that the engine uses; the others are private to the architecture.
+    """The fields of every `Config` that the engine uses; all other fields are private to the architecture.
 
-    own_pooling: of a model that was made for vectors alone, whatever files beside it say, or None if they say it.
+    own_pooling: pooling of a model made only for embeddings, regardless of the files beside it; None if those files
+        decide.
     """
 
     own_pooling: ClassVar[Literal["last"] | None] = None
@@ -42,20 +43,23 @@ class ModelConfig:
 
     @property
     def vector_width(self) -> int:
-        """Columns of the vectors of texts."""
+        """Number of columns in a text's embedding."""
         return self.hidden_size
 
     @property
     def padded_length(self) -> int:
-        """The tokens of every text of a model that was trained with texts of one length, in small letters; 0: none."""
+        """Length in tokens to which every text is padded; 0 for no padding.
+
+        Only models trained with lower-case texts of one length need it.
+        """
         return 0
 
     def for_length(self, max_model_len: int) -> ModelConfig:  # noqa: ARG002
-        """The configuration for sequences of at most so many tokens."""
+        """Return the configuration for sequences of at most `max_model_len` tokens."""
         return self
 
     def with_pooling(self, pooling: str) -> ModelConfig:  # noqa: ARG002
-        """The configuration of a model whose graph pools the vectors of texts in this way; others pool outside."""
+        """Return the configuration with this pooling. Only models that pool embeddings in their graph need it."""
         return self
 
 
@@ -63,7 +67,7 @@ class ModelConfig:
 class DecoderConfig(ModelConfig):
     """Base of the architectures' `Config`: the sizes, and one configuration for each part of a layer.
 
-    Fields of subclasses have defaults.
+    Subclasses must give their fields defaults.
     """
 
     value_dim: int  # columns of a value head
@@ -75,11 +79,11 @@ class DecoderConfig(ModelConfig):
 
     @property
     def output_head(self) -> str:
-        """The stem of the weight that makes the logits."""
+        """Stem of the weight that produces the logits."""
         return "embed_tokens" if self.tie_word_embeddings else "lm_head"
 
     def attention_params(self, layer: int) -> AttentionParams:
-        """The attention of one layer."""
+        """Return the attention parameters of one layer."""
         part, growth = self.attention, self.attention.query_growth
         params = AttentionParams(
             layer,
@@ -98,7 +102,7 @@ class DecoderConfig(ModelConfig):
         return replace(params, query_scales=scales, scale_length=growth.length, scale_offset=growth.offset)
 
     def rope_params(self, layer: int) -> RopeParams | None:
-        """The rotary embedding of one layer, or None if it does not rotate."""
+        """Return the rotary embedding of one layer, or None if it does not rotate."""
         return self.rope.of_layer(layer, local=self.attention.windows[layer] is not None)
 
     def for_length(self, max_model_len: int) -> DecoderConfig:
@@ -106,9 +110,10 @@ class DecoderConfig(ModelConfig):
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
-        """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
+        """Read the configuration of a GGUF file. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming the key.
+        reader: metadata with the architecture's prefix.
+        shapes: shapes of the stored tensors, by checkpoint name.
         """
         return cls.read_gguf(reader, shapes)
 
@@ -121,7 +126,11 @@ class DecoderConfig(ModelConfig):
         norm_eps: str = "attention.layer_norm_rms_epsilon",
         **fields: Any,
     ) -> ConfigT:
-        """norm_eps: the key of the norms' epsilon; fields: parts and further fields that differ from the usual ones."""
+        """Read the configuration of a GGUF file, replacing some of the usual parts.
+
+        norm_eps: key of the norms' epsilon.
+        fields: parts that differ from the usual ones, and additional fields.
+        """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
             raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
@@ -155,17 +164,15 @@ class DecoderConfig(ModelConfig):
 
     @classmethod
     def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
-        """reader: config.json.
-
-        Raises ModelLoadError naming the key.
-        """
+        """Read the configuration from config.json. Raises ModelLoadError naming the key."""
         return cls.read_hf(reader)
 
     @classmethod
     def read_hf(cls: type[ConfigT], reader: ConfigReader, *, norm_eps: str = "rms_norm_eps", **fields: Any) -> ConfigT:
-        """reader: config.json; the rest as in `read_gguf`. Windows are Qwen's unless `attention` is given.
+        """Read the configuration from config.json, with arguments as in `read_gguf`. Raises ModelLoadError naming the
+        key.
 
-        Raises ModelLoadError naming the key.
+        Windows are Qwen's unless `attention` is given.
         """
         if "mlp" not in fields:
             fields["mlp"] = MLPConfig.from_hf(reader)
@@ -191,10 +198,10 @@ class DecoderConfig(ModelConfig):
 
 
 def hf_rope(reader: ConfigReader, section: ConfigReader | None = None, theta: float = 10000.0) -> RopeConfig:
-    """The rotary embedding of config.json.
+    """Read the rotary embedding from config.json. Raises ModelLoadError naming the key.
 
-    section: the part about it, if it is not in the usual place; theta: the base if the file has none.
-    Raises ModelLoadError naming the key.
+    section: the part that describes it, if it is not in the usual place.
+    theta: base to use if the file gives none.
     """
     head_dim, length = _hf_head_dim(reader), max_positions(reader)
     theta = reader.number("rope_theta", theta, low=1.0)
@@ -208,7 +215,7 @@ def hf_rope(reader: ConfigReader, section: ConfigReader | None = None, theta: fl
 
 
 def gguf_rope(reader: ConfigReader) -> RopeConfig:
-    """The same of a GGUF file."""
+    """Read the rotary embedding of a GGUF file."""
     head_dim, max_positions = _gguf_head_dim(reader), reader.integer("context_length")
     original = long_rope_from_gguf(reader, max_positions)
     return RopeConfig(
@@ -227,7 +234,10 @@ def _gguf_head_dim(reader: ConfigReader) -> int:
 
 
 def _head_dim(reader: ConfigReader, key: str, heads: str, width: str) -> int:
-    """heads, width: the keys of the number of heads and of the hidden size."""
+    """Return the columns per head, as given or computed.
+
+    heads, width: keys of the number of heads and of the hidden size.
+    """
     hidden_size, num_heads = reader.integer(width, high=MAX_WIDTH), reader.integer(heads, high=MAX_WIDTH)
     if not reader.has(key) and hidden_size % num_heads:
         reason = f"does not divide the hidden size, {hidden_size}, and {reader.prefix}{key} is missing"
@@ -239,7 +249,7 @@ def _head_dim(reader: ConfigReader, key: str, heads: str, width: str) -> int:
 
 
 def checked_columns(reader: ConfigReader, key: str, columns: int, heads: int) -> int:
-    """The columns of a head. Raises ModelLoadError if those of all heads are too many."""
+    """Return the number of columns per head. Raises ModelLoadError if all heads together have too many."""
     if columns * heads > MAX_WIDTH:
         raise reader.error(key, columns, f"makes more than {MAX_WIDTH} columns with {heads} heads")
     return columns

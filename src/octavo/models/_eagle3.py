@@ -1,6 +1,6 @@
-"""EAGLE-3: a layer of its own that predicts further tokens from hidden states of three layers of another model.
+"""EAGLE-3: a separate layer that drafts tokens from the hidden states of three layers of another model.
 
-Li et al., arXiv 2503.01840, as EAGLE, SpecForge and speculators store it.
+Li et al., arXiv 2503.01840, in the file formats of EAGLE, SpecForge and speculators.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _LAYER_NAMES = ("midlayer.", "layers.0.")
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config(DecoderConfig):
-    """layer: the number of its layer, that after the model's last.
-    taps: the layers of the model whose inputs it reads.
-    norms_residual: the layer adds to its normed hidden states.
+    """Configuration of a head.
+
+    layer: number of its layer, which follows the model's last.
+    taps: layers of the model whose inputs it reads.
+    norms_residual: attention's output is added to the normed hidden states instead of the plain ones.
     """
 
     layer: int = 0
@@ -36,15 +38,18 @@ class Eagle3Config(DecoderConfig):
 
 
 def is_eagle3(config_json: Mapping[str, object]) -> bool:
-    """True for the config.json of a head: `LlamaForCausalLMEagle3`, `Eagle3Speculator`, `Eagle3DraftModel`."""
+    """Return True if this is the config.json of a head: `LlamaForCausalLMEagle3`, `Eagle3Speculator` or
+    `Eagle3DraftModel`.
+    """
     names = config_json.get("architectures")
     return isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
 
 
 def eagle3_config(reader: ConfigReader, num_layers: int) -> Eagle3Config:
-    """reader: config.json.
-    num_layers: of the model that it drafts for.
-    Raises ModelLoadError naming the key.
+    """Read a head's configuration. Raises ModelLoadError naming the key.
+
+    reader: config.json.
+    num_layers: number of layers of the model that it drafts for.
     """
     of_speculators = reader.has("transformer_layer_config")
     own = reader.section("transformer_layer_config") if of_speculators else reader
@@ -66,7 +71,10 @@ def eagle3_config(reader: ConfigReader, num_layers: int) -> Eagle3Config:
 
 
 def _taps(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    """Speculators count the layers whose inputs are read; `eagle_config` of SpecForge those whose outputs are."""
+    """Return the layers whose inputs the head reads.
+
+    Speculators files list those layers; SpecForge's `eagle_config` lists the layers whose outputs are read.
+    """
     inner = reader.section("eagle_config")
     if reader.has(_LAYERS):
         return tuple(int(layer) for layer in reader.counts(_LAYERS, _NUM_TAPS))
@@ -76,7 +84,7 @@ def _taps(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
 
 
 def eagle3_name(name: str, layer: int) -> str:
-    """That of a stored weight as the graph has it: all of a head lie in one layer."""
+    """Return the graph's name for a stored weight: all weights of a head belong to one layer."""
     name = name.removeprefix("model.")
     for prefix in _LAYER_NAMES:
         if name.startswith(prefix):
@@ -85,11 +93,14 @@ def eagle3_name(name: str, layer: int) -> str:
 
 
 def eagle3_graph(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], output_head: str) -> Graph:
-    """The graph of a head: logits [LOGITS, draft vocab], and hidden states that continue it as its tap.
+    """Build the graph of a head: logits [LOGITS, draft vocab], with the hidden states for the next draft as its tap.
 
-    The row of a position has as token the next one. `Batch.inputs` have its hidden states of the model
-    [TOKENS, 3 * model's], or those of the head at the position before [TOKENS, hidden]; the others are zeros.
-    output_head: of the model, for a head without one. Raises GraphError as other graphs.
+    The row of a position holds the next position's token. `Batch.inputs` hold either the model's hidden states at the
+    position [TOKENS, 3 * model's] or the head's own at the position before [TOKENS, hidden]; the other input is zeros.
+
+    output_head: the model's output head, for a head that has none.
+
+    Raises GraphError like other graphs.
     """
     g, p = Graph(weights), f"layers.{cfg.layer}."
     embedding, head = p + "embed_tokens", p + "lm_head"
@@ -108,7 +119,7 @@ def eagle3_graph(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], outp
 
 
 def check_taps(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], hidden_size: int) -> None:
-    """Raise ModelLoadError for a head that was trained for a model of another width."""
+    """Check that the head was trained for a model of this width. Raises ModelLoadError."""
     found = weights.get(f"layers.{cfg.layer}.fc.weight")
     if found is None or found[-1] != _NUM_TAPS * hidden_size:
         reads = "has no fc.weight" if found is None else f"reads {found[-1]} numbers of a token"

@@ -1,6 +1,6 @@
-"""Encoders of whole texts: attention both ways, one vector a text, and the heads of cross-encoders.
+"""Text encoders: bidirectional attention, one embedding per text, and the heads of cross-encoders.
 
-The graph ends in the pooled hidden state of each text or, with a head of sequence classification, in its labels.
+The graph ends in the pooled hidden state of each text or, with a sequence-classification head, in its labels.
 """
 
 from __future__ import annotations
@@ -53,21 +53,23 @@ class EncoderConfig(ModelConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:  # noqa: ARG003
-        """Raise ModelLoadError: llama.cpp has no form of the architecture, unless it has a method of its own."""
+        """Raise ModelLoadError, because llama.cpp does not support the architecture. Architectures it supports override
+        this.
+        """
         raise ModelLoadError("this architecture has no GGUF form; give the folder with its config.json and safetensors")
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
-        """The rows of q, k and v."""
+        """Number of rows of q, k and v."""
         return (self.num_heads * self.head_dim,) * 3
 
     @property
     def mlp_rows(self) -> tuple[int, int]:
-        """The rows of gate and up."""
+        """Number of rows of gate and up."""
         return self.intermediate_size, self.intermediate_size
 
     def attention_params(self, layer: int) -> EncoderAttentionParams:
-        """The attention of one layer."""
+        """Return the attention parameters of one layer."""
         heads = self.num_heads, self.num_kv_heads, self.head_dim
         return EncoderAttentionParams(*heads, self.head_dim**-0.5, self.windows[layer], self.alibi_slopes)
 
@@ -78,10 +80,10 @@ class EncoderConfig(ModelConfig):
 
     @classmethod
     def read_hf(cls: type[EncoderT], reader: ConfigReader, *, norm_eps: float, **fields: Any) -> EncoderT:
-        """reader: config.json; norm_eps: if the file does not say; fields: values of further fields.
+        """Read the configuration from config.json. Raises ModelLoadError naming the key.
 
-        windows and ropes: of all layers if they are not among the fields: none.
-        Raises ModelLoadError naming the key.
+        norm_eps: epsilon of the norms, if the file does not give it.
+        fields: values of additional fields. Without `windows` or `ropes` among them, no layer has any.
         """
         if reader.flag("is_decoder", False):
             raise reader.error("is_decoder", True, "only the encoder of this architecture is supported")
@@ -111,9 +113,10 @@ class EncoderConfig(ModelConfig):
     def read_gguf(
         cls: type[EncoderT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]], **fields: Any
     ) -> EncoderT:
-        """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
+        """Read the configuration of a GGUF file. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming the key.
+        reader: metadata with the architecture's prefix.
+        shapes: shapes of the stored tensors, by checkpoint name.
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
@@ -135,7 +138,10 @@ class EncoderConfig(ModelConfig):
 
     @classmethod
     def _made(cls: type[EncoderT], reader: ConfigReader, heads: str, **fields: Any) -> EncoderT:
-        """heads: the key of the number of heads."""
+        """Construct the configuration and check it.
+
+        heads: key of the number of heads.
+        """
         num_heads, width = reader.integer(heads, high=MAX_WIDTH), fields["hidden_size"]
         if width % num_heads:
             raise reader.error(heads, num_heads, f"does not divide the width {width}")
@@ -145,7 +151,7 @@ class EncoderConfig(ModelConfig):
 
 
 def pooling_of_gguf(reader: ConfigReader) -> tuple[EncoderPooling, bool]:
-    """The pooling of a GGUF file, and whether it has a head of sequence classification."""
+    """Return the pooling of a GGUF file, and whether it has a sequence-classification head."""
     kind = _GGUF_POOLING[reader.integer("pooling_type", 1, low=0, high=len(_GGUF_POOLING) - 1)]
     if kind == "rank":
         return "cls", True
@@ -153,9 +159,9 @@ def pooling_of_gguf(reader: ConfigReader) -> tuple[EncoderPooling, bool]:
 
 
 def head_dim_of(reader: ConfigReader, heads: str, width: str) -> int:
-    """heads, width: the keys of the number of heads and of the width.
+    """Return the columns per head. Raises ModelLoadError if the width is not a multiple of the number of heads.
 
-    Raises ModelLoadError if one is no multiple.
+    heads, width: keys of the number of heads and of the width.
     """
     num_heads, size = reader.integer(heads, high=MAX_WIDTH), reader.integer(width, high=MAX_WIDTH)
     if size % (2 * num_heads):
@@ -164,14 +170,17 @@ def head_dim_of(reader: ConfigReader, heads: str, width: str) -> int:
 
 
 def split_encoder() -> tuple[Split, ...]:
-    """The transforms of a fused q, k and v."""
+    """Return the transforms of a fused q, k and v."""
     parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
     return (Split("layers.*.self_attn.qkv_proj", parts, lambda cfg: cfg.qkv_rows),)
 
 
 def build(g: Graph, cfg: EncoderConfig) -> Value:
-    """The vectors [OUTPUTS, hidden], or the labels [OUTPUTS, labels]. One row a text is wanted of a step: that of its
-    first token for `cls` and of any token for `mean` and `max`; `all` has the vector of each row that is wanted."""
+    """Build the graph and return the embeddings [OUTPUTS, hidden], or the labels [OUTPUTS, labels].
+
+    A step requests one row per text: that of its first token for `cls`, and of any token for `mean` and `max`. With
+    `all`, each requested row gets its own embedding.
+    """
     h = g.embedding("embed_tokens")
     if "embed_types.weight" in g.weights:
         h = h + g.token_type_embedding("embed_types")
@@ -193,7 +202,7 @@ def build(g: Graph, cfg: EncoderConfig) -> Value:
 
 
 def _masked_logits(g: Graph, cfg: EncoderConfig, h: Value) -> Value:
-    """The logits [TOKENS, vocab] of the tokens that a masked one may be, by the head of the pretraining."""
+    """Return the logits [TOKENS, vocab] for the tokens at masked positions, from the pretraining head."""
     dense, norm = ("mlm", "mlm_norm") if "mlm.weight" in g.weights else ("pooler", "head_norm")  # ModernBERT's
     x = g.layer_norm(g.add(Activation(g.linear(h, dense), cfg.activation)), norm, cfg.norm_eps)
     head = "mlm_decoder" if "mlm_decoder.weight" in g.weights else "embed_tokens"

@@ -1,4 +1,4 @@
-"""Heads that predict further tokens (MTP): a layer behind the last one, as a graph of its own."""
+"""Multi-token-prediction (MTP) heads: one layer after the last, as a separate graph."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ _OWN_NAMES = {
 
 
 def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig], *, hidden_first: bool = False) -> Value:
-    """The logits [LOGITS, vocab] of the token after the next, from tokens and the model's last hidden states.
+    """Return the logits [LOGITS, vocab] of the token after the next, from tokens and the model's last hidden states.
 
-    The row of a position has as token the next one, and as `Batch.inputs[0]` [TOKENS, hidden] the input of the output
-    head at that position: DeepSeek-AI et al., arXiv 2412.19437, section 2.2. `hidden_states` of the graph continue it.
-    hidden_first: the projection reads these before the embedding, not behind it.
+    The row of a position holds the next position's token and, as `Batch.inputs[0]` [TOKENS, hidden], the input of the
+    output head at that position: DeepSeek-AI et al., arXiv 2412.19437, section 2.2. The graph's `hidden_states` are the
+    input for the next draft.
+
+    hidden_first: the projection reads the hidden states before the embedding, not after it.
     """
     number = cfg.num_layers
     p = f"layers.{number}."
@@ -55,12 +57,12 @@ def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig], *,
 
 
 def has_head(cfg: DecoderConfig, weights: Mapping[str, tuple[int, ...]]) -> bool:
-    """True if the checkpoint has the layer behind the last one that predicts a further token."""
+    """Return True if the checkpoint has a layer after the last one that predicts another token."""
     return f"layers.{cfg.num_layers}.eh_proj.weight" in weights
 
 
 def head_name(name: str, num_layers: int) -> str:
-    """The name of a weight in Qwen's and MiMo's files, which number the layers of heads from 0, as others have it."""
+    """Return the usual name of a weight of Qwen's and MiMo's files, which number the head layers from 0."""
     for prefix, own in _OWN_NAMES.items():
         if name.startswith(prefix):
             return f"layers.{num_layers}.{own}{name.removeprefix(prefix)}"
@@ -68,7 +70,7 @@ def head_name(name: str, num_layers: int) -> str:
 
 
 def without_heads(reader: ConfigReader) -> ConfigReader:
-    """The metadata of a GGUF file whose last blocks are heads, with the number of blocks before them."""
+    """Return the metadata of a GGUF file whose last blocks are heads, counting only the blocks before them."""
     further = reader.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     count = reader.integer("block_count", low=further + 1, high=MAX_LAYERS + further) - further
     return ConfigReader({**reader.values, reader.prefix + "block_count": count}, reader.prefix)

@@ -1,4 +1,4 @@
-"""Attention and MLP of a layer, as most decoders write them down."""
+"""A layer's attention and MLP, as most decoders build them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from octavo.models._decoder import DecoderConfig
 
 
 def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, *, centered: bool = False) -> Value:
-    """The attention of a layer from its projections to the output's: [TOKENS, hidden].
+    """Build a layer's attention, from the input projections through the output projection: [TOKENS, hidden].
 
-    centered: the norms of q and k are LayerNorm, with other weights for each head.
+    centered: the norms of q and k are LayerNorms, with separate weights for each head.
     """
     p, part = f"layers.{layer}.self_attn.", cfg.attention
     q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
@@ -33,18 +33,18 @@ def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, *, centered: b
 
 
 def gated_mlp(g: Graph, x: Value, stem: str, kind: str = "silu") -> Value:
-    """down(kind(gate(x)) * up(x)) of the weights under `stem`."""
+    """Return down(kind(gate(x)) * up(x)), using the weights under `stem`."""
     gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))
     return g.linear(g.add(GatedActivation(gate, up, kind)), f"{stem}.down_proj")
 
 
 def plain_mlp(g: Graph, x: Value, stem: str, kind: str) -> Value:
-    """down(kind(up(x))) of the weights under `stem`."""
+    """Return down(kind(up(x))), using the weights under `stem`."""
     return g.linear(g.add(Activation(g.linear(x, f"{stem}.up_proj"), kind)), f"{stem}.down_proj")
 
 
 def plain_decoder(g: Graph, cfg: DecoderConfig, kind: str) -> Value:
-    """The logits [LOGITS, vocab] of layers of attention and a plain MLP, each behind a LayerNorm."""
+    """Build layers of attention and a plain MLP, each after a LayerNorm, and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
@@ -56,7 +56,7 @@ def plain_decoder(g: Graph, cfg: DecoderConfig, kind: str) -> Value:
 
 
 def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
-    """The experts of a layer, with those that every token takes, or its gated MLP: [TOKENS, hidden]."""
+    """Build a layer's experts, including any shared ones, or its gated MLP: [TOKENS, hidden]."""
     stem, part = f"layers.{layer}.mlp", cfg.mlp
     routes = f"{stem}.gate.weight" in g.weights if part.first_experts is None else layer >= part.first_experts
     if part.experts is None or not routes:

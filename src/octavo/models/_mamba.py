@@ -1,6 +1,7 @@
-"""Mamba 2 in a layer, as several families have it: its heads, the names and order of its weights, and its graph.
+"""Mamba 2 in a layer, as several families use it: its heads, the names and order of its weights, and its graph.
 
-Dao and Gu, arXiv 2405.21060. With it the configuration of models that have state spaces alone, Mamba 1 included.
+Dao and Gu, arXiv 2405.21060. Also contains the configuration of models made only of state-space layers, including Mamba
+1.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ StateSpaceT = TypeVar("StateSpaceT", bound="StateSpaceConfig")
 
 @dataclass(frozen=True, slots=True)
 class StateSpaceConfig(ModelConfig):
-    """Base of the `Config` of models with state spaces in all layers: there is no attention."""
+    """Base of the `Config` of models with a state space in every layer and no attention."""
 
     norm_eps: float
     tie_word_embeddings: bool
 
     @property
     def output_head(self) -> str:
-        """The stem of the weight that makes the logits."""
+        """Stem of the weight that produces the logits."""
         return "embed_tokens" if self.tie_word_embeddings else "lm_head"
 
     @classmethod
@@ -54,9 +55,10 @@ class StateSpaceConfig(ModelConfig):
         heads: ScanHeads = NO_HEADS,
         **fields: Any,
     ) -> StateSpaceT:
-        """heads: in place of those of attention; shapes, fields: as in `DecoderConfig`.
+        """Read the configuration of a GGUF file. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming the key.
+        heads: heads of the state space, in place of attention heads.
+        shapes, fields: as in `DecoderConfig`.
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
@@ -78,7 +80,10 @@ class StateSpaceConfig(ModelConfig):
     def read_hf(
         cls: type[StateSpaceT], reader: ConfigReader, *, tied: bool, heads: ScanHeads = NO_HEADS, **fields: Any
     ) -> StateSpaceT:
-        """tied: the head is the embedding if config.json does not say; the rest as in `read_gguf`."""
+        """Read the configuration from config.json, with arguments as in `read_gguf`.
+
+        tied: the output head is the embedding, unless config.json states otherwise.
+        """
         return cls(
             vocab_size=reader.integer("vocab_size"),
             num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
@@ -94,7 +99,7 @@ class StateSpaceConfig(ModelConfig):
 
 
 def mamba_names(stem: str = _STEM) -> dict[str, str]:
-    """Name in GGUF files, and in safetensors files under `stem`."""
+    """Map weight names in GGUF files, and in safetensors files under `stem`, to the graph's names."""
     return {
         "blk.*.ssm_in": _STEM + "in_proj",
         "blk.*.ssm_conv1d": _STEM + "conv1d",
@@ -111,13 +116,13 @@ def mamba_names(stem: str = _STEM) -> dict[str, str]:
 
 
 def mamba_rows(scan: ScanHeads) -> tuple[int, int, int]:
-    """Rows of the gate, of x, b and c, and of the steps."""
+    """Return the number of rows of the gate, of x, b and c, and of the steps."""
     inner = scan.num_heads * scan.head_dim
     return inner, inner + 2 * scan.num_groups * scan.state_dim, scan.num_heads
 
 
 def mamba_transforms() -> tuple[Transform, ...]:
-    """Those of a configuration with the heads `scan`."""
+    """Return the weight transforms for a configuration whose state-space heads are `scan`."""
     parts = tuple(f"{_STEM}{part}_proj" for part in ("z", "xbc", "dt"))
 
     def heads(cfg: Any) -> int:
@@ -135,7 +140,7 @@ def mamba_transforms() -> tuple[Transform, ...]:
 
 
 def scan_from_gguf(reader: ConfigReader) -> ScanHeads:
-    """The heads by the keys of GGUF files. Raises ModelLoadError naming the key."""
+    """Read the state-space heads from a GGUF file's keys. Raises ModelLoadError naming the key."""
     inner, heads = reader.integer("ssm.inner_size", high=MAX_WIDTH), reader.integer("ssm.time_step_rank")
     if inner % heads:
         raise reader.error("ssm.inner_size", inner, f"must be a multiple of {heads} heads")
@@ -149,7 +154,10 @@ def scan_from_gguf(reader: ConfigReader) -> ScanHeads:
 
 
 def scan_from_hf(reader: ConfigReader) -> ScanHeads:
-    """The heads by the keys of Granite, Bamba and Falcon H1, which begin with `mamba_`. Raises as `scan_from_gguf`."""
+    """Read the state-space heads from the keys of Granite, Bamba and Falcon H1, which begin with `mamba_`.
+
+    Raises ModelLoadError naming the key.
+    """
     check_steps(reader)
     heads = reader.integer("mamba_n_heads", 128)
     inner = reader.integer("mamba_expand", 2) * reader.integer("hidden_size", high=MAX_WIDTH)
@@ -166,22 +174,22 @@ def scan_from_hf(reader: ConfigReader) -> ScanHeads:
 
 
 def check_steps(reader: ConfigReader) -> None:
-    """Raise ModelLoadError if config.json limits the steps."""
+    """Check that config.json does not limit the steps. Raises ModelLoadError."""
     limits = reader.value("time_step_limit")
     if limits is not None and limits not in _NO_LIMITS:
         raise reader.error("time_step_limit", limits, "must be [0, infinity]: steps are not limited")
 
 
 def check_silu(reader: ConfigReader) -> None:
-    """Raise ModelLoadError if the activation of config.json is another one."""
+    """Check that the activation in config.json is silu. Raises ModelLoadError."""
     if (kind := reader.text("hidden_act", "silu")) not in ("silu", "swish"):
         raise reader.error("hidden_act", kind, "must be silu")
 
 
 def checked_scan(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:
-    """key: of the groups.
+    """Return the heads if they divide into the groups and are not too wide. Raises ModelLoadError.
 
-    Raises ModelLoadError unless the heads share them, and are not too wide.
+    key: key of the number of groups.
     """
     if scan.num_heads % scan.num_groups:
         raise reader.error(key, scan.num_groups, f"does not divide {scan.num_heads} heads")
@@ -191,14 +199,14 @@ def checked_scan(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:
 
 
 def has_mamba(g: Graph, layer: int) -> bool:
-    """True if the weights of a layer include those of a state space."""
+    """Return True if a layer's weights include those of a state space."""
     return f"layers.{layer}.mamba.conv1d.weight" in g.weights
 
 
 def mamba2(g: Graph, x: Value, scan: ScanHeads, layer: int, eps: float) -> Value:
-    """The state space of a layer, with its convolution, gate and norm: [TOKENS, hidden].
+    """Build a layer's state space, with its convolution, gate and norm: [TOKENS, hidden].
 
-    The heads of each group are normalized by themselves.
+    The norm is applied to each group of heads separately.
     """
     stem = f"layers.{layer}.mamba."
     z, xbc, dt = (g.linear(x, f"{stem}{part}_proj") for part in ("z", "xbc", "dt"))
@@ -208,5 +216,5 @@ def mamba2(g: Graph, x: Value, scan: ScanHeads, layer: int, eps: float) -> Value
 
 
 def group_cols(scan: ScanHeads) -> int:
-    """The columns of the heads of a group."""
+    """Return the number of columns in a group's heads."""
     return scan.num_heads * scan.head_dim // scan.num_groups

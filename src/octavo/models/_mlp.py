@@ -14,7 +14,7 @@ SharedExperts = Literal["plain", "gated"]
 
 @dataclass(frozen=True, slots=True)
 class MLPConfig:
-    """The MLP of a decoder's layers. A family gives what differs from the defaults."""
+    """The MLP of a decoder's layers. A model family overrides the defaults that differ."""
 
     intermediate_size: int
     experts: Routing | None = None
@@ -30,9 +30,9 @@ class MLPConfig:
         first_experts: int | None = None,
         shared: SharedExperts | None = None,
     ) -> MLPConfig:
-        """experts: None: a file with experts is refused.
+        """Read the MLP of a GGUF file. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming the key.
+        experts: None refuses a file with experts.
         """
         if experts is None and (count := reader.integer("expert_count", 0, low=0)):
             raise reader.error("expert_count", count, "experts are not supported by this architecture")
@@ -48,9 +48,9 @@ class MLPConfig:
         first_experts: int | None = None,
         shared: SharedExperts | None = None,
     ) -> MLPConfig:
-        """activation: its names, the first if the file does not say it.
+        """Read the MLP from config.json. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming the key.
+        activation: accepted names; the first is the default.
         """
         for key in ("hidden_act", "hidden_activation"):
             if reader.text(key, activation[0]) not in activation:
@@ -59,9 +59,9 @@ class MLPConfig:
 
 
 def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Routing | None:
-    """None if the file has no experts.
+    """Read the expert routing of a GGUF file. Returns None if the file has no experts.
 
-    normalize: unless the file says otherwise.
+    normalize: the weights of the chosen experts sum to 1, unless the file states otherwise.
     """
     count = reader.integer("expert_count", 0, low=0)
     if not count:
@@ -72,6 +72,9 @@ def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Routing | Non
 
 
 def experts_from_hf(reader: ConfigReader, *, normalize: bool) -> Routing:
-    """normalize: the weights of the chosen experts sum to 1."""
+    """Read the expert routing from config.json.
+
+    normalize: the weights of the chosen experts sum to 1.
+    """
     count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
     return Routing(reader.integer("num_experts_per_tok", high=count), normalize=normalize)

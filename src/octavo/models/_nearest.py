@@ -1,4 +1,4 @@
-"""The supported architecture that an unsupported one differs least from, and the keys in which it differs."""
+"""Finds the supported architecture most similar to an unsupported one, and the keys in which they differ."""
 
 from __future__ import annotations
 
@@ -49,10 +49,13 @@ def nearest(
     reader: ConfigReader,
     read: Callable[[Architecture, ConfigReader], object],
 ) -> str:
-    """A clause about the nearest of `architectures`, which are by name: `llama, which has no key conv_width`.
+    """Describe the most similar of `architectures` in a clause such as `llama, which has no key conv_width`.
 
-    Empty if none is near: no name is alike, and each refuses the configuration or lacks more than `_SHOWN` of its keys.
-    reader: the configuration; read: makes an architecture read it, and raises ModelLoadError.
+    Empty if nothing is similar: no name resembles it, and each architecture refuses the configuration or lacks more
+    than `_SHOWN` of its keys.
+
+    reader: the unsupported model's configuration.
+    read: makes an architecture read the configuration, and raises ModelLoadError.
     """
     found: list[tuple[int, float, str, list[str]]] = []
     for known, architecture in architectures.items():
@@ -80,7 +83,7 @@ def nearest(
 
 
 def _switches(reader: ConfigReader) -> list[str]:
-    """The keys that may change a model: not those that are off, or that have no part in its graph."""
+    """Return the keys that may change a model, leaving out those that are off or do not affect its graph."""
     return [
         key
         for key, value in reader.values.items()

@@ -1,4 +1,4 @@
-"""The parts that Gemma 3n and 4 share: inputs for each layer, and layers without keys and values of their own."""
+"""Parts shared by Gemma 3n and 4: per-layer inputs, and layers that reuse another layer's keys and values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(gemma2.Config):
-    """The shared configuration with these parts."""
+    """The shared configuration, extended with these parts."""
 
     sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
     input_width: int = 0  # columns of a layer's own input; 0 if there is none
@@ -43,7 +43,7 @@ class Config(gemma2.Config):
 
 
 def inputs_of_layers(g: Graph, h: Value, cfg: Config) -> Value:
-    """The inputs of all layers side by side, `input_width` columns each.
+    """Return the inputs of all layers side by side, `input_width` columns each.
 
     h: the scaled embeddings.
     """
@@ -53,7 +53,7 @@ def inputs_of_layers(g: Graph, h: Value, cfg: Config) -> Value:
 
 
 def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: Config) -> Value:
-    """The input of a layer, multiplied by a gate of x and projected: [TOKENS, hidden]."""
+    """Multiply a layer's input by a gate computed from x, and project it: [TOKENS, hidden]."""
     p = f"layers.{layer}."
     gate = g.linear(x, p + "per_layer_input_gate")
     own = g.add(Columns(inputs, layer * cfg.input_width, cfg.input_width))
@@ -62,9 +62,9 @@ def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: Config) -> V
 
 
 def cache_sources(reader: ConfigReader, key: str, windows: Windows, shared: int) -> tuple[int, ...]:
-    """The layer whose keys and values each layer reads: for the last `shared` ones, the last before them of their kind.
+    """Return the layer whose keys and values each layer reads. Raises ModelLoadError naming the key if there is none.
 
-    Raises ModelLoadError naming the key if there is none.
+    Each of the last `shared` layers reads those of the last earlier layer of its kind.
     """
     first = len(windows) - shared
     if first < 1:
@@ -78,7 +78,7 @@ def cache_sources(reader: ConfigReader, key: str, windows: Windows, shared: int)
 
 
 def text_section(reader: ConfigReader, defaults: dict[str, object]) -> ConfigReader:
-    """The part of config.json about text, with defaults; refuses attention to later tokens."""
+    """Return the part of config.json about text, with defaults. Refuses bidirectional attention."""
     reader = (reader.section("text_config") if reader.has("text_config") else reader).with_defaults(defaults)
     key = "use_bidirectional_attention"
     if reader.value(key) not in (None, False, "vision"):
@@ -87,7 +87,7 @@ def text_section(reader: ConfigReader, defaults: dict[str, object]) -> ConfigRea
 
 
 def with_widest_mlp(reader: ConfigReader, key: str, layers: str) -> ConfigReader:
-    """Some files have a width of the MLP for each layer. The weights have them, too."""
+    """Reduce a per-layer list of MLP widths to the widest; the weights' shapes show each layer's own."""
     if isinstance(reader.value(key), (list, tuple, np.ndarray)):
         return reader.with_largest(key, reader.integer(layers, high=MAX_LAYERS))
     return reader

@@ -17,28 +17,33 @@ class ConfigReader:
     """Reads keys of a configuration. Every error is a ModelLoadError that names the key and its value."""
 
     def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
-        """prefix: prefix of every key, for example `llama.`."""
+        """Read from `values`.
+
+        prefix: prefix of every key, for example `llama.`.
+        """
         self.values = values
         self.prefix = prefix
         self.keys_read: set[str] = set()  # with the prefix, those of readers with other values included
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
-        """The same configuration with values for keys that it lacks, given without the prefix."""
+        """Return the configuration with defaults for keys that it lacks; they are given without the prefix."""
         return self._with_values({**{self.prefix + k: v for k, v in defaults.items()}, **self.values})
 
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
-        """The same configuration with the values of other keys under the usual ones, where it lacks these.
+        """Return the configuration with values under unusual keys copied to the usual ones, where those are missing.
 
-        names: from other keys to the usual ones.
+        names: unusual key -> usual key.
         """
         return self.with_defaults({new: self.values[self.prefix + old] for old, new in names.items() if self.has(old)})
 
     def replaced(self, key: str, value: object) -> ConfigReader:
-        """The same configuration with this value of a key."""
+        """Return the configuration with one key's value replaced."""
         return self._with_values({**self.values, self.prefix + key: value})
 
     def with_largest(self, key: str, length: int) -> ConfigReader:
-        """The same configuration with the largest of so many whole numbers, or the only one, in place of the list."""
+        """Return the configuration with the largest of `length` whole numbers in place of the list. A single number is
+        kept.
+        """
         return self.replaced(key, max(self.counts(key, length)))
 
     def _with_values(self, values: Mapping[str, object]) -> ConfigReader:
@@ -47,20 +52,20 @@ class ConfigReader:
         return reader
 
     def value(self, key: str) -> object:
-        """The value as the configuration has it, unchecked; None if the key is missing or null."""
+        """Return the value unchecked, or None if the key is missing or null."""
         self.keys_read.add(self.prefix + key)
         return self.values.get(self.prefix + key)
 
     def has(self, key: str) -> bool:
-        """True if the key exists and is not null."""
+        """Return True if the key exists and is not null."""
         return self.value(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """True if the key exists and is null."""
+        """Return True if the key exists and is null."""
         return self.prefix + key in self.values and not self.has(key)
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT) -> int:
-        """An integer from low to high."""
+        """Read an integer from low to high."""
         value = self._get(key, default)
         if isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0:
             # GGUF files may give one number a layer; one graph can serve them only if they agree.
@@ -72,7 +77,7 @@ class ConfigReader:
         return int(value)
 
     def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e12) -> float:
-        """A finite number, more than low and at most high."""
+        """Read a finite number greater than low and at most high."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise self.error(key, value, "must be a number")
@@ -81,7 +86,7 @@ class ConfigReader:
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A positive number; None if the key is missing or null."""
+        """Read a positive number. Returns None if the key is missing or null."""
         return self.number(key) if self.has(key) else None
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -97,7 +102,7 @@ class ConfigReader:
         return bool(value)
 
     def section(self, key: str) -> ConfigReader:
-        """A nested object; empty if it is missing or null."""
+        """Return the reader of a nested object, which is empty if it is missing or null."""
         value = self._get(key, {})
         if not isinstance(value, Mapping):
             raise self.error(key, value, "must be an object")
@@ -105,7 +110,7 @@ class ConfigReader:
         return ConfigReader({name + str(k): v for k, v in value.items()}, name)
 
     def numbers(self, key: str, length: int, *, low: float = 0.0, high: float = 1e12) -> tuple[float, ...]:
-        """A list of `length` finite numbers, each more than low and at most high."""
+        """Read a list of `length` finite numbers, each greater than low and at most high."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != length:
             raise self.error(key, value, f"must be {length} numbers")
@@ -113,7 +118,7 @@ class ConfigReader:
         return tuple(numbers.number(k, low=low, high=high) for k in numbers.values)
 
     def counts(self, key: str, length: int) -> tuple[int, ...]:
-        """So many whole numbers from 0, or one for all of them."""
+        """Read `length` non-negative integers, or one that applies to all."""
         value = self._get(key, None)
         values = [value] * length if isinstance(value, (int, np.integer)) else value
         if not isinstance(values, (list, tuple, np.ndarray)) or len(values) != length:
@@ -122,7 +127,7 @@ class ConfigReader:
         return tuple(numbers.integer(k, low=0) for k in numbers.values)
 
     def flags(self, key: str, length: int) -> tuple[bool, ...]:
-        """The first `length` of a list of true and false, or 1 and 0."""
+        """Read the first `length` elements of a list of booleans, or of ones and zeros."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) < length:
             raise self.error(key, value, f"must be {length} values")
@@ -132,7 +137,7 @@ class ConfigReader:
         return tuple(bool(flag) for flag in value[:length])
 
     def texts(self, key: str, length: int, allowed: Collection[str] | None = None) -> tuple[str, ...]:
-        """So many strings, each one of those allowed; None means any."""
+        """Read `length` strings, each of them allowed; None allows any."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple)) or len(value) != length or not all(isinstance(v, str) for v in value):
             raise self.error(key, value, f"must be {length} strings")
@@ -145,7 +150,7 @@ class ConfigReader:
         return ModelLoadError(f"{self.prefix}{key} is {value!r:.100}: {reason}")
 
     def _get(self, key: str, default: object) -> object:
-        """The value. A missing key or null gives the default, or an error if the default is None."""
+        """Return the value. If the key is missing or null, return the default, or raise an error if that is None."""
         value = self.value(key)
         if value is None:
             value = default
@@ -155,12 +160,12 @@ class ConfigReader:
 
 
 def max_positions(reader: ConfigReader) -> int:
-    """The longest sequence of a decoder in config.json, in tokens. Some files of Llama 1 have an older key."""
+    """Return the maximum sequence length of a decoder in config.json, in tokens. Some Llama 1 files use an older key."""
     newer, older = "max_position_embeddings", "max_sequence_length"
     return reader.integer(older if reader.has(older) and not reader.has(newer) else newer)
 
 
 def is_classifier(reader: ConfigReader) -> bool:
-    """True if config.json names a model with a head of sequence classification."""
+    """Return True if config.json names a model with a sequence-classification head."""
     names = reader.value("architectures")
     return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)

@@ -1,4 +1,4 @@
-"""Buckets of distances, each of which has a learned bias. Raffel et al., arXiv 1910.10683."""
+"""Relative-position buckets, each with a learned bias. Raffel et al., arXiv 1910.10683."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 
 def buckets_by_distance(num_buckets: int, max_distance: int, *, both_ways: bool) -> NDArray[np.intp]:
-    """The bucket of each distance of a key from its query, from -max_distance to max_distance.
+    """Return the bucket for each distance of a key from its query, from -max_distance to max_distance.
 
-    Half of the buckets are of one distance each, the others grow with the logarithm. both_ways: keys behind the query
-    have buckets of their own; else they have the first one. Beyond max_distance the last bucket goes on.
+    Half of the buckets cover one distance each; the rest grow logarithmically. Distances beyond max_distance use the
+    last bucket.
+
+    both_ways: keys after the query have their own buckets; otherwise they use the first one.
     """
     distance = np.arange(-max_distance, max_distance + 1)
     first, apart = np.zeros_like(distance), np.maximum(-distance, 0)

@@ -1,4 +1,4 @@
-"""Rotary embeddings of every scaling in use, as config.json and GGUF metadata describe them, reduced to `RopeParams`.
+"""Rotary embeddings with every scaling in use, as config.json and GGUF metadata describe them, reduced to `RopeParams`.
 
 `RopeConfig` is the rotary embedding of a decoder's layers.
 
@@ -30,7 +30,7 @@ STILL = 1e30
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The rotary embedding of a decoder's layers. A family gives what differs from the defaults."""
+    """The rotary embedding of a decoder's layers. A model family overrides the defaults that differ."""
 
     params: RopeParams
     local: RopeParams | None = None  # of layers with a window; None means the same
@@ -40,48 +40,57 @@ class RopeConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """The columns of a head that rotate."""
+        """Number of columns of a head that rotate."""
         return 2 * len(self.params.frequencies)
 
     def of_layer(self, layer: int, *, local: bool) -> RopeParams | None:
-        """local: the layer has a window, or None if it does not rotate."""
+        """Return the rotary embedding of one layer, or None if it does not rotate.
+
+        local: the layer has a window.
+        """
         if self.rotates is not None and not self.rotates[layer]:
             return None
         return self.local if local and self.local is not None else self.params
 
     def for_length(self, max_model_len: int) -> RopeConfig:
-        """The rotary embedding of sequences of at most so many tokens."""
+        """Return the rotary embedding for sequences of at most `max_model_len` tokens."""
         if self.short is None or max_model_len > self.original_length:
             return self
         return replace(self, params=self.short)
 
 
 def _number(section: ConfigReader, key: str, default: float | None = None) -> float:
-    """A number with a sane size: of positions, frequencies or turns. Raises ModelLoadError naming the key."""
+    """Read a plausible number of positions, frequencies or rotations. Raises ModelLoadError naming the key."""
     return section.number(key, default, low=_FACTORS[0], high=_FACTORS[1])
 
 
 def _number_unless_zero(section: ConfigReader, key: str, default: float) -> float:
-    """The same, or 0 for none."""
+    """Read a number like `_number`, but treat 0 as missing."""
     return 0.0 if section.number(key, default, low=-math.inf) == 0.0 else _number(section, key, default)
 
 
 def base_frequencies(rotary_dim: int, theta: float) -> Float64:
-    """theta^(-2 i / rotary_dim), [rotary_dim / 2]. Su et al., arXiv 2104.09864."""
+    """Return theta^(-2 i / rotary_dim), [rotary_dim / 2]. Su et al., arXiv 2104.09864."""
     return 1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
 
 
 def scaled(rotary_dim: int, theta: float, divisors: ArrayLike = 1.0, attention_factor: float = 1.0) -> RopeParams:
-    """The frequencies divided by one number, which stretches positions (Chen et al., arXiv 2306.15595), or each by its
-    own: `rope_freqs.weight` of GGUF files, and the lists of long-rope."""
+    """Divide the frequencies by one number, or each by its own divisor.
+
+    One number stretches positions (Chen et al., arXiv 2306.15595). Separate divisors are in `rope_freqs.weight` of GGUF
+    files and in long-rope's lists.
+    """
     frequencies = base_frequencies(rotary_dim, theta) / np.asarray(divisors)
     return RopeParams(tuple(frequencies.tolist()), attention_factor)
 
 
 def llama3(rotary_dim: int, theta: float, section: ConfigReader, original: int) -> RopeParams:
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+    """Scale frequencies as in Llama 3.1: divide long wavelengths by `factor`, keep short ones, and interpolate in
+    between.
 
-    original: the context length of the training, in tokens. Meta's `apply_scaling` in the Llama 3.1 release.
+    original: context length in training, in tokens.
+
+    Source: Meta's `apply_scaling` in the Llama 3.1 release.
     """
     low, high = _number(section, "low_freq_factor"), _number(section, "high_freq_factor")
     if high < low:
@@ -104,10 +113,12 @@ def yarn(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> RopeParams:
-    """Frequencies with fewer than beta_slow turns over the original context are divided by `factor`, those with more
-    than beta_fast turns are kept, and those in between are interpolated over their index.
+    """Scale frequencies with YaRN. Peng et al., arXiv 2309.00071.
 
-    original: the context length of the training, in tokens. Peng et al., arXiv 2309.00071.
+    Frequencies with fewer than beta_slow rotations over the original context are divided by `factor`, those with more
+    than beta_fast rotations are kept, and those in between are interpolated by index.
+
+    original: context length in training, in tokens.
     """
 
     def index_of(turns: float) -> float:
@@ -124,14 +135,17 @@ def yarn(
 
 
 def proportional(head_dim: int, theta: float, share: float, factor: float) -> RopeParams:
-    """Gemma 4: the frequencies of a whole head, of which only the first `share` turn."""
+    """Compute Gemma 4's frequencies: those of a whole head, where only the first `share` of them rotate."""
     frequencies = base_frequencies(head_dim, theta) / factor
     frequencies[int(share * head_dim // 2) :] = 0.0
     return RopeParams(tuple(frequencies.tolist()))
 
 
 def long_rope_from_hf(section: ConfigReader, max_positions: int) -> int | None:
-    """The length in tokens up to which long-rope takes its short factors; None: another kind, or no long factors."""
+    """Return the length in tokens up to which long-rope uses its short factors.
+
+    Returns None for another kind of scaling, or if there are no long factors.
+    """
     if section.text("rope_type", section.text("type", "default")) not in _LONG_ROPE:
         return None
     original = section.integer("original_max_position_embeddings", max_positions, low=2)
@@ -139,7 +153,7 @@ def long_rope_from_hf(section: ConfigReader, max_positions: int) -> int | None:
 
 
 def long_rope_from_gguf(reader: ConfigReader, max_positions: int) -> int | None:
-    """The same of a GGUF file."""
+    """Return that length for a GGUF file."""
     if not ConfigReader(reader.values).has("rope_factors_long.weight"):
         return None
     original = reader.integer("rope.scaling.original_context_length", max_positions)
@@ -147,7 +161,7 @@ def long_rope_from_gguf(reader: ConfigReader, max_positions: int) -> int | None:
 
 
 def rope_section(reader: ConfigReader) -> ConfigReader:
-    """The section of config.json about the rotary embedding, in its newer or its older form."""
+    """Return the section of config.json about the rotary embedding, in its newer or older form."""
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     # Older files keep these two beside the section.
     beside = ("partial_rotary_factor", "original_max_position_embeddings")
@@ -157,10 +171,11 @@ def rope_section(reader: ConfigReader) -> ConfigReader:
 def rope_from_hf(
     section: ConfigReader, head_dim: int, theta: float, max_positions: int, length: int | None = None
 ) -> RopeParams:
-    """section: `rope_parameters` or `rope_scaling`, which win over theta, the model's own base.
+    """Read the rotary embedding from a section of config.json. Raises ModelLoadError naming the key.
+
+    section: `rope_parameters` or `rope_scaling`; values in it override theta, the model's own base.
     max_positions: context length of the model.
-    length: of the longest sequence; None means max_positions.
-    Raises ModelLoadError naming the key.
+    length: length of the longest sequence; None means max_positions.
     """
     theta = section.number("rope_theta", theta, low=1.0)
     share = section.number("partial_rotary_factor", 1.0, high=1.0)
@@ -195,7 +210,11 @@ def rope_from_hf(
 def rope_from_gguf(
     reader: ConfigReader, head_dim: int, max_positions: int, length: int | None = None, *, truncate: bool = True
 ) -> RopeParams:
-    """reader: metadata with the architecture's prefix; truncate: as in `yarn`; the rest as in `rope_from_hf`."""
+    """Read the rotary embedding of a GGUF file. Other arguments are as in `rope_from_hf`.
+
+    reader: metadata with the architecture's prefix.
+    truncate: as in `yarn`.
+    """
     theta = reader.number("rope.freq_base", 10000.0, low=1.0)
     rotary_dim = reader.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if rotary_dim % 2:
@@ -237,17 +256,17 @@ def _yarn_from_hf(section: ConfigReader, rotary_dim: int, theta: float, original
 
 
 def rotating_layers(num_layers: int, interval: int) -> tuple[bool, ...]:
-    """[num_layers]: every layer but each `interval`-th one rotates its queries and keys."""
+    """Return whether each layer rotates its queries and keys, [num_layers]: all do except every `interval`-th one."""
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """YaRN's factor of attention for positions stretched by `factor`. DeepSeek weights its logarithm by `mscale`."""
+    """Return YaRN's attention factor for positions stretched by `factor`. DeepSeek weights its logarithm by `mscale`."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _turns(section: ConfigReader, fast_key: str, slow_key: str) -> tuple[float, float]:
-    """YaRN's numbers of turns from which a frequency is kept, and below which it is divided."""
+    """Return YaRN's two numbers of rotations: keep frequencies above the first, divide frequencies below the second."""
     fast, slow = _number(section, fast_key, 32.0), _number(section, slow_key, 1.0)
     if fast < slow:
         raise section.error(fast_key, fast, f"must be at least {slow_key}, {slow}")
@@ -265,5 +284,5 @@ def _gguf_attention_factor(reader: ConfigReader) -> float:
 
 
 def _divisors(section: ConfigReader, key: str, rotary_dim: int) -> tuple[float, ...]:
-    """One divisor for each frequency."""
+    """Read one divisor for each frequency."""
     return section.numbers(key, rotary_dim // 2, low=_DIVISORS[0], high=_DIVISORS[1])

@@ -1,4 +1,4 @@
-"""The choice of experts as DeepSeek V2 and V3 have it, with groups, and models that took it over."""
+"""Grouped expert routing as in DeepSeek V2 and V3, and in models that adopted it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _GATING = {1: "softmax", 2: "sigmoid"}  # expert_gating_func of GGUF files
 
 
 def checked(routing: Routing, reader: ConfigReader, count: int, *, groups: str, chosen: str) -> Routing:
-    """groups, chosen: the keys of their numbers.
+    """Return the routing if it is possible with `count` experts. Raises ModelLoadError if not.
 
-    Raises ModelLoadError if they do not fit `count` experts.
+    groups, chosen: keys of the number of groups and of the number of chosen experts.
     """
     num_groups = routing.num_groups
     if count % num_groups:
@@ -47,7 +47,10 @@ def grouped_from_gguf(reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]
 
 
 def grouped_from_hf(reader: ConfigReader) -> Routing:
-    """V3's: sigmoid scores, a bias in the choice, and the best two of a group. Raises ModelLoadError naming the key."""
+    """Read V3's routing: sigmoid scores, a selection bias, and groups ranked by their best two experts.
+
+    Raises ModelLoadError naming the key.
+    """
     for key, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if reader.text(key, value) != value:
             raise reader.error(key, reader.text(key), f"must be {value}")

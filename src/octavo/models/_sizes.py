@@ -1,4 +1,4 @@
-"""Sizes of a configuration that contradict the shapes of the weights."""
+"""Checks that a configuration's sizes agree with the shapes of the weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 
 
 def check_sizes(reader: ConfigReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """reader: the part of the configuration about text, which `config` was read from.
-    shapes: of the graph's weights.
+    """Check the sizes of a configuration against the weights. Raises ModelLoadError naming the key.
 
-    A wrong size would scale activations wrongly, or let token ids pass that have no embedding.
-    Raises ModelLoadError naming the key.
+    A wrong size would scale activations wrongly, or accept token ids that have no embedding.
+
+    reader: the part of the configuration about text, from which `config` was read.
+    shapes: shapes of the graph's weights.
     """
     table = "embed_tokens.weight"
     rows, cols = shapes[table] if len(shapes.get(table, ())) == 2 else (config.vocab_size, config.hidden_size)

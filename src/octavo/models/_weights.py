@@ -1,6 +1,6 @@
-"""Declarations of the transforms from an architecture's stored tensors to the weights of its graph.
+"""Declarations of the transforms that turn an architecture's stored tensors into its graph's weights.
 
-A stem is the name of a weight without its final `.weight` or `.bias`; `*` in it is a number, that of a layer or an
+A stem is the name of a weight without its final `.weight` or `.bias`; `*` in it stands for the number of a layer or an
 expert. The loader applies a table (`octavo.loader.transforms`); nothing here touches a tensor.
 """
 
@@ -19,11 +19,11 @@ FileFormat = Literal["gguf", "safetensors"]
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """Puts the output rows of weight and bias in another order. A table of biases, one row an expert, counts as biases.
+    """Reorders the output rows of a weight and its bias. A table of biases, with one row per expert, counts as biases.
 
-    order: from a configuration to the stored row of each row, [out_features].
-    only: the files that need it.
-    one_way: only some files need it, so the way back leaves the rows.
+    order: function from a configuration to the stored index of each row, [out_features].
+    only: the file format that needs it.
+    one_way: only some files need it, so converting back leaves the rows alone.
     """
 
     stem: str
@@ -34,11 +34,11 @@ class Permute:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cuts a fused weight, with its bias or table of biases, into parts by output rows.
+    """Splits a fused weight, with its bias or table of biases, into parts by output rows.
 
     parts: their stems, in the order of the rows.
-    rows: from a configuration to the rows of each part; none: the file has the parts already.
-    one_way: only some files have them joined, so the way back leaves the parts.
+    rows: function from a configuration to the number of rows of each part; none if the file already has the parts.
+    one_way: only some files fuse them, so converting back leaves the parts alone.
     """
 
     stem: str
@@ -50,10 +50,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Joins tensors that differ in the last `*` of their stem, the expert, to one: [experts, out, in].
+    """Stacks tensors that differ only in the last `*` of their stem, the expert, into one: [experts, out, in].
 
-    one_way: only some files have them apart, so the way back leaves the whole.
-    count: from a configuration to the number of experts, without the tensors beyond it; None takes all.
+    one_way: only some files store them separately, so converting back leaves the stack alone.
+    count: function from a configuration to the number of experts; tensors beyond it are dropped. None keeps all.
     """
 
     stem: str
@@ -65,11 +65,11 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Cuts a matrix into those of its heads, one below the other: [heads, out, in].
+    """Splits a matrix into one matrix per head, stacked: [heads, out, in].
 
-    heads: from a configuration to their number.
+    heads: function from a configuration to the number of heads.
     transposed: each becomes [in, out]; quantized numbers become float32.
-    one_way: only some files have one matrix, so the way back leaves those of the heads.
+    one_way: only some files have a single matrix, so converting back leaves the stack alone.
     """
 
     stem: str
@@ -82,7 +82,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """Makes a matrix of one row of a vector."""
+    """Turns a vector into a matrix with one row."""
 
     stem: str
     only: FileFormat | None = None
@@ -92,9 +92,9 @@ class OneRow:
 class Transpose:
     """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged.
 
-    whole: the stem of the result; None means the same.
-    rows: from a configuration to the rows of the result; a matrix that has as many stays as it is, since some files
-    have it in this form; None means all are transposed.
+    whole: the stem of the result; None keeps the name.
+    rows: function from a configuration to the number of rows of the result. A matrix that already has them is left
+        alone, since some files store it that way. None transposes every matrix.
     """
 
     stem: str
@@ -105,7 +105,9 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Adds a constant that the model adds to the weight, for example the one of `1 + weight`, once: float32."""
+    """Adds a constant to a weight once, as float32, when the model would add it each time, such as the 1 of `1 +
+    weight`.
+    """
 
     stem: str
     addend: float
@@ -114,7 +116,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class NegativeExp:
-    """-e^x of a stored logarithm, once: float32."""
+    """Replaces a stored logarithm x with -e^x, once, as float32."""
 
     stem: str
     only: FileFormat | None = None
@@ -122,9 +124,10 @@ class NegativeExp:
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Makes a vector of a dense tensor with several dimensions, such as the kernels of a convolution by channels.
+    """Turns a dense tensor of several dimensions into a vector, such as the kernels of a depthwise convolution.
 
-    rows: from a configuration to the rows of the tensor, a matrix, for the way back, or None if there is none.
+    rows: function from a configuration to the number of rows of the original matrix, for converting back; None if that
+        is impossible.
     """
 
     stem: str
@@ -134,11 +137,11 @@ class Flatten:
 
 @dataclass(frozen=True, slots=True)
 class Unfolded:
-    """Makes a matrix [out, in] of a dense tensor with more dimensions, such as the convolution that embeds patches.
+    """Turns a dense tensor of more dimensions into a matrix [out, in], such as the convolution that embeds patches.
 
-    frames: the stem of a tensor like it, of the second of two frames, whose values follow for each channel.
-    kernel: from a configuration to the dimensions after the first, for the way back; (): the file has a matrix, too;
-    None: there is no way back.
+    frames: stem of a matching tensor for the second of two frames; its values follow the first's for each channel.
+    kernel: function from a configuration to the dimensions after the first, for converting back. () if the file has a
+        matrix too; None if converting back is impossible.
     """
 
     stem: str
@@ -149,7 +152,7 @@ class Unfolded:
 
 @dataclass(frozen=True, slots=True)
 class Softplus:
-    """log(1 + e^x) + addend of a stored vector, once: float32."""
+    """Replaces a stored vector x with log(1 + e^x) + addend, once, as float32."""
 
     stem: str
     addend: float = 0.0
@@ -158,9 +161,9 @@ class Softplus:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Multiplies each row of a small dense tensor, such as the kernels of a convolution by channels, once: float32.
+    """Multiplies each row of a small dense tensor, such as the kernels of a depthwise convolution, once, as float32.
 
-    factors: from a configuration to that of each row.
+    factors: function from a configuration to the factor of each row.
     """
 
     stem: str
@@ -170,9 +173,9 @@ class ScaledRows:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Divides each row of a matrix by its length, once: float32.
+    """Divides each row of a matrix by its length, once, as float32.
 
-    applies: from a configuration, if it does at all.
+    applies: function from a configuration to whether it applies.
     """
 
     stem: str
@@ -182,9 +185,10 @@ class UnitRows:
 
 @dataclass(frozen=True, slots=True)
 class ByDistance:
-    """Makes biases by distance, [heads, distances], of a table of buckets, [buckets, heads], once: float32.
+    """Expands a table of buckets, [buckets, heads], to biases by distance, [heads, distances], once, as float32.
 
-    buckets: from a configuration to that of each distance, from the furthest key before a query on.
+    buckets: function from a configuration to the bucket of each distance, starting with the furthest key before a
+        query.
     """
 
     stem: str
@@ -194,11 +198,13 @@ class ByDistance:
 
 @dataclass(frozen=True, slots=True)
 class DistanceVectors:
-    """Makes vectors by distance, [heads, head_dim, distances], of a table of buckets, [buckets, hidden]: float32.
+    """Expands a table of buckets, [buckets, hidden], to vectors by distance, [heads, head_dim, distances], as float32.
 
     Each row, normalized with the weights of `norm` if a file has them, goes through the projections of every layer.
-    projections: from a configuration to the stems of these and of what they make; the weights of other names stay.
-    buckets: from a configuration to the row of each distance, from the furthest key before a query on.
+
+    projections: function from a configuration to the stems of the projections and of their results; weights with other
+        names are kept.
+    buckets: function from a configuration to the row of each distance, starting with the furthest key before a query.
     """
 
     stem: str
@@ -210,7 +216,7 @@ class DistanceVectors:
 
 @dataclass(frozen=True, slots=True)
 class Ones:
-    """Adds the weights of a norm that no file has: as many ones as a matrix, which stays, has columns.
+    """Adds the weights of a norm that no file has: one 1 per column of a matrix, which is kept.
 
     whole: the stem of the norm.
     """
@@ -222,9 +228,9 @@ class Ones:
 
 @dataclass(frozen=True, slots=True)
 class OfLayers:
-    """A transform of the tensors of some layers alone.
+    """Applies a transform only to the tensors of some layers.
 
-    layers: from a configuration to their numbers.
+    layers: function from a configuration to their numbers.
     """
 
     step: Transform
@@ -241,9 +247,9 @@ class OfLayers:
 
 @dataclass(frozen=True, slots=True)
 class PermuteColumns:
-    """Puts the columns of a plain matrix in another order.
+    """Reorders the columns of a plain matrix.
 
-    order: as that of `Permute`, [in_features].
+    order: as in `Permute`, [in_features].
     """
 
     stem: str
@@ -253,9 +259,9 @@ class PermuteColumns:
 
 @dataclass(frozen=True, slots=True)
 class TokenShares:
-    """Makes the kernels of convolutions of two taps of the shares that the token before has in each column: s, 1 - s.
+    """Makes two-tap convolution kernels (s, 1 - s) from the share s that the previous token has in each column.
 
-    parts: the stems of the kernels, whose shares the file has one below the other: [parts, 1, 1, cols] in GGUF files.
+    parts: the stems of the kernels, whose shares the file stores stacked: [parts, 1, 1, cols] in GGUF files.
     """
 
     stem: str
@@ -265,10 +271,11 @@ class TokenShares:
 
 @dataclass(frozen=True, slots=True)
 class HeadSums:
-    """Makes matrices [heads, dim, dim] whose products are weighted sums of heads, in all columns of a head.
+    """Makes matrices [heads, dim, dim] whose products are weighted sums of heads, the same in all columns of a head.
 
-    The file has the weights of the columns.
-    heads: from a configuration to their number.
+    The file stores the weights of the columns.
+
+    heads: function from a configuration to the number of heads.
     """
 
     stem: str
@@ -290,8 +297,8 @@ class WeightTable:
 
     prefixes: prefixes of the names in safetensors files; the first that matches is removed.
     names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}. GGUF files
-    need only those that differ from `octavo.loader.tensor_names`. A stem with its `.weight` or `.bias` becomes a whole
-    name: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}; so does a name without either.
+        need only the ones that differ from `octavo.loader.tensor_names`. A stem with its `.weight` or `.bias`, or a
+        name that has neither, is replaced as a whole: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}.
     transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 
@@ -305,7 +312,8 @@ class WeightTable:
 
 
 def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:
-    """The rows of q or k in the half-split rotary layout, from a file that keeps the two columns of a pair together.
+    """Reorder the rows of q or k to the half-split rotary layout, for a file that keeps the two columns of a pair
+    together.
 
     Column i of a head rotates with column i + rotary_dim / 2 in the graph, and with its neighbour in the file.
     """
@@ -315,13 +323,13 @@ def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> NDArray[n
 
 
 def gate_and_up() -> Transform:
-    """`gate_up_proj` cut into its halves."""
+    """Return the transform that splits `gate_up_proj` into its halves."""
     parts = ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj")
     return Split("layers.*.mlp.gate_up_proj", parts, lambda c: (c.mlp.intermediate_size,) * 2)
 
 
 def fused_qkv(only: FileFormat | None = None) -> Transform:
-    """q, k and v in one matrix, one after the other, of a model with a `DecoderConfig`."""
+    """Return the transform that splits a matrix of q, k and v, one after another, in a model with a `DecoderConfig`."""
     parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
 
     def rows(cfg: Any) -> tuple[int, ...]:
@@ -331,9 +339,9 @@ def fused_qkv(only: FileFormat | None = None) -> Transform:
 
 
 def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tuple[Transform, ...]:
-    """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`.
+    """Return `halves_of_pairs` transforms for q and k of every layer of a model with a `DecoderConfig`.
 
-    norms: for norms of all heads.
+    norms: also reorder norms that cover all heads.
     """
     part = "norm" if norms else "proj"
 
@@ -347,7 +355,9 @@ def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tupl
 
 
 def stacked_experts(only: FileFormat = "safetensors", *, one_way: bool = False) -> tuple[Transform, ...]:
-    """One tensor per expert in safetensors files; GGUF files have had them stacked since April 2024."""
+    """Return the transforms that stack the experts, stored as one tensor each in safetensors files; GGUF files have
+    stacked them since April 2024.
+    """
     return tuple(
         Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, one_way)
         for part in ("gate", "up", "down")
@@ -355,16 +365,17 @@ def stacked_experts(only: FileFormat = "safetensors", *, one_way: bool = False) 
 
 
 def shared_expert_names() -> dict[str, str]:
-    """Name of the experts that every token takes, in GGUF files, and of the bias of the choice of the others."""
+    """Map the GGUF names of the shared experts, and of the bias used to select routed ones, to the graph's names."""
     names = {f"blk.*.ffn_{part}_shexp": f"layers.*.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
     bias = "layers.*.mlp.gate.e_score_correction"
     return names | {"blk.*.exp_probs_b": bias, bias + "_bias": bias + ".bias"}
 
 
 def fused_experts(width: Callable[[Any], int]) -> tuple[Transform, ...]:
-    """Experts as `gate_up_columns` and `down_columns`, stacks of [in, out] or, as newer files have them, [out, in].
+    """Return the transforms for experts stored as `gate_up_columns` and `down_columns`: stacks of [in, out] or, in
+    newer files, [out, in].
 
-    width: of an expert's gate.
+    width: function from a configuration to the width of an expert's gate.
     """
     stem = "layers.*.mlp.experts."
     return (

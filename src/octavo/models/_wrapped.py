@@ -1,4 +1,4 @@
-"""The text part of models that also see or hear, whose config.json has it in a section with a model_type of its own."""
+"""The text part of multimodal models, whose config.json describes it in a section with its own model_type."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 
 
 def text_section(reader: ConfigReader) -> ConfigReader:
-    """The section of config.json about text; the whole file if it has none."""
+    """Return the section of config.json about text, or the whole file if it has none."""
     key = next((key for key in _SECTIONS if isinstance(reader.value(key), Mapping)), None)
     return reader if key is None else reader.section(key)
 
 
 def text_part(reader: ConfigReader, known: Container[object]) -> ConfigReader:
-    """The part that an architecture reads: config.json or, unless its model_type is `known`, its section about text.
+    """Return the part that an architecture reads: the section about text, or everything if the model_type is `known`.
 
-    That section gets its defaults. The output head is the embedding if either says so.
+    The section gets its defaults. The output head is the embedding if either part says so.
     """
     outer = reader.value("model_type")
     if not isinstance(outer, str) or outer in known:
