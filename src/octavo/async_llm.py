@@ -46,8 +46,9 @@ class AsyncLLM(LoadedLLM):
         will_chat: bool = False,
         **options: Any,
     ) -> None:
-        """Load a model; the arguments are those of `LLM`. Loading blocks: do it before the loop runs, or in
-        `asyncio.to_thread`.
+        """Load a model; the arguments are those of `LLM`.
+
+        Loading blocks: do it before the loop runs, or in `asyncio.to_thread`.
         """
         super().__init__(open_session(model, options, load_progress, will_chat=will_chat))
         self._client = LocalClient(self._session)

@@ -81,8 +81,9 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class DomainRows:
-    """Rows of one domain in a step, for S sequences with C components per position. A field is None if the step has no
-    such array.
+    """Rows of one domain in a step, for S sequences with C components per position.
+
+    A field is None if the step has no such array.
     """
 
     count: int
@@ -199,8 +200,9 @@ class StepOutput:
 
     @classmethod
     def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:
-        """Return output arrays for `num_rows` rows, with token -1 and no probabilities. Sampling fills in every
-        element.
+        """Return output arrays for `num_rows` rows, with token -1 and no probabilities.
+
+        Sampling fills in every element.
         """
         tops = (num_rows, num_top)
         return cls(

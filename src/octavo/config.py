@@ -318,7 +318,7 @@ class EngineConfig:
 
     @property
     def gpu_memory_part(self) -> float | int | None:
-        """`gpu_memory` in bytes as an int, or as a fraction of the GPU's memory as a float; None means all free memory."""
+        """`gpu_memory` in bytes as an int, or a fraction of the GPU's memory as a float; None means all free memory."""
         return None if self.gpu_memory is None else _part_of_memory(self.gpu_memory)
 
     @property

@@ -14,7 +14,10 @@ from typing import IO, cast
 
 
 class ConfinedProcess:
-    """A child process that reads requests from standard input and writes answers to standard output. Not thread-safe."""
+    """A child process that reads requests from standard input and writes answers to standard output.
+
+    Not thread-safe.
+    """
 
     def __init__(self, script: Path, environment: Mapping[str, str] | None = None, *arguments: str) -> None:
         """Start the process.

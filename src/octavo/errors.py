@@ -31,13 +31,16 @@ class GraphError(OctavoError):
 
 
 class ModelLoadError(OctavoError):
-    """A model is missing, damaged, unsupported or not a model: the message names the file, the offset and the reason."""
+    """A model is missing, damaged, unsupported or not a model: the message names the file, offset and reason."""
 
     exit_code = 3
 
 
 class ModelWriteError(OctavoError):
-    """A model cannot be written: the message names the file and the reason. A partial file never gets the model's name."""
+    """A model cannot be written: the message names the file and the reason.
+
+    A partial file never gets the model's name.
+    """
 
     exit_code = 4
 

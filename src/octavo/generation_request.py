@@ -125,9 +125,7 @@ class RequestOptions:
 
 
 class Pin(NamedTuple):
-    """A request to keep the first num_tokens tokens of a prompt in the cache longer than others, for some number of
-    seconds.
-    """
+    """Keep the first num_tokens tokens of a prompt in the cache longer than others, for some number of seconds."""
 
     num_tokens: int
     seconds: float

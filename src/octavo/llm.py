@@ -137,7 +137,10 @@ class LoadedLLM:
         return self._session.metrics
 
     def check_generates(self) -> None:
-        """Check that the model generates text. Raises UsageError with the remedy if it makes vectors or scores instead."""
+        """Check that the model generates text.
+
+        Raises UsageError with the remedy if it makes vectors or scores instead.
+        """
         self._session.model().engine.texts.check(SamplingParams(), 0)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -552,9 +555,7 @@ def _sink(results: queue.SimpleQueue[tuple[int, _Item]], index: int) -> Sink:
 
 
 def _listed(prompts: object) -> tuple[list[Any], bool]:
-    """Return the prompts as a list, and whether a single prompt was given: a text, a list of token ids, a mapping or a
-    `Prompt`.
-    """
+    """Return the prompts as a list, and whether there was a single one: a text, token ids, a mapping or a `Prompt`."""
     if isinstance(prompts, (str, Mapping, Prompt)):
         return [prompts], True
     prompts = as_list(prompts)

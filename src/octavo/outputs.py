@@ -234,7 +234,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenVectorsOutput:
-    """One embedding per token of a text: data is [tokens, width], each row of length 1 if the checkpoint specifies it."""
+    """One embedding per token of a text: [tokens, width], each row of length 1 if the checkpoint specifies it."""
 
     data: Float32
 

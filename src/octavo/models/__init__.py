@@ -56,8 +56,9 @@ class Architecture(Protocol):
 
 @cache
 def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
-    """Read the `ALIASES` and `VARIANT_OF` of every module from its source text: importing them all would delay every
-    start.
+    """Read the `ALIASES` and `VARIANT_OF` of every module from its source text.
+
+    Importing all modules would delay every start.
     """
     modules = [(folder, m.name) for folder in __path__ for m in pkgutil.iter_modules([folder]) if not m.ispkg]
     texts = {
@@ -98,7 +99,10 @@ def text_part(reader: ConfigReader) -> ConfigReader:
 
 
 def load_architecture(name: str) -> Architecture:
-    """Load the module for an architecture name from a GGUF file or config.json. Raises ModelLoadError if there is none."""
+    """Load the module for an architecture name from a GGUF file or config.json.
+
+    Raises ModelLoadError if there is none.
+    """
     known = known_architectures()
     if name not in known:
         raise ModelLoadError(f"architecture {name!r:.80} is not supported (docs/models.md lists those that are)")

@@ -59,8 +59,9 @@ def upper_windows(reader: ConfigReader) -> Windows:
 
 
 def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:
-    """Return the window of each layer according to `layer_types`. Raises ModelLoadError for a type that is not
-    attention.
+    """Return the window of each layer according to `layer_types`.
+
+    Raises ModelLoadError for a type that is not attention.
     """
     windows = {"full_attention": None, "sliding_attention": window}
     return tuple(windows[kind] for kind in reader.texts("layer_types", num_layers, windows))

@@ -151,7 +151,7 @@ class ClassicConfig(ModelConfig):
 
 
 def hf_key(reader: ConfigReader, field: str) -> str:
-    """Return the name that config.json uses for a field of `_NAMES`, or the field's first name if it uses none of them."""
+    """Return the name that config.json uses for a field of `_NAMES`; its first name if it uses none of them."""
     return next((name for name in _NAMES[field] if reader.has(name)), _NAMES[field][0])
 
 

@@ -169,8 +169,9 @@ class DecoderConfig(ModelConfig):
 
     @classmethod
     def read_hf(cls: type[ConfigT], reader: ConfigReader, *, norm_eps: str = "rms_norm_eps", **fields: Any) -> ConfigT:
-        """Read the configuration from config.json, with arguments as in `read_gguf`. Raises ModelLoadError naming the
-        key.
+        """Read the configuration from config.json, with arguments as in `read_gguf`.
+
+        Raises ModelLoadError naming the key.
 
         Windows are Qwen's unless `attention` is given.
         """

@@ -38,7 +38,7 @@ class Eagle3Config(DecoderConfig):
 
 
 def is_eagle3(config_json: Mapping[str, object]) -> bool:
-    """Return True if this is the config.json of a head: `LlamaForCausalLMEagle3`, `Eagle3Speculator` or
+    """Return True if this is a head's config.json: `LlamaForCausalLMEagle3`, `Eagle3Speculator` or
     `Eagle3DraftModel`.
     """
     names = config_json.get("architectures")

@@ -53,8 +53,9 @@ class EncoderConfig(ModelConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:  # noqa: ARG003
-        """Raise ModelLoadError, because llama.cpp does not support the architecture. Architectures it supports override
-        this.
+        """Raise ModelLoadError, because llama.cpp does not support the architecture.
+
+        Architectures it supports override this.
         """
         raise ModelLoadError("this architecture has no GGUF form; give the folder with its config.json and safetensors")
 

@@ -41,8 +41,9 @@ class ConfigReader:
         return self._with_values({**self.values, self.prefix + key: value})
 
     def with_largest(self, key: str, length: int) -> ConfigReader:
-        """Return the configuration with the largest of `length` whole numbers in place of the list. A single number is
-        kept.
+        """Return the configuration with the largest of `length` whole numbers in place of the list.
+
+        A single number is kept.
         """
         return self.replaced(key, max(self.counts(key, length)))
 
@@ -160,7 +161,10 @@ class ConfigReader:
 
 
 def max_positions(reader: ConfigReader) -> int:
-    """Return the maximum sequence length of a decoder in config.json, in tokens. Some Llama 1 files use an older key."""
+    """Return the maximum sequence length of a decoder in config.json, in tokens.
+
+    Some Llama 1 files use an older key.
+    """
     newer, older = "max_position_embeddings", "max_sequence_length"
     return reader.integer(older if reader.has(older) and not reader.has(newer) else newer)
 

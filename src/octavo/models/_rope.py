@@ -261,7 +261,10 @@ def rotating_layers(num_layers: int, interval: int) -> tuple[bool, ...]:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """Return YaRN's attention factor for positions stretched by `factor`. DeepSeek weights its logarithm by `mscale`."""
+    """Return YaRN's attention factor for positions stretched by `factor`.
+
+    DeepSeek weights its logarithm by `mscale`.
+    """
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 

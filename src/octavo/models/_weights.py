@@ -105,9 +105,7 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Adds a constant to a weight once, as float32, when the model would add it each time, such as the 1 of `1 +
-    weight`.
-    """
+    """Adds a constant to a weight once, as float32, such as the 1 of `1 + weight`."""
 
     stem: str
     addend: float
@@ -355,8 +353,9 @@ def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tupl
 
 
 def stacked_experts(only: FileFormat = "safetensors", *, one_way: bool = False) -> tuple[Transform, ...]:
-    """Return the transforms that stack the experts, stored as one tensor each in safetensors files; GGUF files have
-    stacked them since April 2024.
+    """Return the transforms that stack experts. Safetensors files store one tensor per expert.
+
+    GGUF files have stacked them since April 2024.
     """
     return tuple(
         Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, one_way)

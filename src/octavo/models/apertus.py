@@ -1,4 +1,6 @@
-"""Apertus: xIELU with learned slopes in place of the gated MLP, norms on the heads of q and k. arXiv 2509.14233."""
+"""Apertus: Llama with xIELU with learned slopes in place of the gated MLP, and norms on the heads of q and k. arXiv
+2509.14233.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """slopes: above and below zero, of each layer, in GGUF files; in others they are weights."""
+    """The shared configuration with xIELU's slopes.
+
+    slopes: each layer's slopes above and below zero, in GGUF files; in other files they are weights.
+    """
 
     slopes: tuple[tuple[float, float], ...] = ()
 
@@ -63,7 +68,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return llama.build(g, cfg, mlp=_mlp)
 
 
@@ -73,7 +78,7 @@ def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
 
 
 def _xielu(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """above * x^2 for positive x, below * (e^x - 1 - x) for others, and beta * x. arXiv 2411.13010."""
+    """Return above * x^2 for positive x, below * (e^x - 1 - x) otherwise, plus beta * x. arXiv 2411.13010."""
     parts = g.add(Activation(x, "relu2")), g.add(Activation(x, "below_zero"))
     stem = f"layers.{layer}.mlp.act_fn"
     if cfg.slopes:

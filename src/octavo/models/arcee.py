@@ -29,7 +29,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return llama.build(g, cfg, mlp=_mlp)
 
 

@@ -1,4 +1,4 @@
-"""Baichuan 1 and 2: Llama with q, k and v in one matrix; the models of 13B have ALiBi. arXiv 2309.10305."""
+"""Baichuan 1 and 2: Llama with q, k and v in one matrix; the 13B models use ALiBi. arXiv 2309.10305."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration, with ALiBi in place of the rotary embedding in models of 40 layers."""
+    """The shared configuration, with ALiBi in place of the rotary embedding in models with 40 layers."""
 
     def attention_params(self, layer: int) -> AttentionParams:
         params = DecoderConfig.attention_params(self, layer)
@@ -37,7 +37,7 @@ class Config(DecoderConfig):
 
     @property
     def rotates(self) -> bool:
-        """True for the models of 7B."""
+        """True for the 7B models."""
         return self.num_layers != _LAYERS_13B
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Ling and Ring 1: experts beside those that all tokens take, q, k and v in one matrix. arXiv 2503.05139."""
+"""Ling and Ring 1: shared and routed experts, with q, k and v in one matrix. arXiv 2503.05139."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """norm_head: the rows of a stored head get the length 1; those of GGUF files have it."""
+    """The shared configuration with a normalized head.
+
+    norm_head: the rows of a stored output head are scaled to length 1; in GGUF files they already are.
+    """
 
     norm_head: bool = field(default=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""Ling and Ring 2: sigmoid experts in groups, norms on the heads of q and k, half of a head rotates. 2510.22115."""
+"""Ling and Ring 2: grouped sigmoid experts, norms on heads of q and k, half of each head rotates. arXiv 2510.22115."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS = WeightTable(names=BAILING_NAMES, transforms=(fused_qkv(), *stacked_exp
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The first layers have a plain MLP. Layers that predict further tokens (MTP) are not counted."""
+    """The first layers have a plain MLP. Multi-token-prediction (MTP) layers are not counted."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -53,7 +53,7 @@ class Config(DecoderConfig):
 
 
 def as_grouped(reader: ConfigReader) -> ConfigReader:
-    """The keys of DeepSeek V3 in place of the authors'."""
+    """Rename the authors' keys to those of DeepSeek V3."""
     names = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
     names["score_function"] = "scoring_func"
     if not reader.flag("moe_router_enable_expert_bias", True):

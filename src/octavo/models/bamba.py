@@ -1,4 +1,4 @@
-"""Bamba: Granite 4 without experts and multipliers, half of whose heads rotates. IBM, Princeton and UIUC, 2024."""
+"""Bamba: Granite 4 without experts and multipliers; half of each head rotates. IBM, Princeton and UIUC, 2024."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(granitehybrid.Config):
-    """Layers with the weights of a state space have no attention."""
+    """Layers that have state-space weights have no attention."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

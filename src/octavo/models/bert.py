@@ -1,6 +1,6 @@
 """BERT: learned positions, token types, norms after each part. Devlin et al., arXiv 1810.04805.
 
-BGE, E5, GTE, MiniLM and the cross-encoders of sentence-transformers have this form.
+BGE, E5, GTE, MiniLM and the cross-encoders of sentence-transformers use this architecture.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WEIGHTS = WeightTable(prefixes=("bert.", "model."), names=BERT_NAMES)
 
 
 class Config(EncoderConfig):
-    """A head of classification takes the first token; embeddings the mean, unless the checkpoint says otherwise."""
+    """A classification head reads the first token. Embeddings take the mean, unless the checkpoint says otherwise."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """BitNet b1.58: Llama with ternary weights, a norm before each output projection and a squared relu. arXiv 2402.17764.
 
-The published weights are three values times one number for each matrix. Octavo computes with them as they are stored;
-the rounding of activations to eight bits, which their authors trained with, happens in the CPU's kernels alone.
+Each published weight matrix holds three values, times one number per matrix. Octavo computes with them as they are
+stored. The authors trained with activations rounded to eight bits; here only the CPU's kernels do that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """kind: the activation of the gate. Files with the older name, `bitnet`, are of models with silu."""
+    """The shared configuration with the activation of the gate.
+
+    kind: the activation. Files with the older name, `bitnet`, hold models that use silu.
+    """
 
     kind: str = "relu2"
 
@@ -54,7 +57,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return llama.build(g, cfg, _attention, _mlp)
 
 

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, and a norm of the embeddings. Le Scao et al., arXiv 2211.05100."""
+"""BLOOM: ALiBi, and a norm after the embeddings. Le Scao et al., arXiv 2211.05100."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """Sequences may be of any length; the model was trained with 2048 tokens."""
+    """Sequences may have any length; the model was trained with 2048 tokens."""
 
     __slots__ = ()
 

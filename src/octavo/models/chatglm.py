@@ -1,6 +1,7 @@
-"""GLM 4 of 2024 and ChatGLM 3: half of a head rotates in neighbouring pairs, biases on q, k and v. arXiv 2406.12793.
+"""GLM 4 (2024) and ChatGLM 3: half of each head rotates in neighbouring pairs, with biases on q, k and v. arXiv
+2406.12793.
 
-`glm` is the form of transformers, `chatglm` that of the authors, with q, k and v in one matrix.
+`glm` is the form used by transformers, `chatglm` the authors' own, with q, k and v in one matrix.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Config(DecoderConfig):
 
 
 def as_glm(reader: ConfigReader) -> ConfigReader:
-    """The keys of transformers in place of the authors'. Refuses what differs from their published models."""
+    """Rename the authors' keys to those of transformers. Refuses anything that differs from their published models."""
     if reader.text("model_type", "glm") != "chatglm":
         return reader
     wanted = {

@@ -1,4 +1,7 @@
-"""The part of CLIP that reads: attention to earlier tokens, a vector of the last. Radford et al., arXiv 2103.00020."""
+"""CLIP's text encoder: causal attention, with the last token's state as the embedding.
+
+Radford et al., arXiv 2103.00020.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ _SIZES: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Config(ClassicConfig):
-    """output_width: columns of a vector."""
+    """Configuration of the text encoder.
+
+    output_width: number of columns of an embedding.
+    """
 
     own_pooling: ClassVar[Literal["last"] | None] = "last"
 
@@ -69,7 +75,7 @@ class Config(ClassicConfig):
 
 
 def clip_section(reader: ConfigReader, key: str) -> ConfigReader:
-    """A section of config.json. Older files have some of its values in a second one, which count."""
+    """Return a section of config.json. Older files have a second one whose values take precedence."""
     own, other = reader.section(key), reader.section(f"{key}_dict")
     values = {name.removeprefix(other.prefix): value for name, value in other.values.items()}
     for name, value in values.items():
@@ -78,6 +84,6 @@ def clip_section(reader: ConfigReader, key: str) -> ConfigReader:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The vectors [OUTPUTS, output_width]."""
+    """Build the graph and return the embeddings [OUTPUTS, output_width]."""
     h = g.layer_norm(layers(g, cfg), "norm", cfg.norm_eps)
     return g.select_rows(g.linear(h, "projection"))

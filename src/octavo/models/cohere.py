@@ -1,4 +1,4 @@
-"""Command R and R+, Aya: attention and MLP side by side, all layers global and rotated. Cohere, 2024."""
+"""Command R and R+, Aya: attention and MLP in parallel, all layers global and rotated. Cohere, 2024."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(cohere2.Config):
-    """Cohere 2's; R+ has a LayerNorm on each head of q and k."""
+    """Cohere 2's configuration; R+ has a LayerNorm on each head of q and k."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -1,4 +1,4 @@
-"""Command R7B and A: attention and MLP side by side; layers with a window rotate, global ones do not. 2501.18795."""
+"""Command R7B and A: parallel attention and MLP; layers with a window rotate, global ones do not. arXiv 2501.18795."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATTERN = 4  # every fourth layer is global
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with the factor of the logits."""
+    """The shared configuration with a factor for the logits."""
 
     logit_scale: float = 1.0
 
@@ -56,7 +56,7 @@ def _have_windows(windows: Windows) -> tuple[bool, ...]:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

@@ -1,6 +1,8 @@
-"""DeBERTa v2 and v3: BERT whose scores have terms of content and distance. He et al., arXiv 2006.03654, 2111.09543.
+"""DeBERTa v2 and v3: BERT with attention scores that combine content and distance.
 
-mxbai-rerank 1 and the classifiers made from DeBERTa v3 have this form.
+He et al., arXiv 2006.03654, 2111.09543.
+
+mxbai-rerank 1 and the classifiers built on DeBERTa v3 use this architecture.
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ _TERMS = {"c2p": ("k", "key", "keys"), "p2c": ("q", "query", "queries")}
 
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
-    """terms: of the scores beside q . k: c2p, a query with a distance, and p2c, a key with one.
-    num_buckets: of distances on each side.
-    max_distance: of the last bucket, or 0 if each distance has its own.
-    shares: the vectors of distances are projected as queries and keys are, not by matrices of their own.
+    """Configuration of the encoder and its relative positions.
+
+    terms: terms of the scores in addition to q . k: c2p, a query with a distance, and p2c, a key with a distance.
+    num_buckets: distance buckets on each side.
+    max_distance: distance of the last bucket, or 0 if each distance has its own.
+    shares: distance vectors use the projections of queries and keys instead of their own.
     """
 
     terms: tuple[str, ...] = ()
@@ -58,7 +62,7 @@ class Config(EncoderConfig):
 
     @property
     def distance_projections(self) -> dict[str, str]:
-        """The stems of the matrices that project the vectors of distances, and those of what they make."""
+        """Stems of the matrices that project distance vectors -> stems of the results."""
         stem = "{0}_proj" if self.shares else "distance_{1}_proj"
         return {
             _ATTENTION + stem.format(*names): f"{_ATTENTION}distance_{names[2]}"
@@ -67,7 +71,7 @@ class Config(EncoderConfig):
         }
 
     def buckets(self) -> NDArray[np.intp]:
-        """The row of the table for each distance of a key from its query, from the furthest key before it on."""
+        """Return the table row for each distance of a key from its query, starting with the furthest key before it."""
         reach = self.max_position_embeddings - 1
         distance = -np.arange(-reach, reach + 1)  # of the query from the key
         bucket = log_buckets(distance, self.num_buckets, self.max_distance) if self.max_distance else distance
@@ -116,7 +120,10 @@ def _head_activation(reader: ConfigReader) -> str:
 
 
 def log_buckets(distance: NDArray[np.intp], num_buckets: int, max_distance: int) -> NDArray[np.intp]:
-    """The bucket of each distance: up to half of the buckets its own, beyond by the logarithm."""
+    """Return the bucket of each distance.
+
+    Half of the buckets cover one distance each; the rest grow logarithmically.
+    """
     half = num_buckets // 2
     # In float32 like the models' own code: the borders of buckets depend on its rounding.
     apart = np.maximum(np.abs(distance), half).astype(np.float32)

@@ -1,8 +1,8 @@
-"""DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash: attention over latents, groups of experts, shared experts.
+"""DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash: latent attention, grouped experts and shared experts.
 
-DeepSeek V3.2 and GLM 5 choose the tokens that a token sees by an indexer. As long as a sequence has no more tokens than
-it may choose, that is all of them: such contexts are computed without it, and longer ones are refused.
-arXiv 2405.04434, 2412.19437 and 2512.02556.
+In DeepSeek V3.2 and GLM 5, an indexer selects the tokens that each token attends to. While a sequence has no more
+tokens than the indexer may select, it selects all of them. Such contexts are computed without it, and longer ones are
+refused. arXiv 2405.04434, 2412.19437 and 2512.02556.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LatentT = TypeVar("LatentT", bound="Config")
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """num_kv_heads, head_dim and value_dim are those of the cache: one latent, its rotary part included."""
+    """num_kv_heads, head_dim and value_dim describe the cache: one latent, including its rotary part."""
 
     nope_dim: int = 0  # columns of a head that do not
     head_value_dim: int = 0  # columns of a head's output
@@ -69,7 +69,7 @@ class Config(DecoderConfig):
 
     @property
     def rope_dim(self) -> int:
-        """The columns of a head that rotate; those of keys are shared by all heads."""
+        """Number of columns of a head that rotate. All heads share these columns of the keys."""
         return self.rope.rotary_dim
 
     @property
@@ -91,7 +91,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def latent_from_gguf(cls: type[LatentT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> LatentT:
-        """The configuration without an indexer."""
+        """Read the configuration of a GGUF file, without an indexer."""
         reader = without_heads(reader)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         mlp = MLPConfig.from_gguf(
@@ -127,7 +127,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def latent_from_hf(cls: type[LatentT], reader: ConfigReader, mlp: MLPConfig | None = None) -> LatentT:
-        """The configuration without an indexer.
+        """Read the configuration from config.json, without an indexer.
 
         mlp: None means DeepSeek's.
         """
@@ -161,7 +161,7 @@ class Config(DecoderConfig):
         )
 
     def _indexed(self, topk: int | None) -> Config:
-        """The configuration for the contexts in which an indexer chooses all tokens."""
+        """Return the configuration limited to contexts in which the indexer would select every token."""
         length = self.max_position_embeddings
         return replace(self, index_topk=topk, max_position_embeddings=min(length, topk or length))
 
@@ -204,7 +204,7 @@ def _mlp_from_hf(reader: ConfigReader) -> MLPConfig:
 
 
 def _experts_from_hf(reader: ConfigReader) -> Routing:
-    """V2 takes softmax scores and the best expert of a group."""
+    """Read the expert routing. V2 uses softmax scores and ranks groups by their best expert."""
     if reader.text("model_type") != "deepseek_v2":
         return grouped_from_hf(reader)
     if reader.text("scoring_func", "softmax") != "softmax":
@@ -229,7 +229,7 @@ def _experts_from_hf(reader: ConfigReader) -> Routing:
 
 
 def _first_experts(reader: ConfigReader) -> int:
-    """The first layer with experts. GLM 4.7 Flash lists the layers."""
+    """Return the first layer with experts. GLM 4.7 Flash lists the layers."""
     if not reader.has("mlp_layer_types"):
         return reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
     kinds = reader.texts("mlp_layer_types", reader.integer("num_hidden_layers", high=MAX_LAYERS))
@@ -240,7 +240,7 @@ def _first_experts(reader: ConfigReader) -> int:
 
 
 def _apart(parts: int, plain: int, rotary: int, is_interleaved: bool) -> NDArray[np.intp]:
-    """The stored rows of `parts` heads: first the plain rows of all of them, then the rotary ones in halves."""
+    """Return the stored rows of `parts` heads: first the plain rows of all heads, then the rotary ones in halves."""
     rows = np.arange(parts * (plain + rotary)).reshape(parts, plain + rotary)
     halves = halves_of_pairs(1, rotary, rotary) if is_interleaved else np.arange(rotary)
     return np.concatenate([rows[:, :plain].reshape(-1), rows[:, plain:][:, halves].reshape(-1)])
@@ -260,9 +260,9 @@ _INDEXER = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "wei
 
 
 def latent_transforms(stem: str = _ATTENTION, *, joined: bool = False) -> tuple[Transform, ...]:
-    """Those of the weights of attention under `stem`.
+    """Return the transforms of the attention weights under `stem`.
 
-    joined: GGUF files have the two products with latents in one matrix.
+    joined: GGUF files have the two latent projections in one matrix.
     """
     b_parts = (stem + "k_b_rows", stem + "v_b_rows")
     rows = Permute(stem + "kv_b_proj", lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False))
@@ -312,7 +312,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = _layer(g, cfg, h, i)
@@ -321,7 +321,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def build_draft(g: Graph, cfg: Config) -> Value:
-    """The logits of the token after the next: see `next_token_head`."""
+    """Build the graph and return the logits of the token after the next: see `next_token_head`."""
     return next_token_head(g, cfg, _layer)
 
 
@@ -334,9 +334,10 @@ def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
 def latent_attention(
     g: Graph, cfg: Config, x: Value, layer: int, *, rotates: bool = True, half: int | None = None
 ) -> Value:
-    """The heads' own products with keys are absorbed into queries, those with values come after the attention.
+    """Build attention over latents: each head's key projection is absorbed into its queries, and its value projection
+    comes after attention.
 
-    rotates: False if nothing has a position.
+    rotates: False if there are no positions.
     half: 0 or 1 for one of the two attentions of a layer, each with its own cache.
     """
     p, params = f"layers.{layer}.self_attn.", cfg.attention_params(layer)

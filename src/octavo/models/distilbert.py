@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class Config(bert.Config):
-    """A head of classification has a relu between its two products."""
+    """A classification head has a relu between its two linears."""
 
     __slots__ = ()
 

@@ -21,7 +21,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(bert.Config):
-    """A head of classification has a gelu between its two products."""
+    """A classification head has a gelu between its two linears."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""ERNIE 4.5: Llama whose rotated pairs lie side by side, with experts in most sizes. Baidu, 2025.
+"""ERNIE 4.5: Llama that rotates neighbouring columns, with experts in most sizes. Baidu, 2025.
 
-Layers with a router have experts, and the experts that all tokens take as one MLP.
+Layers with a router have experts, and store the shared experts as one MLP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""EXAONE 3 and 3.5: Llama under names of its own. LG AI Research, arXiv 2412.04862."""
+"""EXAONE 3 and 3.5: Llama with different names in its files. LG AI Research, arXiv 2412.04862."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KEYS = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration, under names of its own."""
+    """The shared configuration, read from EXAONE's own keys."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP, norms on heads, global layers without rotation. arXiv 2507.11407."""
+"""EXAONE 4: norms after attention and MLP, norms on heads, and no rotation in global layers. arXiv 2507.11407."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = attention(g, h, cfg, i)
@@ -56,7 +56,7 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
 
 
 def _local(rope: RopeConfig, windows: Windows) -> RopeConfig:
-    """Beside layers with a window those without do not rotate."""
+    """Turn off rotation in the layers without a window, if other layers have one."""
     return replace(rope, rotates=tuple(window is not None for window in windows)) if any(windows) else rope
 
 

@@ -1,6 +1,6 @@
-"""Falcon 1 and 2: few kv heads, attention beside the MLP; the RW models with ALiBi. arXiv 2311.16867.
+"""Falcon 1 and 2: few kv heads, attention parallel to the MLP; the RW models use ALiBi. arXiv 2311.16867.
 
-Slopes of ALiBi are exact here; transformers rounds their products with positions to bfloat16.
+ALiBi is computed exactly here; transformers rounds the products of slopes and positions to bfloat16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TWO_NORMS = "attention_layernorm"  # before the attention; input_layernorm is t
 
 
 class Config(ClassicConfig):
-    """GGUF files have no key for the second norm: it is there or not. Their activation is always GELU."""
+    """GGUF files have no key for the second norm: its weights are there or not. Their activation is always GELU."""
 
     __slots__ = ()
 

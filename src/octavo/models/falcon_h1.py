@@ -1,4 +1,4 @@
-"""Falcon H1: attention and Mamba 2 side by side in every layer, with multipliers. TII, arXiv 2507.22448."""
+"""Falcon H1: attention and Mamba 2 in parallel in every layer, with multipliers. TII, arXiv 2507.22448."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOW = -1e6  # of multipliers
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """The factors of a model's parts; those of GGUF files are in the weights."""
+    """The multipliers of a model's parts. In GGUF files they are already applied to the weights."""
 
     embedding: float = 1.0
     head: float = 1.0
@@ -47,7 +47,7 @@ class Multipliers:
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Multipliers:
-        """Raise ModelLoadError naming the key."""
+        """Read the multipliers from config.json. Raises ModelLoadError naming the key."""
         names = {"embedding": "embedding", "head": "lm_head", "ssm_in": "ssm_in", "ssm_out": "ssm_out"}
         names |= {part: part for part in ("attention_in", "attention_out")}
         fields = {part: reader.number(f"{key}_multiplier", 1.0, low=_LOW) for part, key in names.items()}
@@ -58,7 +58,10 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """norm_before_gate: the norm of the state space, if the model has one, comes before its gate."""
+    """The shared configuration with a state space and multipliers.
+
+    norm_before_gate: the state space's norm, if it has one, comes before its gate.
+    """
 
     scan: ScanHeads = NO_HEADS
     norm_before_gate: bool = False
@@ -83,7 +86,7 @@ class Config(DecoderConfig):
 
 
 def row_factors(cfg: Config) -> NDArray[np.float32]:
-    """Those of x, b and c, which go through the convolution column by column."""
+    """Return the factors of the rows of x, b and c, which go through the convolution column by column."""
     scan = cfg.scan
     rows = (scan.num_heads * scan.head_dim, *(scan.num_groups * scan.state_dim,) * 2)
     return np.repeat(np.array(cfg.multipliers.ssm[1:4], np.float32), rows)
@@ -103,7 +106,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     factors = cfg.multipliers
     h = g.embedding("embed_tokens") * factors.embedding
     for i in range(cfg.num_layers):
@@ -119,7 +122,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _state_space(g: Graph, x: Value, cfg: Config, stem: str) -> Value:
-    """The state space of the weights under `stem`: [TOKENS, hidden]. Most models have no norm in it."""
+    """Build the state space from the weights under `stem`: [TOKENS, hidden]. In most models it has no norm."""
     z, xbc, dt = (g.linear(x, f"{stem}.{part}_proj") for part in ("z", "xbc", "dt"))
     gate, *_, step = cfg.multipliers.ssm
     z = z * gate

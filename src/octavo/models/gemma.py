@@ -36,7 +36,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

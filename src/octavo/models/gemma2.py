@@ -43,7 +43,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with the cap of the logits."""
+    """The shared configuration with the cap on the logits."""
 
     logit_softcap: float | None = None
 
@@ -81,16 +81,16 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = layers(g, cfg, lambda x, i: attention(g, x, cfg, i))
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
 
 
 def layers(g: Graph, cfg: DecoderConfig | EncoderConfig, attend: Callable[[Value, int], Value]) -> Value:
-    """The hidden states after the last layer [TOKENS, hidden].
+    """Return the hidden states after the last layer [TOKENS, hidden].
 
-    attend: the attention of a layer on normed rows.
+    attend: builds a layer's attention on normed rows.
     """
 
     def norm(x: Value, name: str) -> Value:

@@ -1,4 +1,4 @@
-"""Gemma 3, text: local and global layers, norms before and after, on q and k too. arXiv 2503.19786."""
+"""Gemma 3, text: local and global layers, with norms before and after them and on q and k. arXiv 2503.19786."""
 
 from __future__ import annotations
 
@@ -86,19 +86,22 @@ class Config(gemma2.Config):
 
 
 def local_rope(reader: ConfigReader, head_dim: int) -> RopeParams:
-    """The rotary embedding of layers with a window in config.json."""
+    """Return the rotary embedding of layers with a window, from config.json."""
     section = reader.section("rope_parameters").section("sliding_attention")
     theta = reader.number("rope_local_base_freq", LOCAL_THETA, low=1.0)
     return rope_from_hf(section, head_dim, theta, reader.integer("max_position_embeddings"))
 
 
 def text_config(reader: ConfigReader) -> ConfigReader:
-    """The part of config.json about text, with defaults."""
+    """Return the part of config.json about text, with defaults."""
     text = reader.section("text_config") if reader.has("text_config") else reader
     return text.with_defaults(_DEFAULTS)
 
 
 def global_rope(reader: ConfigReader) -> ConfigReader:
-    """Newer files describe both ropes in one place, older ones scale the global one only."""
+    """Return the part of config.json about global rotary embedding.
+
+    Newer files describe both kinds in one place; older ones scale only the global one.
+    """
     ropes = reader.section("rope_parameters")
     return ropes.section("full_attention") if ropes.values else reader.section("rope_scaling")

@@ -1,4 +1,4 @@
-"""Gemma 3n, text: four streams of hidden states, inputs for each layer, shared keys and values, sparse MLPs.
+"""Gemma 3n, text: four streams of hidden states, per-layer inputs, shared keys and values, sparse MLPs.
 
 AltUp: arXiv 2301.13310; LAuReL: arXiv 2411.07501.
 """
@@ -123,7 +123,7 @@ def _with_streams(config: Config, reader: ConfigReader, count: str, active: str)
 
 
 def _deviations_of_hf(reader: ConfigReader, num_layers: int) -> tuple[float | None, ...]:
-    """A share of zeros as a distance from the mean of a normal distribution, in standard deviations."""
+    """Convert each layer's share of zeros to standard deviations from the mean of a normal distribution."""
     key = "activation_sparsity_pattern"
     shares = (_SPARSITY,) * _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else ()
     if reader.has(key):
@@ -150,7 +150,7 @@ def _deviations_of_gguf(reader: ConfigReader, num_layers: int) -> tuple[float | 
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     inputs = _per_layer.inputs_of_layers(g, h, cfg)
     copies = h
@@ -165,7 +165,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
-    """The mean of the first stream and the others' projections of its magnitude."""
+    """Return the mean of the first stream and the others' projections, rescaled to the first one's magnitude."""
     width, count = cfg.hidden_size, cfg.num_streams - 1
     first = g.add(Columns(streams, 0, width))
     projected = g.head_linear(g.add(Columns(streams, width, count * width)), "altup_unembed_projections")
@@ -176,7 +176,7 @@ def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
 
 
 def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> Value:
-    """Predict all streams, computes with the active one, and corrects the others by what it became."""
+    """Predict all streams, run the layer on the active one, and correct the others by its change."""
     p = f"layers.{layer}."
 
     def norm(x: Value, name: str) -> Value:

@@ -1,4 +1,4 @@
-"""Gemma 4, text: heads of two sizes, shared keys and values, inputs for each layer, experts beside the MLP."""
+"""Gemma 4, text: heads of two sizes, shared keys and values, per-layer inputs, experts parallel to the MLP."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class Config(_per_layer.Config):
-    """`head_dim`, `value_dim` and `num_kv_heads` are those of layers with a window."""
+    """The configuration. `head_dim`, `value_dim` and `num_kv_heads` describe the layers with a window."""
 
     global_head_dim: int = _GLOBAL_DIM
     global_kv_heads: int = 1
@@ -71,7 +71,7 @@ class Config(_per_layer.Config):
 
     @property
     def expert_rows(self) -> tuple[int, ...]:
-        """The rows of an expert's gate and up; none: the model has no experts."""
+        """Number of rows of an expert's gate and up; empty if the model has no experts."""
         return (self.expert_width,) * 2 if self.expert_width else ()
 
     def attention_params(self, layer: int) -> AttentionParams:
@@ -154,7 +154,7 @@ class Config(_per_layer.Config):
 
 
 def global_section(reader: ConfigReader) -> ConfigReader:
-    """The part of config.json about the rotary embedding of layers without a window."""
+    """Return the part of config.json about the rotary embedding of layers without a window."""
     return (
         reader.section("rope_parameters")
         .section("full_attention")
@@ -163,7 +163,7 @@ def global_section(reader: ConfigReader) -> ConfigReader:
 
 
 def _with_double_mlp(reader: ConfigReader) -> ConfigReader:
-    """The width of the widest MLP: layers that share keys and values may have twice the columns."""
+    """Replace the MLP width by the widest: layers that share keys and values may have twice the columns."""
     if not (reader.flag("use_double_wide_mlp", False) and reader.integer("num_kv_shared_layers", 0, low=0)):
         return reader
     return reader.replaced("intermediate_size", 2 * reader.integer("intermediate_size", high=MAX_WIDTH))
@@ -176,7 +176,7 @@ def _experts_from_hf(reader: ConfigReader) -> Routing | None:
 
 
 def _global_heads(reader: ConfigReader, windows: Windows, kv_heads: int) -> tuple[int, int]:
-    """head_dim and kv heads of the layers without a window; newer files have them for each layer."""
+    """Return head_dim and the number of kv heads of layers without a window; newer files give them per layer."""
     heads = kv_heads
     if reader.flag("attention_k_eq_v", False) and reader.has("num_global_key_value_heads"):
         heads = reader.integer("num_global_key_value_heads")
@@ -199,7 +199,7 @@ def _global_heads(reader: ConfigReader, windows: Windows, kv_heads: int) -> tupl
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     inputs = _per_layer.inputs_of_layers(g, h, cfg) if cfg.input_width else None
     for i in range(cfg.num_layers):
@@ -216,10 +216,10 @@ def build(g: Graph, cfg: Config) -> Value:
 def layer(
     g: Graph, h: Value, cfg: Config, number: int, prefix: str = "", reads: AttentionParams | None = None
 ) -> Value:
-    """Attention and MLP of a layer, or its experts beside that: [TOKENS, hidden].
+    """Build a layer's attention and MLP, with its experts if it has any: [TOKENS, hidden].
 
-    prefix: of the names of its weights.
-    reads: the attention of a layer without keys and values, over a cache that is there; None means as `cfg` has it.
+    prefix: prefix of the names of its weights.
+    reads: the attention of a layer without its own keys and values, over an existing cache; None means as in `cfg`.
     """
     p = f"{prefix}layers.{number}."
     params = reads or cfg.attention_params(number)
@@ -235,7 +235,7 @@ def layer(
 
 
 def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value:
-    """The chosen experts of a layer, with norms of their own; the router reads another norm of h than they do."""
+    """Build a layer's chosen experts, which have their own norms; the router reads h through another norm."""
     x = g.rms_norm(h, p + "pre_feedforward_layernorm_2", cfg.norm_eps)
     routed = g.rms_norm(h, p + "mlp.router_norm", cfg.norm_eps) * cfg.hidden_size**-0.5
     x = g.moe(x, p + "mlp", routing, kind="gelu_tanh", router_x=routed)
@@ -245,9 +245,9 @@ def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value
 def _attention(
     g: Graph, x: Value, cfg: Config, number: int, p: str, params: AttentionParams, *, owns_keys: bool
 ) -> Value:
-    """A layer without a projection of values takes that of its keys.
+    """Build a layer's attention. A layer without a value projection uses its key projection instead.
 
-    p: of the names of its weights.
+    p: prefix of the names of its weights.
     """
     dim, rope = params.head_dim, cfg.rope_params(number)
     assert rope is not None

@@ -1,4 +1,4 @@
-"""EmbeddingGemma: Gemma 3 with attention both ways, for vectors of texts. arXiv 2509.20354."""
+"""EmbeddingGemma: Gemma 3 with bidirectional attention, for text embeddings. arXiv 2509.20354."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
-    """A layer with a window sees half of it before a token and half of it after."""
+    """In a layer with a window, a token sees half of the window before it and half after it."""
 
     attention_scale: float = 1.0
 
@@ -69,7 +69,7 @@ class Config(EncoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The vectors [OUTPUTS, hidden], of rows as in `_encoder.build`."""
+    """Build the graph and return the embeddings [OUTPUTS, hidden], for rows as in `_encoder.build`."""
 
     def attend(x: Value, layer: int) -> Value:
         p = f"layers.{layer}.self_attn."

@@ -1,4 +1,4 @@
-"""GLM 4 (0414): norms before and after, half of a head rotates in neighbouring pairs. arXiv 2406.12793."""
+"""GLM 4 (0414): norms before and after, half of each head rotates in neighbouring pairs. arXiv 2406.12793."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
 
     def norm(x: Value, name: str) -> Value:
         return g.rms_norm(x, name, cfg.norm_eps)

@@ -28,7 +28,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers that predict further tokens (MTP) are not counted."""
+    """Multi-token-prediction (MTP) layers are not counted."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -63,7 +63,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = _layer(g, cfg, h, i)
@@ -71,7 +71,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def build_draft(g: Graph, cfg: Config) -> Value:
-    """The logits of the token after the next: see `next_token_head`."""
+    """Build the graph and return the logits of the token after the next: see `next_token_head`."""
     return next_token_head(g, cfg, _layer)
 
 

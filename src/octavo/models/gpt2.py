@@ -32,7 +32,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """The MLP's activation is always the tanh form of GELU in GGUF files."""
+    """In GGUF files the MLP's activation is always the tanh approximation of GELU."""
 
     __slots__ = ()
 

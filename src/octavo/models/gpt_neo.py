@@ -1,4 +1,4 @@
-"""GPT-Neo: learned positions, every second layer has a window, scores that are not scaled. EleutherAI, 2021."""
+"""GPT-Neo: learned positions, a window in every second layer, and unscaled attention scores. EleutherAI, 2021."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ClassicConfig):
-    """windows: of each layer, in tokens."""
+    """The shared configuration with windows.
+
+    windows: window of each layer, in tokens.
+    """
 
     windows: tuple[int | None, ...] = ()
 
@@ -40,7 +43,7 @@ class Config(ClassicConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:  # noqa: ARG003
-        """Raises ModelLoadError: llama.cpp has no form of it."""
+        """Raise ModelLoadError, because llama.cpp does not support the architecture."""
         raise reader.error("block_count", reader.value("block_count"), "GPT-Neo has no GGUF form")
 
     @classmethod
@@ -51,7 +54,7 @@ class Config(ClassicConfig):
 
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """By `attention_types`, pairs of kinds and how often they repeat; without it both kinds alternate."""
+    """Read the windows from `attention_types`, pairs of kinds and repeat counts; without it both kinds alternate."""
     num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("window_size", 256)
     types: Any = reader.value("attention_types")
     try:

@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, windows in every second layer, biased experts with limited gates. arXiv 2508.10925."""
+"""gpt-oss: attention sinks, windows in every second layer, biased experts with clamped gates. arXiv 2508.10925."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _alternate(reader: ConfigReader, num_layers: int, window: int) -> Windows:
 
 
 def _gate_then_up(cfg: Config) -> NDArray[np.intp]:
-    """Rows of gate and up take turns in safetensors files."""
+    """Return the stored rows of gate, then of up, which alternate in safetensors files."""
     rows = np.arange(2 * cfg.mlp.intermediate_size)
     return np.concatenate([rows[::2], rows[1::2]])
 
@@ -99,7 +99,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     routing = cfg.mlp.experts or Routing(1)
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):

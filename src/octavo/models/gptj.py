@@ -1,4 +1,4 @@
-"""GPT-J: rotated pairs side by side, attention beside the MLP after one norm, a bias on the head. EleutherAI, 2021."""
+"""GPT-J: neighbouring columns rotate, one norm for parallel attention and MLP, a bias on the head. EleutherAI, 2021."""
 
 from __future__ import annotations
 

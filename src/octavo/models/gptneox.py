@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: rotary embedding of a part of each head, attention beside the MLP. arXiv 2204.06745."""
+"""GPT-NeoX and Pythia: part of each head rotates, attention parallel to the MLP. arXiv 2204.06745."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """The MLP's activation is always GELU in GGUF files."""
+    """In GGUF files the MLP's activation is always GELU."""
 
     __slots__ = ()
 

@@ -21,7 +21,7 @@ __all__ = ["WEIGHTS", "Config", "build"]
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with its multipliers; the logits are divided by theirs."""
+    """The shared configuration with multipliers; the logits are divided by theirs."""
 
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -40,7 +40,7 @@ ScaledT = TypeVar("ScaledT", bound=Config)
 
 
 def scaled_gguf(config: ScaledT, reader: ConfigReader) -> ScaledT:
-    """The configuration with the multipliers of a GGUF file."""
+    """Return the configuration with the multipliers of a GGUF file."""
     return replace(
         config,
         attention=replace(config.attention, scale=reader.optional_number("attention.scale")),
@@ -51,7 +51,7 @@ def scaled_gguf(config: ScaledT, reader: ConfigReader) -> ScaledT:
 
 
 def scaled_hf(config: ScaledT, reader: ConfigReader) -> ScaledT:
-    """The configuration with the multipliers of config.json."""
+    """Return the configuration with the multipliers of config.json."""
     return replace(
         config,
         attention=replace(config.attention, scale=reader.number("attention_multiplier", 1.0)),
@@ -62,7 +62,7 @@ def scaled_hf(config: ScaledT, reader: ConfigReader) -> ScaledT:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.embedding_multiplier
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

@@ -1,4 +1,4 @@
-"""Granite 4: Mamba 2 in most layers, attention in some, experts beside a shared MLP. Dao and Gu, arXiv 2405.21060."""
+"""Granite 4: Mamba 2 in most layers, attention in some, experts and a shared MLP. Dao and Gu, arXiv 2405.21060."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(granite.Config):
-    """Layers with the weights of a state space have no attention. Most models do not rotate queries and keys."""
+    """Layers that have state-space weights have no attention. Most models do not rotate queries and keys."""
 
     shared_size: int = 0
     scan: ScanHeads = NO_HEADS
@@ -108,7 +108,7 @@ class Config(granite.Config):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.embedding_multiplier
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

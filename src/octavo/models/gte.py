@@ -1,6 +1,6 @@
-"""GTE of 2024: BERT with rotary positions, GeGLU and fused projections. Zhang et al., arXiv 2407.19669.
+"""GTE (2024): BERT with rotary positions, GeGLU and fused projections. Zhang et al., arXiv 2407.19669.
 
-gte-base-en-v1.5, gte-multilingual-base, their reranker and Arctic Embed M 2.0 have this form.
+gte-base-en-v1.5, gte-multilingual-base, their reranker and Arctic Embed M 2.0 use this architecture.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIXED = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "l
 
 
 class Config(EncoderConfig):
-    """Both configurations: that of transformers, and the authors' (`model_type` new)."""
+    """The configuration, read from transformers' keys or the authors' own (`model_type` new)."""
 
     __slots__ = ()
 
@@ -51,7 +51,10 @@ class Config(EncoderConfig):
 
 
 def _rope(reader: ConfigReader) -> RopeParams:
-    """NTK scaling enlarges the base by the factor, and the lowest frequency once more (Su, kexue.fm/archives/9706)."""
+    """Return the rotary embedding.
+
+    NTK scaling enlarges the base by the factor, and the lowest frequency once more (Su, kexue.fm/archives/9706).
+    """
     head_dim = head_dim_of(reader, "num_attention_heads", "hidden_size")
     section = rope_section(reader)
     theta = reader.number("rope_theta", 10_000.0 if reader.value("model_type") == "new" else 160_000.0, low=1.0)

@@ -1,4 +1,4 @@
-"""Helium 1: Llama whose rotated pairs lie side by side. Kyutai, 2025."""
+"""Helium 1: Llama that rotates neighbouring columns. Kyutai, 2025."""
 
 from __future__ import annotations
 

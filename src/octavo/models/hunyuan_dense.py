@@ -1,4 +1,4 @@
-"""Hunyuan, dense: Llama with norms on the heads of q and k after their rotation. Tencent, 2025."""
+"""Hunyuan, dense: Llama with norms on the heads of q and k after rotation. Tencent, 2025."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Config(DecoderConfig):
 
 
 def stretched_rope(reader: ConfigReader) -> RopeConfig:
-    """The rotary embedding, in which `alpha` enlarges the base once and for all."""
+    """Return the rotary embedding, whose base `alpha` enlarges for every length."""
     plain = hf_rope(reader)
     theta = stretched_theta(reader, plain.rotary_dim)
     return plain if theta is None else hf_rope(reader, ConfigReader({"rope_theta": theta}))
 
 
 def stretched_theta(reader: ConfigReader, rotary_dim: int) -> float | None:
-    """The enlarged base, or None if there is no alpha. The published files call it dynamic beside an alpha."""
+    """Return the enlarged base, or None if there is no alpha. Published files with an alpha name the type "dynamic"."""
     section = rope_section(reader)
     kind = section.text("rope_type", section.text("type", "default"))
     if kind != "dynamic" or not section.has("alpha"):

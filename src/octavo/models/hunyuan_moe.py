@@ -1,4 +1,4 @@
-"""Hunyuan with experts, A13B: the dense model's attention, and experts beside an MLP that all tokens take."""
+"""Hunyuan with experts, A13B: the dense model's attention, routed experts and a shared MLP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(hunyuan_dense.Config):
-    """All layers have as many experts; the weights of the chosen ones sum to 1."""
+    """All layers have the same number of experts; the weights of the chosen ones sum to 1."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -1,4 +1,4 @@
-"""InternLM 2 and 2.5: Llama with q, k and v in one matrix, kv head by kv head. Cai et al., arXiv 2403.17297."""
+"""InternLM 2 and 2.5: Llama with q, k and v in one matrix, grouped by kv head. Cai et al., arXiv 2403.17297."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAYER = "layers.*."
 
 
 def _heads_apart(cfg: Any) -> NDArray[np.intp]:
-    """The stored row of each row of q, k and v: a kv head has its queries, its key and its value together."""
+    """Return the stored row for each row of q, k and v: files group a kv head's queries, key and value."""
     group = cfg.num_heads // cfg.num_kv_heads
     rows = np.arange((cfg.num_heads + 2 * cfg.num_kv_heads) * cfg.head_dim).reshape(-1, group + 2, cfg.head_dim)
     return np.concatenate([rows[:, part].reshape(-1) for part in (slice(group), group, group + 1)])

@@ -36,7 +36,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The weights of a layer say its kind. Queries and keys are not rotated; the weights of experts do not sum to 1."""
+    """A layer's kind follows from its weights. Queries and keys are not rotated; expert weights do not sum to 1."""
 
     channels: Channels = NO_CHANNELS
 
@@ -64,7 +64,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

@@ -1,6 +1,6 @@
-"""Jina's BERT: no table of positions but ALiBi both ways, a gated MLP. Günther et al., arXiv 2310.19923.
+"""Jina's BERT: symmetric ALiBi instead of a position table, and a gated MLP. Günther et al., arXiv 2310.19923.
 
-Embeddings v2 and the rerankers v1. Those for code have norms on q and k and a second one after attention.
+Used by Embeddings v2 and the v1 rerankers. The models for code add norms on q and k, and a second norm after attention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _GATED = {"geglu": "gelu", "reglu": "relu"}  # the activation of the gate by `fe
 
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
-    """stored: the order of the halves of a GGUF file's fused `ffn_up`; empty: gate and up are tensors of their own."""
+    """The shared configuration with the layout of the gated MLP.
+
+    stored: order of the halves of a GGUF file's fused `ffn_up`; empty if gate and up are separate tensors.
+    """
 
     stored: str = ""
 

@@ -1,7 +1,7 @@
 """Jina Embeddings v3: XLM-RoBERTa with rotary positions. Sturua et al., arXiv 2409.10173.
 
-The published checkpoint keeps low-rank products for five tasks beside its weights: `octavo.adapters.tasks` reads them
-as adapters. jina-colbert-v2 has this form without them.
+The published checkpoint contains low-rank matrices for five tasks in addition to its weights; `octavo.adapters.tasks`
+reads them as adapters. jina-colbert-v2 has this architecture without them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(EncoderConfig):
-    """Both configurations: that of transformers, and the authors' (`model_type` xlm-roberta)."""
+    """The configuration, read from transformers' keys or the authors' own (`model_type` xlm-roberta)."""
 
     __slots__ = ()
 

@@ -1,5 +1,7 @@
-"""Kimi Linear: delta rules with a decay for each channel in most layers, and latent attention without positions in
-some. Moonshot AI, arXiv 2510.26692."""
+"""Kimi Linear: delta rules with per-channel decay in most layers, latent attention without positions in some.
+
+Moonshot AI, arXiv 2510.26692.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ _P, _MOE = "layers.*.self_attn.", "layers.*.block_sparse_moe."
 
 @dataclass(frozen=True, slots=True)
 class Config(deepseek2.Config):
-    """delta_dim: columns of a head of the delta rule; attends: the layers with attention in place of it."""
+    """The configuration of the latent attention, with the delta rule.
+
+    delta_dim: columns of a head of the delta rule.
+    attends: the layers with attention instead of a delta rule.
+    """
 
     delta_dim: int = 128
     attends: frozenset[int] = frozenset()
@@ -60,8 +66,11 @@ class Config(deepseek2.Config):
 
 
 def _attends(reader: ConfigReader, section: ConfigReader) -> frozenset[int]:
-    """The layers with attention: by the authors' list, which counts from 1, by the kinds of transformers, or each
-    fourth but the first. Raises ModelLoadError naming the key."""
+    """Return the layers with attention. Raises ModelLoadError naming the key.
+
+    They come from the authors' list, which counts from 1, or from transformers' layer types. By default they are every
+    fourth layer except layer 0.
+    """
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if reader.has("layer_types"):
         kinds = reader.texts("layer_types", num_layers, ("full_attention", "linear_attention"))
@@ -111,7 +120,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
@@ -124,7 +133,10 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _delta_attention(g: Graph, cfg: Config, x: Value, p: str) -> Value:
-    """p: the stem of its weights."""
+    """Build a layer's delta rule.
+
+    p: stem of its weights.
+    """
     dim = cfg.delta_dim
     q, k, v = (g.short_conv(g.linear(x, f"{p}{n}_proj"), f"{p}{n}_conv1d", "silu") for n in "qkv")
     # Both of length one, and q divided by sqrt(dim).

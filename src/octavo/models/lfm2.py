@@ -1,4 +1,4 @@
-"""LFM2: short convolutions between gates, and attention in some layers. Liquid AI, arXiv 2511.23404."""
+"""LFM2: gated short convolutions, with attention in some layers. Liquid AI, arXiv 2511.23404."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers with the weights of a convolution have no attention."""
+    """Layers that have convolution weights have no attention."""
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
@@ -65,7 +65,7 @@ class Config(DecoderConfig):
 
 
 def _width(reader: ConfigReader) -> int:
-    """The columns of the MLP, which the published files give before an adjustment, under one of two keys."""
+    """Return the MLP's width, which the published files give before an adjustment, under one of two keys."""
     key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
     width = reader.integer(key, high=MAX_WIDTH)
     if not reader.flag("block_auto_adjust_ff_dim", True):
@@ -77,7 +77,7 @@ def _width(reader: ConfigReader) -> int:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
@@ -90,6 +90,6 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def gated_conv(g: Graph, x: Value, stem: str) -> Value:
-    """out(out_gate(x) * conv(in_gate(x) * x_proj(x))) of the weights under `stem`."""
+    """Return out(out_gate(x) * conv(in_gate(x) * x_proj(x))), using the weights under `stem`."""
     in_gate, out_gate, values = (g.linear(x, f"{stem}.{part}") for part in ("in_gate", "out_gate", "x_proj"))
     return g.linear(out_gate * g.short_conv(in_gate * values, f"{stem}.conv"), f"{stem}.out_proj")

@@ -1,4 +1,4 @@
-"""LFM2 with experts: sigmoid scores, with a bias in the choice. Liquid AI, arXiv 2511.23404."""
+"""LFM2 with experts: sigmoid scores and a selection bias. Liquid AI, arXiv 2511.23404."""
 
 from __future__ import annotations
 

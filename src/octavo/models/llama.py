@@ -38,9 +38,9 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig, attention: LayerPart = attention, mlp: LayerPart = mlp) -> Value:
-    """The logits [LOGITS, vocab].
+    """Build the graph and return the logits [LOGITS, vocab].
 
-    attention, mlp: the two blocks of a layer.
+    attention, mlp: builders of a layer's two blocks.
     """
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
@@ -52,9 +52,9 @@ def build(g: Graph, cfg: DecoderConfig, attention: LayerPart = attention, mlp: L
 def layer(
     g: Graph, cfg: DecoderConfig, h: Value, number: int, attention: LayerPart = attention, mlp: LayerPart = mlp
 ) -> Value:
-    """The hidden states [TOKENS, hidden] behind a layer, from those before it.
+    """Return the hidden states [TOKENS, hidden] after a layer, given those before it.
 
-    attention, mlp: its two blocks.
+    attention, mlp: builders of its two blocks.
     """
     h = h + attention(g, g.rms_norm(h, f"layers.{number}.input_layernorm", cfg.norm_eps), cfg, number)
     x = g.rms_norm(h, f"layers.{number}.post_attention_layernorm", cfg.norm_eps)

@@ -1,4 +1,4 @@
-"""Llama 4, text: attention in chunks, some layers without rotation, one expert beside a shared one in some layers."""
+"""Llama 4, text: chunked attention, some layers without rotation, and in some layers a shared and a routed expert."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _SCALINGS = ("default", "linear", "llama3")  # those without a factor that a nor
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """`intermediate_size` is that of an expert. Queries grow in the layers that do not rotate."""
+    """The configuration. `intermediate_size` is the width of an expert.
+
+    Queries grow in the layers that do not rotate.
+    """
 
     def attention_params(self, layer: int) -> AttentionParams:
         params = DecoderConfig.attention_params(self, layer)
@@ -87,12 +90,12 @@ class Config(DecoderConfig):
 
 
 def _on_input(routing: Routing | None) -> Routing | None:
-    """The sigmoid of the router's output multiplies the rows that an expert reads."""
+    """Return the routing with its weights, the sigmoid of the router's output, applied to the experts' input rows."""
     return None if routing is None else replace(routing, scoring="sigmoid", normalize=False, on_input=True)
 
 
 def _growth(reader: ConfigReader) -> QueryGrowth | None:
-    """Older files have a number in place of true."""
+    """Return the growth of queries, or None. Older files have a number in place of true."""
     key = "attn_temperature_tuning"
     value = reader.value(key)
     factor = reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH)
@@ -138,12 +141,15 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return llama.build(g, cfg, _attention)
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """Norms without weights come after the rotation in the original; it keeps lengths, so they may be first."""
+    """Build a layer's attention.
+
+    The original applies its weightless norms after rotation; rotation keeps lengths, so here they come first.
+    """
     p = f"layers.{layer}.self_attn."
     q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
     if (rope := cfg.rope_params(layer)) is not None:

@@ -1,5 +1,7 @@
-"""LongCat Flash: two attentions over latents and two MLPs in each layer, and experts beside them, some of which return
-their input. Meituan, arXiv 2509.01322."""
+"""LongCat Flash: two latent attentions and two MLPs in each layer, in parallel with experts, some of them identities.
+
+Meituan, arXiv 2509.01322.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(deepseek2.Config):
-    """num_experts: with matrices. Queries are scaled with the scores. The layer that predicts further tokens (MTP) is
-    not used."""
+    """The configuration. Query scaling is folded into the scores. The multi-token-prediction (MTP) layer is not used.
+
+    num_experts: number of experts with weights.
+    """
 
     num_experts: int = 1
 
@@ -91,7 +95,7 @@ class Config(deepseek2.Config):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = _layer(g, cfg, h, i)
@@ -100,7 +104,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
-    """The experts read what the first MLP reads; their output joins after the second."""
+    """Build a layer. Its experts read the first MLP's input; their output is added after the second MLP."""
     p, experts = f"layers.{layer}.", cfg.mlp.experts
     assert experts is not None
     h, x = _attended(g, cfg, h, layer, 0)
@@ -110,7 +114,7 @@ def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
 
 
 def _attended(g: Graph, cfg: Config, h: Value, layer: int, half: int) -> tuple[Value, Value]:
-    """The hidden states behind one of the two attentions of a layer, and the same as the MLP reads them."""
+    """Return the hidden states after one of a layer's two attentions, plain and normed for the MLP."""
     p = f"layers.{layer}."
     h = h + latent_attention(g, cfg, g.rms_norm(h, f"{p}input_layernorm.{half}", cfg.norm_eps), layer, half=half)
     return h, g.rms_norm(h, f"{p}post_attention_layernorm.{half}", cfg.norm_eps)

@@ -1,4 +1,4 @@
-"""Mamba 1 and Falcon Mamba: state spaces with a decay a number in all layers. Gu and Dao, arXiv 2312.00752."""
+"""Mamba 1 and Falcon Mamba: state spaces with a separate decay for each state value. Gu and Dao, arXiv 2312.00752."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEM = "layers.*.mamba."
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The columns of a state space, the numbers in the state of each, and the columns of its steps before `dt_proj`."""
+    """The number of columns of a state space, the state size of each, and the columns of its steps before `dt_proj`."""
 
     inner: int = 1
     state_dim: int = 1
@@ -27,15 +27,15 @@ class Channels:
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader) -> Channels:
-        """Raise ModelLoadError naming the key."""
+        """Read the sizes from a GGUF file. Raises ModelLoadError naming the key."""
         names = ("ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
         return cls(*(reader.integer(name, high=MAX_WIDTH) for name in names))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader, state: str, expand: str, rank: str) -> Channels:
-        """state, expand, rank: the keys.
+        """Read the sizes from config.json. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming one.
+        state, expand, rank: names of the keys.
         """
         hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
         check_silu(reader)
@@ -53,7 +53,7 @@ NO_CHANNELS = Channels()
 
 
 def channel_names(stem: str) -> dict[str, str]:
-    """Name in GGUF files, and in safetensors files under `stem`."""
+    """Map weight names in GGUF files, and in safetensors files under `stem`, to the graph's names."""
     parts = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
     return {
         "blk.*.ssm_in": _STEM + "in_proj",
@@ -91,9 +91,9 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The sizes of attention are 1.
+    """The shared configuration with state spaces; attention sizes are 1.
 
-    inner_eps: of the norms of steps, b and c, or None if there are none.
+    inner_eps: epsilon of the norms of steps, b and c, or None if there are none.
     """
 
     channels: Channels = NO_CHANNELS
@@ -114,7 +114,7 @@ class Config(StateSpaceConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = h + mamba1(g, g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps), i, cfg.inner_eps)
@@ -122,9 +122,9 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def mamba1(g: Graph, x: Value, layer: int, eps: float | None) -> Value:
-    """The state space of a layer, with its convolution and gate: [TOKENS, hidden].
+    """Build a layer's state space, with its convolution and gate: [TOKENS, hidden].
 
-    eps: of the norms of the steps, b and c, which have weights or none, or None if there are no norms.
+    eps: epsilon of the norms of the steps, b and c, with or without weights; None if there are no norms.
     """
     stem = f"layers.{layer}.mamba"
     x, z = g.linear(x, f"{stem}.input_proj"), g.linear(x, f"{stem}.z_proj")

@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The sizes of attention are those of the state space's heads."""
+    """The shared configuration; attention sizes are those of the state space's heads."""
 
     scan: ScanHeads = NO_HEADS
 
@@ -56,7 +56,7 @@ class Config(StateSpaceConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = h + mamba2(g, g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps), cfg.scan, i, cfg.norm_eps)

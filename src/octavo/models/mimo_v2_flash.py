@@ -1,4 +1,4 @@
-"""MiMo V2 Flash: windows with sinks and twice the kv heads in most layers, scaled values, experts. Xiaomi, 2025."""
+"""MiMo V2 Flash: most layers have windows with sinks and twice the kv heads; scaled values, experts. Xiaomi, 2025."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _SHARE, THETA, _LOCAL_THETA = 0.334, 5e6, 1e4
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """num_kv_heads: of the layers without a window. Layers that predict further tokens (MTP) are not used."""
+    """The configuration. Multi-token-prediction (MTP) layers are not used.
+
+    num_kv_heads: number of kv heads in the layers without a window.
+    """
 
     local_kv_heads: int = 1
     value_scale: float = 1.0
@@ -95,7 +98,7 @@ class Config(DecoderConfig):
 
 
 def rope_sections(reader: ConfigReader, head_dim: int) -> tuple[ConfigReader, ConfigReader]:
-    """The parts of config.json about the rotary embedding of layers without a window, and with one."""
+    """Return the parts of config.json about the rotary embedding of layers without a window, and of layers with one."""
     ropes = reader.section("rope_parameters")
     share = reader.number("partial_rotary_factor", _SHARE, high=1.0)
     full = reader.number("rope_theta", THETA, low=1.0)
@@ -107,14 +110,17 @@ def rope_sections(reader: ConfigReader, head_dim: int) -> tuple[ConfigReader, Co
 
 
 def _in_pairs(section: ConfigReader, head_dim: int, share: float, theta: float) -> ConfigReader:
-    """The section with a share that makes an even number of columns, which the published share does not."""
+    """Return the section with its share adjusted to a whole number of columns; the published share gives none."""
     section = section.with_defaults({"partial_rotary_factor": share, "rope_theta": theta})
     columns = int(head_dim * section.number("partial_rotary_factor", high=1.0))
     return section.replaced("partial_rotary_factor", columns / head_dim)
 
 
 def _windows(reader: ConfigReader, num_layers: int) -> Windows:
-    """By `layer_types` of transformers or `hybrid_layer_pattern` of the authors, whose windows do not count a token."""
+    """Read the windows from transformers' `layer_types` or the authors' `hybrid_layer_pattern`.
+
+    The authors' windows exclude one token.
+    """
     key = "sliding_window_size" if reader.has("sliding_window_size") else "sliding_window"
     window = reader.integer(key, 128 if key == "sliding_window_size" else 129) + (key == "sliding_window_size")
     if reader.has("hybrid_layer_pattern"):
@@ -125,12 +131,12 @@ def _windows(reader: ConfigReader, num_layers: int) -> Windows:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return llama.build(g, cfg, _attention)
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """Layers whose weights include sinks have them."""
+    """Build a layer's attention, with sinks if its weights include them."""
     p, rope = f"layers.{layer}.self_attn.", cfg.rope_params(layer)
     assert rope is not None
     q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")

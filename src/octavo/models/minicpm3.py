@@ -1,4 +1,4 @@
-"""MiniCPM 3: attention over latents as in DeepSeek V2, scaled embeddings, residuals and logits. arXiv 2404.06395."""
+"""MiniCPM 3: latent attention as in DeepSeek V2, with scaled embeddings, residuals and logits. arXiv 2404.06395."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EMBEDDING, _DEPTH, _BASE = 12.0, 1.4, 256
 
 @dataclass(frozen=True, slots=True)
 class Config(deepseek2.Config):
-    """DeepSeek's without experts, with three multipliers."""
+    """DeepSeek's configuration without experts, with three multipliers."""
 
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -79,7 +79,7 @@ class Config(deepseek2.Config):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.embedding_multiplier
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

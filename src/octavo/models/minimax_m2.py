@@ -1,4 +1,4 @@
-"""MiniMax M2: norms on all columns of q and k, half of a head rotates, sigmoid experts. MiniMax, 2025."""
+"""MiniMax M2: norms on all columns of q and k, half of each head rotates, sigmoid experts. MiniMax, 2025."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The weights of the chosen experts sum to 1. Layers that predict further tokens (MTP) are not used."""
+    """The weights of the chosen experts sum to 1. Multi-token-prediction (MTP) layers are not used."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -55,6 +55,9 @@ class Config(DecoderConfig):
 
 
 def _growth(reader: ConfigReader, factor: str, length: str) -> QueryGrowth | None:
-    """factor, length: the keys of both."""
+    """Return the growth of queries, or None.
+
+    factor, length: names of its two keys.
+    """
     growth = reader.number(factor, 0.0, low=-1.0, high=_MAX_GROWTH)
     return QueryGrowth(growth, reader.integer(length, low=_MIN_STEP)) if growth > 0 else None

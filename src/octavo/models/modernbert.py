@@ -42,7 +42,10 @@ _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
 
 
 class Config(EncoderConfig):
-    """Local layers see half of `local_attention` tokens before and after, and rotate by a base of their own."""
+    """A token in a local layer sees half of `local_attention` tokens on each side.
+
+    Local layers have their own rotary base.
+    """
 
     __slots__ = ()
 
@@ -98,7 +101,10 @@ def _local_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
 
 
 def _rope(reader: ConfigReader, kind: str, older: str, theta: float) -> RopeParams:
-    """older: the key of the base in files from before transformers 5."""
+    """Return the rotary embedding of one kind of layer.
+
+    older: key of the base in files from before transformers 5.
+    """
     head_dim = head_dim_of(reader, "num_attention_heads", "hidden_size")
     section = reader.section("rope_parameters").section(kind)
     theta = reader.number(older, theta, low=1.0)

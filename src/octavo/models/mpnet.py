@@ -1,6 +1,6 @@
-"""MPNet: BERT with biases by distance, shared by all layers. Song et al., arXiv 2004.09297.
+"""MPNet: BERT with relative-position biases shared by all layers. Song et al., arXiv 2004.09297.
 
-all-mpnet-base-v2 and multi-qa-mpnet-base have this form.
+all-mpnet-base-v2 and multi-qa-mpnet-base use this architecture.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(EncoderConfig):
-    """The first two rows of the table of positions are never used."""
+    """The first two rows of the position table are never used."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""MPT: ALiBi, no biases, q, k and v clipped if the configuration says so. MosaicML, 2023."""
+"""MPT: ALiBi, no biases; q, k and v are clipped if the configuration says so. MosaicML, 2023."""
 
 from __future__ import annotations
 

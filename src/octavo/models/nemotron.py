@@ -1,4 +1,4 @@
-"""Nemotron 4 and Minitron: LayerNorm of 1 + weight, squared relu, half of a head rotates. arXiv 2402.16819."""
+"""Nemotron 4 and Minitron: LayerNorm with 1 + weight, squared relu, half of each head rotates. arXiv 2402.16819."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return plain_decoder(g, cfg, "relu2")

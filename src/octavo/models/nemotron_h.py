@@ -1,4 +1,4 @@
-"""Nemotron H and Nemotron 3: each layer is Mamba 2, attention, an MLP or experts alone. NVIDIA, arXiv 2504.03624."""
+"""Nemotron H and Nemotron 3: each layer is only Mamba 2, attention, an MLP or experts. NVIDIA, arXiv 2504.03624."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _KINDS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attenti
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The weights of a layer say its kind. Queries and keys are not rotated."""
+    """A layer's kind follows from its weights. Queries and keys are not rotated."""
 
     scan: ScanHeads = NO_HEADS
 
@@ -106,7 +106,7 @@ class Config(DecoderConfig):
 
 
 def layer_kinds(reader: ConfigReader) -> str:
-    """The kind of each layer of config.json, as a letter: M, *, - or E. Raises ModelLoadError naming the key."""
+    """Return the kind of each layer in config.json as a letter: M, *, - or E. Raises ModelLoadError naming the key."""
     if reader.has("hybrid_override_pattern"):
         pattern = reader.text("hybrid_override_pattern")
         if not pattern or len(pattern) > MAX_LAYERS or set(pattern) - set(_KINDS.values()):
@@ -121,7 +121,7 @@ def layer_kinds(reader: ConfigReader) -> str:
 
 
 def _with_defaults(reader: ConfigReader) -> ConfigReader:
-    """config.json with the number of layers, and with what it leaves out."""
+    """Return config.json with the number of layers and its omitted defaults."""
     kinds = layer_kinds(reader)
     reader = reader.renamed({"attention_head_dim": "head_dim", "norm_eps": "layer_norm_epsilon"})
     reader = reader.replaced("num_hidden_layers", len(kinds))
@@ -131,7 +131,7 @@ def _with_defaults(reader: ConfigReader) -> ConfigReader:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = h + _mixer(g, g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps), cfg, i)
@@ -148,7 +148,7 @@ def _mixer(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
 
 
 def _experts(g: Graph, x: Value, cfg: Config, stem: str) -> Value:
-    """Experts without gates, beside one that all rows take. Some models have them read and write a narrower row."""
+    """Build experts without gates, and one shared by all rows. In some models they read and write a narrower row."""
     assert cfg.mlp.experts is not None
     shared = plain_mlp(g, x, f"{stem}.shared_experts", "relu2")
     if f"{stem}.fc1_latent_proj.weight" not in g.weights:

@@ -47,7 +47,7 @@ _FIXED = {"activation_function": "swiglu", "prenorm": False, "qkv_proj_bias": Fa
 
 
 class Config(EncoderConfig):
-    """Both configurations: that of transformers, and the older one."""
+    """The configuration, read from transformers' keys or the older ones."""
 
     __slots__ = ()
 

@@ -26,7 +26,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; the weights of all norms are ones, which no file has."""
+    """The shared configuration; the weights of all norms are ones, and no file stores them."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -42,7 +42,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = h + attention(g, g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps), cfg, i)

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: attention beside the MLP after one norm, biases on all linears and the head. arXiv 2309.05463."""
+"""Phi 1, 1.5 and 2: one norm for parallel attention and MLP, biases on all linears and the head. arXiv 2309.05463."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """The MLP's activation is always the tanh form of GELU in GGUF files."""
+    """In GGUF files the MLP's activation is always the tanh approximation of GELU."""
 
     __slots__ = ()
 

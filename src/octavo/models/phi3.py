@@ -20,7 +20,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; a window, if there is one, holds in every layer."""
+    """The shared configuration; a window, if there is one, applies to every layer."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

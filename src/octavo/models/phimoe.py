@@ -1,4 +1,4 @@
-"""Phi 3.5 MoE: LayerNorm with biases, long-rope, and experts that SparseMixer chooses. arXiv 2404.14219, 2409.12136."""
+"""Phi 3.5 MoE: LayerNorm with biases, long-rope, and experts chosen by SparseMixer. arXiv 2404.14219, 2409.12136."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class Config(DecoderConfig):
 
 
 def _routing(reader: ConfigReader, count: str, chosen: str, jitter: float) -> Routing:
-    """count, chosen: the keys of the numbers of experts."""
+    """Return the routing of SparseMixer.
+
+    count, chosen: keys of the number of experts and of the chosen ones.
+    """
     top_k = reader.integer(chosen, _TOP_K, high=reader.integer(count, 16))
     if top_k != _TOP_K:
         raise reader.error(chosen, top_k, f"must be {_TOP_K}")
@@ -58,7 +61,7 @@ def _routing(reader: ConfigReader, count: str, chosen: str, jitter: float) -> Ro
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

@@ -1,4 +1,4 @@
-"""Qwen 1: Llama with q, k and v in one matrix and biases on them. Bai et al., arXiv 2309.16609."""
+"""Qwen 1: Llama with q, k and v in one biased matrix. Bai et al., arXiv 2309.16609."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Both kinds of files have twice the width of the MLP. Longer contexts than those of training are not stretched."""
+    """Both file formats give twice the MLP's width. Contexts longer than in training are not stretched."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -50,7 +50,7 @@ class Config(DecoderConfig):
 
 
 def as_llama(reader: ConfigReader) -> ConfigReader:
-    """The keys of Llama in place of the authors'. The context is that of training: `seq_length`."""
+    """Rename the authors' keys to Llama's. The context length is the one used in training: `seq_length`."""
     if not reader.flag("scale_attn_weights", True):
         raise reader.error("scale_attn_weights", False, "must be true")
     share = reader.number("rotary_pct", 1.0, high=1.0)

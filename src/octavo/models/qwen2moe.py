@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts, with one that all tokens share, under a gate. Yang et al., arXiv 2407.10671."""
+"""Qwen 1.5 and 2 with experts, and one gated shared expert. Yang et al., arXiv 2407.10671."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Config(DecoderConfig):
 
 
 def _windows(reader: ConfigReader) -> Windows:
-    """Without a list of layers, every second one up to `max_window_layers` has a window, unlike in Qwen 2."""
+    """Read the windows.
+
+    Without a list of layers, every second layer up to `max_window_layers` has one, unlike in Qwen 2.
+    """
     if reader.has("layer_types") or not reader.flag("use_sliding_window", False):
         return upper_windows(reader)
     window, first = reader.integer("sliding_window", 4096), reader.integer("max_window_layers", 28, low=0)

@@ -1,4 +1,4 @@
-"""Qwen 2 VL and 2.5 VL, text: Qwen 2, whose rotary sections have equal positions for text. arXiv 2409.12191."""
+"""Qwen 2 VL and 2.5 VL, text: Qwen 2 with sectioned rotary positions, all equal for text. arXiv 2409.12191."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIASES = ("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text")
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration. The published files have no section about text: its keys lie beside the others."""
+    """The shared configuration. The published files have no section about text: its keys are at the top level."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -1,4 +1,4 @@
-"""Qwen 3, dense: norms on the heads of q and k, and a head_dim of its own. Yang et al., arXiv 2505.09388."""
+"""Qwen 3, dense: norms on the heads of q and k, and an independent head_dim. Yang et al., arXiv 2505.09388."""
 
 from __future__ import annotations
 

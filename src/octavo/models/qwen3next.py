@@ -30,7 +30,7 @@ _NO_HEADS = DeltaHeads(1, 1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers with the weights of a delta rule have no attention; layers without a router have a plain MLP."""
+    """Layers that have delta-rule weights have no attention; layers without a router have a plain MLP."""
 
     delta: DeltaHeads = _NO_HEADS
 
@@ -85,9 +85,9 @@ class Config(DecoderConfig):
 
 
 def _by_part(cfg: Config, sizes: tuple[int, ...]) -> NDArray[np.intp]:
-    """The rows of a projection whose file has all parts of one key head before those of the next one.
+    """Return the stored rows of a projection, part by part; the file groups all parts of one key head.
 
-    sizes: rows of each part of a key head. The order is part by part.
+    sizes: number of rows of each part of a key head.
     """
     heads = cfg.delta.num_k_heads
     rows = np.arange(heads * sum(sizes)).reshape(heads, sum(sizes))
@@ -95,7 +95,7 @@ def _by_part(cfg: Config, sizes: tuple[int, ...]) -> NDArray[np.intp]:
 
 
 def _qkvz_rows(cfg: Config) -> tuple[int, int, int, int]:
-    """Rows of one key head."""
+    """Return the number of rows of q, k, v and z for one key head."""
     d = cfg.delta
     values = d.num_v_heads // d.num_k_heads * d.value_dim
     return d.key_dim, d.key_dim, values, values
@@ -115,7 +115,7 @@ def _ba_order(cfg: Config) -> NDArray[np.intp]:
 
 
 def _query_and_gate(cfg: Config) -> NDArray[np.intp]:
-    """The rows of the queries of all heads, then of their gates; a file has them head by head."""
+    """Return the stored rows of all heads' queries, then of their gates; a file groups them by head."""
     rows = np.arange(2 * cfg.num_heads * cfg.head_dim).reshape(cfg.num_heads, 2, cfg.head_dim)
     order: NDArray[np.intp] = rows.swapaxes(0, 1).reshape(-1)
     return order
@@ -183,7 +183,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         h = _layer(g, cfg, h, i)
@@ -192,7 +192,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def build_draft(g: Graph, cfg: Config) -> Value:
-    """The logits of the token after the next: see `next_token_head`."""
+    """Build the graph and return the logits of the token after the next: see `next_token_head`."""
     return next_token_head(g, cfg, _layer)
 
 
@@ -205,7 +205,7 @@ def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
 
 
 def delta_net(g: Graph, x: Value, cfg: Config, stem: str) -> Value:
-    """The gated delta net of the weights under `stem`: [TOKENS, hidden]."""
+    """Build the gated delta net from the weights under `stem`: [TOKENS, hidden]."""
     qkv, z, beta, alpha = (g.linear(x, f"{stem}.in_proj_{part}") for part in ("qkv", "z", "b", "a"))
     qkv = g.short_conv(qkv, f"{stem}.conv1d", "silu")
     out = g.gated_delta_rule(qkv, beta, alpha, stem, cfg.delta)
@@ -215,7 +215,7 @@ def delta_net(g: Graph, x: Value, cfg: Config, stem: str) -> Value:
 
 
 def gated_attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """Attention whose output is multiplied by the sigmoid of a projection: [TOKENS, hidden]."""
+    """Build attention whose output is multiplied by the sigmoid of a projection: [TOKENS, hidden]."""
     p = f"layers.{layer}.self_attn."
     q, k, v, gate = (g.linear(x, f"{p}{part}_proj") for part in ("q", "k", "v", "gate"))
     q, k = (g.rms_norm(y, f"{p}{part}_norm", cfg.norm_eps) for part, y in (("q", q), ("k", k)))

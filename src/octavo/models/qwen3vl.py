@@ -1,4 +1,4 @@
-"""Qwen 3 VL, dense, text: Qwen 3, whose rotary sections have equal positions for text. arXiv 2511.21631."""
+"""Qwen 3 VL, dense, text: Qwen 3 with sectioned rotary positions, all equal for text. arXiv 2511.21631."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIASES = ("qwen3_vl", "qwen3_vl_text")
 
 @dataclass(frozen=True, slots=True)
 class Config(qwen3.Config):
-    """Qwen 3's."""
+    """Qwen 3's configuration."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -1,4 +1,4 @@
-"""Qwen 3 VL with experts, text: Qwen 3 with experts, whose rotary sections have equal positions for text."""
+"""Qwen 3 VL with experts, text: Qwen 3 with experts and sectioned rotary positions, all equal for text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(qwen3moe.Config):
-    """Qwen 3's; the weights of the chosen experts sum to 1."""
+    """Qwen 3's configuration; the weights of the chosen experts sum to 1."""
 
     expert_width: int = 0
 

@@ -1,5 +1,7 @@
-"""RecurrentGemma: real-gated linear recurrences in two of three layers, local attention in the third. Griffin, arXiv
-2402.19427."""
+"""RecurrentGemma: gated linear recurrences in two of every three layers, local attention in the third.
+
+Griffin, arXiv 2402.19427.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers with the weights of a recurrence have no attention."""
+    """Layers that have recurrence weights have no attention."""
 
     logit_softcap: float = 30.0
 
@@ -70,7 +72,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * _as_bfloat16(cfg.hidden_size**0.5)
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
@@ -83,13 +85,13 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _recurrent_block(g: Graph, x: Value, stem: str) -> Value:
-    """The recurrence of the weights under `stem`, multiplied by a gate: [TOKENS, hidden]."""
+    """Build the recurrence from the weights under `stem`, multiplied by a gate: [TOKENS, hidden]."""
     u = g.short_conv(g.linear(x, f"{stem}.linear_x"), f"{stem}.conv_1d")
     out = g.add(GatedActivation(g.linear(x, f"{stem}.linear_y"), g.real_gated_recurrence(u, stem), _KIND))
     return g.linear(out, f"{stem}.linear_out")
 
 
 def _as_bfloat16(number: float) -> float:
-    """The nearest bfloat16: transformers holds the factor of embeddings in that type."""
+    """Round to the nearest bfloat16: transformers stores the embedding factor in that type."""
     bits = np.float32(number).view(np.uint32)
     return float(((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32))

@@ -1,4 +1,4 @@
-"""RWKV 7: in every layer a delta rule with a decay for each row of its state, and no attention. arXiv 2503.14456.
+"""RWKV 7: every layer has a delta rule with a decay for each row of its state, and no attention. arXiv 2503.14456.
 
 Sources: the checkpoints of flash-linear-attention, and the GGUF files of llama.cpp.
 """
@@ -27,10 +27,11 @@ _P, _FFN = "layers.*.attn.", "layers.*.ffn."
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """num_heads, head_dim: of the delta rule.
+    """The configuration, where attention sizes describe the delta rule.
 
-    group_eps: of the norm of its heads.
-    width: of the MLP.
+    num_heads, head_dim: heads of the delta rule.
+    group_eps: epsilon of the norm of its heads.
+    width: width of the MLP.
     """
 
     group_eps: float = _GROUP_EPS
@@ -62,9 +63,9 @@ class Config(StateSpaceConfig):
 
 
 def _heads(reader: ConfigReader, width: str, dim: str) -> ScanHeads:
-    """width, dim: the keys of the columns of all heads and of one.
+    """Read the heads of the delta rule. Raises ModelLoadError naming the key.
 
-    Raises ModelLoadError naming the key.
+    width, dim: keys of the number of columns of all heads and of one head.
     """
     cols, head_dim = reader.integer(width, high=MAX_WIDTH), reader.integer(dim, 64, high=MAX_WIDTH)
     if cols % head_dim:
@@ -112,7 +113,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.layer_norm(g.embedding("embed_tokens"), "embed_norm", cfg.norm_eps)
     values: Value | None = None
     for i in range(cfg.num_layers):
@@ -126,10 +127,10 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _time_mix(g: Graph, cfg: Config, x: Value, p: str, first: Value | None) -> tuple[Value, Value]:
-    """The output of a layer's delta rule, and the values of the first layer.
+    """Return the output of a layer's delta rule, and the first layer's values.
 
-    first: these, or None if it is that layer.
-    p: the stem of its weights.
+    p: stem of its weights.
+    first: the first layer's values, or None if this is that layer.
     """
     mixed = {n: g.short_conv(x, f"{p}mix_{n}") for n in _MIXES}
     r, k, v = (g.linear(mixed[n], f"{p}{n}_proj") for n in "rkv")
@@ -149,6 +150,6 @@ def _time_mix(g: Graph, cfg: Config, x: Value, p: str, first: Value | None) -> t
 
 
 def _low_rank(g: Graph, x: Value, stem: str, kind: str | None = None) -> Value:
-    """A product through a few columns, with an activation of them."""
+    """Build a low-rank projection with an activation between its two factors."""
     x = g.linear(x, stem + "_in")
     return g.linear(x if kind is None else g.add(Activation(x, kind)), stem + "_out")

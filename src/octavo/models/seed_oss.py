@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on q, k and v, and a head_dim of its own. ByteDance Seed, 2025."""
+"""Seed-OSS: Llama with biases on q, k and v, and an independent head_dim. ByteDance Seed, 2025."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of SigLIP and SigLIP 2 that reads texts of one length, both ways. arXiv 2303.15343, 2502.14786."""
+"""SigLIP's and SigLIP 2's text encoder: fixed-length texts, bidirectional attention. arXiv 2303.15343, 2502.14786."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _SIZES: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
-    """output_width: columns of a vector."""
+    """Configuration of the text encoder.
+
+    output_width: number of columns of an embedding.
+    """
 
     own_pooling: ClassVar[Literal["last"] | None] = "last"
 
@@ -57,7 +60,7 @@ class Config(EncoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The vectors [OUTPUTS, output_width], of the last token of each text."""
+    """Build the graph and return the embeddings [OUTPUTS, output_width], from the last token of each text."""
     h = g.embedding("embed_tokens") + g.position_embedding("embed_positions")
     for i in range(cfg.num_layers):
         p = f"layers.{i}"

@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama whose every fourth layer does not rotate. Yang et al., arXiv 2501.18795 (RNoPE)."""
+"""SmolLM 3: Llama without rotation in every fourth layer. Yang et al., arXiv 2501.18795 (RNoPE)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""StableLM 2: LayerNorm, a quarter of a head rotates, attention and MLP side by side if asked. arXiv 2402.17834.
+"""StableLM 2: LayerNorm, a quarter of each head rotates, optionally parallel attention and MLP. arXiv 2402.17834.
 
-The model of 12B has a LayerNorm on each head of q and k.
+The 12B model has a LayerNorm on each head of q and k.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; parallel: attention and MLP read the same normed input."""
+    """The shared configuration.
+
+    parallel: attention and MLP read the same normed input.
+    """
 
     parallel: bool = False
 
@@ -59,7 +62,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

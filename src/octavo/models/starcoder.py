@@ -1,4 +1,7 @@
-"""StarCoder and SantaCoder (GPT-BigCode): GPT-2 with one key and value head for all. Li et al., arXiv 2305.06161."""
+"""StarCoder and SantaCoder (GPT-BigCode): GPT-2 with one key and value head for all queries.
+
+Li et al., arXiv 2305.06161.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ ALIASES = ("gpt_bigcode",)
 
 
 def _rows(cfg: Any) -> NDArray[np.intp]:
-    """The stored row of each row of q, k and v, which lie together for each head unless all share one of k and v."""
+    """Return the stored row for each row of q, k and v, grouped by head in files unless all share one k and v."""
     rows: NDArray[np.intp] = np.arange((cfg.num_heads + 2 * cfg.num_kv_heads) * cfg.head_dim)
     if cfg.num_kv_heads == 1:
         return rows
@@ -34,7 +37,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(gpt2.Config):
-    """GPT-2's; without `multi_query` there are as many kv heads as heads."""
+    """GPT-2's configuration; without `multi_query` every head has its own keys and values."""
 
     __slots__ = ()
 

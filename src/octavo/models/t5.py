@@ -1,6 +1,6 @@
-"""T5, Flan-T5, mT5 and UMT5: an encoder, and a decoder that sees its rows; biases by distance, no positions.
+"""T5, Flan-T5, mT5 and UMT5: an encoder and a decoder that reads its output; relative-position biases, no positions.
 
-Raffel et al., arXiv 1910.10683; UMT5, whose layers have biases of their own: Chung et al., arXiv 2304.09151.
+Raffel et al., arXiv 1910.10683. In UMT5 each layer has its own biases: Chung et al., arXiv 2304.09151.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BIAS = ".layer.0.SelfAttention.relative_attention_bias"
 
 
 def _names(stack: str, mlp: int) -> dict[str, str]:
-    """GGUF names of a stack.
+    """Return the GGUF names of a stack's weights.
 
-    mlp: the number of the MLP in a block.
+    mlp: index of the MLP in a block.
     """
     own = {
         **{f"attn_{part}": f"0.SelfAttention.{part}" for part in "qkvo"},
@@ -77,11 +77,13 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ModelConfig):
-    """The sizes. num_layers: of the decoder. max_position_embeddings: of a source and its answer together.
+    """The configuration of both stacks.
 
-    scales_output: the last hidden states are divided by the root of their width.
-    start_token_id: the decoder's first token, which no text has.
-    tie_word_embeddings: what the file says; a head that it has is used.
+    num_layers: number of layers of the decoder.
+    max_position_embeddings: limit for a source and its answer together, in tokens.
+    scales_output: divide the last hidden states by the root of their width.
+    start_token_id: the decoder's first token, which occurs in no text.
+    tie_word_embeddings: as the file says; a separate output head is used if the file has one.
     """
 
     num_encoder_layers: int
@@ -156,7 +158,10 @@ class Config(ModelConfig):
 
 
 def _heads(reader: ConfigReader, count: str, columns: str) -> dict[str, int]:
-    """count, columns: the keys of the heads and of the columns of one."""
+    """Read the number of heads and the columns of each.
+
+    count, columns: their keys.
+    """
     num_heads, head_dim = reader.integer(count, high=MAX_WIDTH), reader.integer(columns, 64, high=MAX_WIDTH)
     if num_heads * head_dim > MAX_WIDTH:
         raise reader.error(columns, head_dim, f"makes more than {MAX_WIDTH} columns with {num_heads} heads")
@@ -164,7 +169,7 @@ def _heads(reader: ConfigReader, count: str, columns: str) -> dict[str, int]:
 
 
 def build_encoder(g: Graph, cfg: Config) -> Value:
-    """The rows [OUTPUTS, hidden] of the texts of a step, all of which are wanted."""
+    """Build the encoder and return the rows [OUTPUTS, hidden] of a step's texts; a step requests all of them."""
     h = g.embedding("embed_tokens")
     params = EncoderAttentionParams(cfg.num_heads, cfg.num_heads, cfg.head_dim, 1.0)
     for i in range(cfg.num_encoder_layers):
@@ -178,7 +183,7 @@ def build_encoder(g: Graph, cfg: Config) -> Value:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab] of the decoder, which takes the rows of sources from its encoder."""
+    """Build the decoder, which reads the encoder's rows, and return its logits [LOGITS, vocab]."""
     h, source = g.embedding("embed_tokens"), g.add(Input(0, SOURCE, cfg.hidden_size))
     heads = EncoderAttentionParams(cfg.num_heads, cfg.num_heads, cfg.head_dim, 1.0)
     for i in range(cfg.num_layers):
@@ -199,7 +204,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _bias(g: Graph, stack: str, layer: int) -> str:
-    """The biases of a layer: its own, or those of the first."""
+    """Return the name of a layer's biases: its own, or the first layer's."""
     own = f"{stack}.block.{layer}{_BIAS}.weight"
     return own if own in g.weights else f"{stack}.block.0{_BIAS}.weight"
 

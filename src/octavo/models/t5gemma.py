@@ -1,4 +1,4 @@
-"""T5Gemma: an encoder and a decoder with the layers of Gemma 2. Zhang et al., arXiv 2504.06225."""
+"""T5Gemma: an encoder and a decoder made of Gemma 2's layers. Zhang et al., arXiv 2504.06225."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ModelConfig):
-    """Both stacks; the other fields are those of the decoder. max_position_embeddings: of a source and its answer."""
+    """The configuration of both stacks; fields not named otherwise describe the decoder.
+
+    max_position_embeddings: limit for a source and its answer together, in tokens.
+    """
 
     encoder: gemma2.Config
     decoder: gemma2.Config
@@ -70,7 +73,7 @@ class Config(ModelConfig):
 
 
 def build_encoder(g: Graph, cfg: Config) -> Value:
-    """The rows [OUTPUTS, hidden] of the texts of a step, all of which are wanted."""
+    """Build the encoder and return the rows [OUTPUTS, hidden] of a step's texts; a step requests all of them."""
     own = cfg.encoder
     h: Value = g.embedding("encoder.embed_tokens") * own.hidden_size**0.5
     for i in range(own.num_layers):
@@ -84,7 +87,7 @@ def build_encoder(g: Graph, cfg: Config) -> Value:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab] of the decoder, which takes the rows of sources from its encoder."""
+    """Build the decoder, which reads the encoder's rows, and return its logits [LOGITS, vocab]."""
     own = cfg.decoder
     source = g.add(Input(0, SOURCE, cfg.encoder.hidden_size))
     h: Value = g.embedding("decoder.embed_tokens") * own.hidden_size**0.5
@@ -105,7 +108,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _heads(own: gemma2.Config, window: int | None) -> EncoderAttentionParams:
-    """Attention to all rows, or to those at most `window` before and after."""
+    """Return attention to all rows, or to those at most `window` before and after."""
     params = own.attention_params(0)
     heads = own.num_heads, own.num_kv_heads, own.head_dim
     return EncoderAttentionParams(*heads, params.scale, window, softcap=params.softcap)
@@ -114,7 +117,7 @@ def _heads(own: gemma2.Config, window: int | None) -> EncoderAttentionParams:
 def _projected(
     g: Graph, own: gemma2.Config, x: Value, source: Value, stem: str, rope: RopeParams | None
 ) -> tuple[Value, Value, Value]:
-    """q of x, k and v of source."""
+    """Return q projected from x, and k and v projected from source."""
     q, k, v = (g.linear(y, f"{stem}.{part}_proj") for part, y in (("q", x), ("k", source), ("v", source)))
     if rope is not None:
         q, k = (g.add(Rope(y, own.head_dim, rope)) for y in (q, k))

@@ -1,6 +1,6 @@
 """RoBERTa and XLM-RoBERTa: BERT with positions from row `pad_token_id + 1` on. Liu et al., arXiv 1907.11692.
 
-BGE-M3, multilingual E5 and the BGE rerankers have this form. Their GGUF files are those of BERT.
+BGE-M3, multilingual E5 and the BGE rerankers use this architecture. Their GGUF files are labelled as BERT.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(bert.Config):
-    """The padding token has a row of the table of positions, and the rows before it are never used."""
+    """The padding token has a row in the position table, and the rows before it are never used."""
 
     __slots__ = ()
 

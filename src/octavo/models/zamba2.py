@@ -1,5 +1,7 @@
-"""Zamba 2: Mamba 2 in all layers, and before some of them one of a few shared blocks of attention and MLP. Zyphra,
-arXiv 2411.15242."""
+"""Zamba 2: Mamba 2 in all layers, and a few shared attention and MLP blocks before some of them.
+
+Zyphra, arXiv 2411.15242.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """shared: the layers behind a shared block, in whose order the blocks take turns; num_blocks: their number."""
+    """The shared configuration with shared blocks.
+
+    shared: layers that follow a shared block; the blocks alternate in this order.
+    num_blocks: number of shared blocks.
+    """
 
     scan: ScanHeads = NO_HEADS
     shared: tuple[int, ...] = ()
@@ -80,7 +86,7 @@ def _shared(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     h = embedded = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = h
@@ -92,7 +98,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _shared_block(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
-    """The block before a layer, with the low-rank addends that are its own: [TOKENS, hidden]."""
+    """Build the block before a layer, with the low-rank adapters of that layer: [TOKENS, hidden]."""
     place = cfg.shared.index(layer)
     p = f"layers.{cfg.shared[place % cfg.num_blocks]}.shared_transformer."
     x = g.rms_norm(x, p + "input_layernorm", cfg.norm_eps)

@@ -1,4 +1,4 @@
-"""Encoders whose tiles have a row of their own before their patches."""
+"""Encoders whose tiles have an extra class row before their patches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PATCH_OF = IndexArray(CLASSED, "patches")  # -1 means the tile's own row
 
 
 def classed_rows(count: int, first: Float32, grid: Float32, merge: int) -> tuple[Float32, DomainRows]:
-    """The places of the rows of `count` tiles, [count * (1 + patches), width], and the rows of CLASSED.
+    """Return the position embeddings of `count` tiles, [count * (1 + patches), width], and the rows of the CLASSED
+    domain.
 
-    first: [1, width], the tile's own row with its place.
-    grid: [side, side, width], the places of the patches.
+    first: [1, width], the class row with its position embedding.
+    grid: [side, side, width], the position embeddings of the patches.
     """
     square = grid.shape[0] * grid.shape[1]
     rows = np.concatenate([first, in_blocks(grid, merge)])

@@ -1,4 +1,4 @@
-"""The layers of SigLIP, which the encoders of several families are. Zhai et al., arXiv 2303.15343."""
+"""SigLIP's layers, which the encoders of several families use. Zhai et al., arXiv 2303.15343."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ UNFOLDED = Unfolded("embeddings.patch_embedding", kernel=lambda cfg: cfg.kernel(
 
 @dataclass(frozen=True, slots=True)
 class SiglipConfig(TowerConfig):
-    """table_side: of the square of learned places, in patches. Tiles are such squares, one place a patch."""
+    """Configuration of SigLIP's layers.
+
+    table_side: side of the square table of learned position embeddings, in patches. Tiles are squares of this size.
+    """
 
     activation: str = "gelu_tanh"
     norm_eps: float = 1e-6
@@ -58,9 +61,10 @@ class SiglipConfig(TowerConfig):
 
     @classmethod
     def read(cls: type[SiglipT], vision: ConfigReader, **fields: Any) -> SiglipT:
-        """vision: the section about the encoder. fields: those that depend on the family.
+        """Read the fields that all families share. Raises ModelLoadError naming the key.
 
-        Raises ModelLoadError naming the key.
+        vision: the section about the encoder.
+        fields: values of the fields that depend on the family.
         """
         patch = vision.integer("patch_size", 16, high=1 << 10)
         width, heads = vision.integer("hidden_size", 768, high=MAX_WIDTH), vision.integer("num_attention_heads", 12)
@@ -84,14 +88,14 @@ class SiglipConfig(TowerConfig):
 
 
 def resized_places(grid: Float32, rows: int, cols: int) -> Float32:
-    """A square of learned places [side, side, width] resized to [rows, cols, width]: bilinear, with antialiasing."""
+    """Resize a square of position embeddings [side, side, width] to [rows, cols, width]: antialiased bilinear."""
     down, across = (_taps(len(grid), count) for count in (rows, cols))
     resized: Float32 = np.einsum("rs,scw->rcw", down, np.einsum("ct,stw->scw", across, grid))
     return resized
 
 
 def _taps(side: int, count: int) -> Float32:
-    """The weights [count, side] of the `side` stored places for each of `count`."""
+    """Return the weights [count, side] of the `side` stored positions for each of `count` new ones."""
     scale = np.float32(side / count)
     centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / max(scale, np.float32(1))
@@ -101,9 +105,9 @@ def _taps(side: int, count: int) -> Float32:
 
 
 def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
-    """The fields that mmproj files of these families have.
+    """Return the fields that mmproj files of these families share.
 
-    reader: their metadata.
+    reader: metadata of the file.
     """
     return {
         **gguf_sizes(reader),
@@ -114,7 +118,7 @@ def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
 
 
 def layer(g: Graph, cfg: SiglipConfig, h: Value, number: int) -> Value:
-    """The rows behind one layer."""
+    """Return the rows after one layer."""
     stem = f"encoder.layers.{number}"
     x = g.layer_norm(h, f"{stem}.layer_norm1", cfg.norm_eps)
     h = h + g.linear(attention(g, x, cfg, f"{stem}.self_attn", None), f"{stem}.self_attn.out_proj")
@@ -124,9 +128,9 @@ def layer(g: Graph, cfg: SiglipConfig, h: Value, number: int) -> Value:
 
 
 def build_layers(g: Graph, cfg: SiglipConfig, take: Callable[[int, Value], None] | None = None) -> Value:
-    """The rows of the last layer with its norm [PATCHES, hidden]. Input 1 has the places.
+    """Return the rows after the last layer and its norm [PATCHES, hidden]. Input 1 holds the position embeddings.
 
-    take: is called with each layer and its rows.
+    take: called with each layer's number and rows.
     """
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch_embedding")
     h = h + g.add(Input(1, PATCHES, cfg.hidden_size))

@@ -1,4 +1,4 @@
-"""The configuration that encoders of images share, and what a step of theirs reads beside the patches."""
+"""The configuration shared by image encoders, and the inputs of an encoder step other than the patches."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ QWEN_QKV = Split("blocks.*.attn.qkv", tuple(f"blocks.*.attn.{part}_proj" for par
 
 @dataclass(frozen=True, slots=True)
 class TowerInputs:
-    """The arrays of a step of an encoder beside the patches.
+    """The arrays of an encoder step other than the patches.
 
-    inputs: further inputs of the graph, from slot 1 on.
-    domains: the rows of PATCHES and MERGED.
+    inputs: additional inputs of the graph, from slot 1 on.
+    domains: rows of the PATCHES and MERGED domains.
     """
 
     inputs: tuple[Float32, ...]
@@ -52,10 +52,10 @@ class TowerInputs:
 class TowerConfig:
     """Base of the families' `Config`.
 
-    patch_values: numbers of a patch.
-    merge_size: patches at the side of a block.
-    output_width: of a row.
-    sight: the difference of the decoder.
+    patch_values: numbers per patch.
+    merge_size: side of a block in patches.
+    output_width: width of an output row.
+    sight: how the decoder differs for this encoder.
     host_tables: weights that `inputs` reads.
     """
 
@@ -74,39 +74,39 @@ class TowerConfig:
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
-        """The rows of q, k and v."""
+        """Number of rows of q, k and v."""
         return (self.hidden_size,) * 3
 
     def kernel(self, *frames: int) -> tuple[int, ...]:
-        """The dimensions of a patch: colours, frames where its values are those of several, rows and columns."""
+        """Return the dimensions of a patch: colours, frames if it spans several, rows and columns."""
         side = math.isqrt(self.patch_values // 3 // math.prod(frames))
         return (3, *frames, side, side)
 
     def with_numbers(self, numbers: Mapping[str, float]) -> TowerConfig:
-        """The configuration with what files have as weights of one number, by their names."""
+        """Return the configuration with values that files store as one-element weights, by name."""
         del numbers
         return self
 
     def patches(self, rows: Float32) -> Float32:
-        """The first input of the graph, from the processor's rows."""
+        """Return the first input of the graph, computed from the processor's rows."""
         return rows
 
     def most_rows(self, patches: int) -> dict[RowDomain, int]:
-        """The most rows of each domain of the graph in a step of `patches` patches."""
+        """Return the maximum number of rows of each domain of the graph in a step of `patches` patches."""
         return {PATCHES: patches, MERGED: patches}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
-        """The arrays of a step of these tiles beside their patches.
+        """Return the arrays for a step of these tiles other than their patches.
 
-        tables: the weights `host_tables`.
+        tables: the weights named in `host_tables`.
         """
         raise NotImplementedError
 
 
 def tile_rows(tiles: Sequence[ImageTile], merge: int, *, positions: bool = True) -> dict[str, DomainRows]:
-    """The rows of a step whose blocks of patches lie next to each other.
+    """Return the rows of a step in which the patches of each block are adjacent.
 
-    positions: row and column of each patch.
+    positions: include the row and column of each patch.
     """
     counts = [tile.num_patches for tile in tiles]
     starts = np.cumsum([0, *counts], dtype=np.int32)
@@ -120,15 +120,16 @@ def tile_rows(tiles: Sequence[ImageTile], merge: int, *, positions: bool = True)
 
 
 def block_places(tile: ImageTile, merge: int) -> Int32:
-    """Row and column of the patches of a tile, block by block: int32 [2, patches]."""
+    """Return the row and column of a tile's patches, block by block: int32 [2, patches]."""
     rows, cols = np.mgrid[: tile.grid_rows, : tile.grid_cols].astype(np.int32)
     return np.stack([in_blocks(grid, merge) for grid in (rows, cols)])
 
 
 def gguf_sizes(reader: ConfigReader, *, low: int = 1) -> dict[str, Any]:
-    """The fields that mmproj files of all families have.
+    """Return the fields that mmproj files of all families share.
 
-    reader: their metadata; low: of layers and heads.
+    reader: metadata of the file.
+    low: minimum number of layers and heads.
     """
     patch = reader.integer("patch_size", high=1 << 10)
     return {
@@ -140,19 +141,23 @@ def gguf_sizes(reader: ConfigReader, *, low: int = 1) -> dict[str, Any]:
 
 
 def projector_type(metadata: Mapping[str, Any]) -> Any:
-    """That of an mmproj file. Files for images alone have no prefix before it, or None if it says none."""
+    """Return the projector type of an mmproj file, or None if it gives none.
+
+    Image-only files have no prefix before the key.
+    """
     return metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
 
 
 def statistics(reader: ConfigReader) -> dict[str, Any]:
-    """Mean and deviation of the colours in an mmproj file, as preprocessor_config.json has them."""
+    """Return the mean and deviation of the colours in an mmproj file, in the form of preprocessor_config.json."""
     return {key: list(reader.numbers(key, 3, low=-1e3)) for key in ("image_mean", "image_std") if reader.has(key)}
 
 
 def qwen_pixels(reader: ConfigReader, patch_size: int) -> dict[str, int]:
-    """Patches, blocks and bounds of pixels in an mmproj file of Qwen, as preprocessor_config.json has them.
+    """Return the patch size, block size and pixel limits of Qwen's mmproj file, in the form of
+    preprocessor_config.json.
 
-    patch_size: where the file has none.
+    patch_size: used if the file gives none.
     """
     bounds = (("min_pixels", "image_min_pixels"), ("max_pixels", "image_max_pixels"))
     return {
@@ -163,19 +168,19 @@ def qwen_pixels(reader: ConfigReader, patch_size: int) -> dict[str, int]:
 
 
 def layer_numbers(reader: ConfigReader, key: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-    """A list of layers, as long as it is. Raises ModelLoadError naming the key."""
+    """Read a list of layer numbers of any length. Raises ModelLoadError naming the key."""
     stored = reader.values.get(reader.prefix + key)
     return reader.counts(key, len(stored)) if isinstance(stored, (list, tuple)) else tuple(default)
 
 
 def last_layer_only(reader: ConfigReader, key: str) -> None:
-    """Raise ModelLoadError if the rows of an image are those of another layer than the last."""
+    """Check that an image's rows come from the last layer. Raises ModelLoadError."""
     if reader.has(key) and reader.values[reader.prefix + key] != -1:
         raise reader.error(key, reader.values[reader.prefix + key], "must be -1, the last layer")
 
 
 def read_activation(vision: ConfigReader, default: str = "gelu_pytorch_tanh") -> str:
-    """The activation of the encoder's layers, as the graph names it. Raises ModelLoadError."""
+    """Return the graph's name for the activation of the encoder's layers. Raises ModelLoadError."""
     known, name = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}, vision.text("hidden_act", default)
     if name not in known:
         raise vision.error("hidden_act", name, f"must be {', '.join(known)}")
@@ -183,7 +188,10 @@ def read_activation(vision: ConfigReader, default: str = "gelu_pytorch_tanh") ->
 
 
 def square_side(reader: ConfigReader, key: str, count: int) -> int:
-    """The side of a square of `count`, the value of `key`. Raises ModelLoadError naming the key if there is none."""
+    """Return the side of a square with `count` cells, the value of `key`.
+
+    Raises ModelLoadError if there is no such square.
+    """
     side = math.isqrt(count)
     if side * side != count:
         raise reader.error(key, count, "must be a square")
@@ -191,14 +199,14 @@ def square_side(reader: ConfigReader, key: str, count: int) -> int:
 
 
 def in_blocks(grid: NDArray[np.generic], merge: int) -> NDArray[np.generic]:
-    """grid [rows, cols, ...] as [rows * cols, ...], block by block."""
+    """Reorder grid [rows, cols, ...] to [rows * cols, ...], block by block."""
     rows, cols, *rest = grid.shape
     blocks = grid.reshape(rows // merge, merge, cols // merge, merge, *rest).swapaxes(1, 2)
     return np.ascontiguousarray(blocks.reshape(rows * cols, *rest))
 
 
 def bilinear(table: Array, side: int, rows: int, cols: int) -> Float32:
-    """A learned table [side * side, width] at the places of a grid with the same corners: [rows, cols, width]."""
+    """Interpolate a learned table [side * side, width] on a grid with the same corners: [rows, cols, width]."""
     grid = table.reshape(side, side, -1).astype(np.float32)
 
     def taps(count: int) -> tuple[Int32, Int32, Float32]:
@@ -214,16 +222,16 @@ def bilinear(table: Array, side: int, rows: int, cols: int) -> Float32:
 
 
 def plane_rope(head_dim: int, theta: float = 10000.0) -> RopeParams:
-    """Rotary embedding of patches: the first half of the pairs turns by the row, the second by the column."""
+    """Return the rotary embedding of patches: half of the pairs rotates by the row, the other by the column."""
     quarter = head_dim // 4
     frequencies = tuple(float(theta ** (-i / quarter)) for i in range(quarter))
     return RopeParams(frequencies * 2, axes=(0,) * quarter + (1,) * quarter)
 
 
 def attention(g: Graph, x: Value, cfg: TowerConfig, stem: str, rope: RopeParams | None) -> Value:
-    """The attention of a layer whose projections are `q_proj`, `k_proj` and `v_proj` under `stem`; without the last.
+    """Build a layer's attention up to its output projection, from the `q_proj`, `k_proj` and `v_proj` under `stem`.
 
-    Rows of q and k are normed where there are weights for that.
+    Rows of q and k are normed if there are weights for it.
     """
     q, k, v = (g.linear(x, f"{stem}.{part}_proj") for part in "qkv")
     if f"{stem}.q_norm.weight" in g.weights:

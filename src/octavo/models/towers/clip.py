@@ -1,4 +1,4 @@
-"""The encoder of CLIP: a row beside the patches, which becomes the image's vector. arXiv 2103.00020."""
+"""CLIP's image encoder: an extra row in addition to the patches becomes the image's embedding. arXiv 2103.00020."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Config(SiglipConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The vectors [MERGED, output_width]."""
+    """Build the graph and return the embeddings [MERGED, output_width]."""
     patches = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch_embedding")
     h = g.add(AddRows(g.add(Input(1, CLASSED, cfg.hidden_size)), patches, PATCH_OF))
     h = g.layer_norm(h, "pre_layrnorm", cfg.norm_eps)  # as the files spell it

@@ -1,4 +1,4 @@
-"""The encoder of Gemma 3: SigLIP, whose rows are averaged over squares and projected. arXiv 2503.19786."""
+"""Gemma 3's image encoder: SigLIP, followed by averaging over squares and a projection. arXiv 2503.19786."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ class Config(SiglipConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     pooled = g.add(PoolRows(build_layers(g, cfg), BLOCKS, cfg.merge_size**2))
     return g.linear(g.rms_norm(pooled, "soft_norm", cfg.norm_eps), "projection")

@@ -1,5 +1,7 @@
-"""The encoders of Gemma 4: layers with norms on both sides, in small models with bounds around products; and the
-unified form, which has a projection alone."""
+"""Gemma 4's image encoders: layers with norms on both sides, or in the unified form only a projection.
+
+In small models the inputs and outputs of linears are clamped.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 def _by_halves(count: int, head_dim: int) -> NDArray[np.intp]:
-    """The rows of q or k, whose two halves rotate each in itself, as the halves of a whole head."""
+    """Return the rows of q or k so that two separately rotated halves become the halves of one whole head."""
     quarters = np.arange(count * head_dim).reshape(count, 4, head_dim // 4)
     return quarters[:, [0, 2, 1, 3]].reshape(-1)
 
@@ -99,12 +101,12 @@ _SEES_WINDOWS = Sight(both_ways=_MOST_TOKENS, only_windows=True)
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """The shared configuration.
+    """The shared configuration with the forms of Gemma 4.
 
-    num_layers: 0: the unified form.
+    num_layers: 0 for the unified form.
     is_standard: rows are shifted and scaled.
-    is_planar: a GGUF file, which has the values of a patch colour by colour.
-    bounds: of the input and the output of products, least and largest, by name.
+    is_planar: a GGUF file, which stores the values of a patch colour by colour.
+    bounds: minimum and maximum of each linear's input and output, by name.
     """
 
     norm_eps: float = 1e-6
@@ -198,7 +200,7 @@ class Config(TowerConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     x, places = g.add(Input(0, PATCHES, cfg.patch_values)), Input(1, PATCHES, cfg.hidden_size)
     if not cfg.num_layers:
         x = g.linear(g.layer_norm(x, "patch_ln1", _LAYER_NORM_EPS), "patch_dense")
@@ -232,7 +234,7 @@ def _attention(g: Graph, cfg: Config, x: Value, stem: str, rope: RopeParams) -> 
 
 
 def _products(g: Graph, cfg: Config, x: Value, *stems: str) -> list[Value]:
-    """Products of x, each between its bounds. Those with the same bounds of their input share it."""
+    """Apply linears to x, each within its bounds. Linears with the same input bounds share the clamped input."""
     inputs: dict[tuple[float, ...], Value] = {}
     products = []
     for stem in stems:
@@ -248,5 +250,8 @@ def _clipped(g: Graph, x: Value, low: float, high: float) -> Value:
 
 
 def _is_unified(reader: ConfigReader) -> bool:
-    """reader: the metadata of an mmproj file."""
+    """Return True if an mmproj file has the unified form.
+
+    reader: metadata of the file.
+    """
     return bool(projector_type(reader.values) == "gemma4uv")

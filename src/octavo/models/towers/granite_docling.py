@@ -1,4 +1,4 @@
-"""The encoder of granite-docling 500M and 2B: SigLIP, blocks with places of their own, and features for DeepStack."""
+"""The image encoder of granite-docling 500M and 2B: SigLIP, position embeddings for blocks, and DeepStack features."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ WEIGHTS = WeightTable(prefixes=("model.vision_model.",), transforms=(UNFOLDED,))
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """text_width: of the decoder.
-    deepstack: the layers after which features are taken.
-    factor: of the rows, by which the decoder multiplies its embeddings.
+    """The shared configuration with DeepStack.
+
+    text_width: width of the decoder.
+    deepstack: layers after which features are taken.
+    factor: factor by which the decoder multiplies its embeddings.
     """
 
     text_width: int = 0
@@ -66,14 +68,14 @@ class Config(SiglipConfig):
 
 
 def _places(side: int, width: int) -> Float32:
-    """[side * side, width]: sines and cosines of the column, then of the row."""
+    """Return sines and cosines of the column, then of the row: [side * side, width]."""
     frequencies = 1e4 ** -(np.arange(width // 4) / (width // 4))
     rows, cols = (grid.reshape(-1, 1) * frequencies for grid in np.mgrid[:side, :side])
     return np.concatenate([np.sin(cols), np.cos(cols), np.sin(rows), np.cos(rows)], axis=1).astype(np.float32)
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]: those of the last layer, then those of DeepStack's."""
+    """Build the graph and return the rows [MERGED, output_width]: the last layer's, then those of DeepStack."""
     features: list[Value] = []
 
     def take(layer: int, h: Value) -> None:

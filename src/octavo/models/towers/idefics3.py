@@ -1,4 +1,4 @@
-"""The encoder of Idefics 3 and SmolVLM: SigLIP, whose blocks of rows are projected together. arXiv 2408.12637."""
+"""The image encoder of Idefics 3 and SmolVLM: SigLIP, with each block of rows projected together. arXiv 2408.12637."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class Config(SiglipConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     return g.linear(g.add(Gather(build_layers(g, cfg), BLOCKS, cfg.merge_size**2)), "projection")

@@ -1,4 +1,4 @@
-"""The encoder of InternVL 2 to 3.5: a row beside the patches, scaled layers, blocks projected. arXiv 2504.10479."""
+"""The image encoder of InternVL 2 to 3.5: a class row, scaled layers, and projected blocks. arXiv 2504.10479."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ WEIGHTS = WeightTable(
 class Config(TowerConfig):
     """The shared configuration.
 
-    table_side: of the square of learned places, in patches. Tiles are such squares.
-    is_rms: the norms of the layers.
+    table_side: side of the square table of learned position embeddings, in patches. Tiles are squares of this size.
+    is_rms: the layers use RMSNorm instead of LayerNorm.
     """
 
     activation: str = "gelu"
@@ -179,7 +179,7 @@ class Config(TowerConfig):
 
 
 def _side(reader: ConfigReader, key: str, default: int) -> int:
-    """A length in pixels of the section about the encoder; some files have it twice, for height and width."""
+    """Read a length in pixels from the section about the encoder; some files give it twice, for height and width."""
     vision = reader.section("vision_config")
     stored = vision.values.get(vision.prefix + key)
     if isinstance(stored, (list, tuple)):
@@ -191,7 +191,7 @@ def _side(reader: ConfigReader, key: str, default: int) -> int:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     patches = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch")
     h = g.add(AddRows(g.add(Input(1, CLASSED, cfg.hidden_size)), patches, PATCH_OF))
     for i in range(cfg.num_layers):

@@ -1,4 +1,4 @@
-"""The encoder of LFM2-VL: SigLIP 2 for pictures of any shape, whose blocks of rows are projected. arXiv 2511.23404."""
+"""LFM2-VL's image encoder: SigLIP 2 for images of any shape, with each block of rows projected. arXiv 2511.23404."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NORM_EPS = 1e-5
 
 
 def _by_pixel(cfg: SiglipConfig) -> NDArray[np.intp]:
-    """The columns of the patch's linear pixel by pixel; GGUF files have them colour by colour."""
+    """Return the columns of the patch projection in pixel order; GGUF files store them colour by colour."""
     order: NDArray[np.intp] = np.arange(cfg.patch_values).reshape(3, -1).T.reshape(-1)
     return order
 
@@ -58,7 +58,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration, but tiles of any shape."""
+    """The shared configuration, except that tiles may have any shape."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -92,7 +92,7 @@ class Config(SiglipConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     h = g.add(Gather(build_layers(g, cfg), BLOCKS, cfg.merge_size**2))
     if "layer_norm.weight" in g.weights:
         h = g.layer_norm(h, "layer_norm", _NORM_EPS)

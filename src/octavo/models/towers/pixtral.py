@@ -1,4 +1,4 @@
-"""The encoder of Pixtral, Mistral Small 3.x and Ministral 3: places by rotation alone. arXiv 2410.07073."""
+"""The image encoder of Pixtral, Mistral Small 3.x and Ministral 3: only rotary positions. arXiv 2410.07073."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MERGER = "patch_merger.merging_layer"
 
 
 def _by_patch(cfg: TowerConfig) -> NDArray[np.intp]:
-    """The columns of the merger patch by patch; a file has them channel by channel."""
+    """Return the columns of the merger in patch order; files store them channel by channel."""
     count = cfg.merge_size**2
     order: NDArray[np.intp] = np.arange(cfg.hidden_size * count).reshape(cfg.hidden_size, count).T.reshape(-1)
     return order
@@ -79,8 +79,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """theta: the base of the rotary frequencies.
-    text_eps: of the norm before the merger.
+    """The shared configuration.
+
+    theta: base of the rotary frequencies.
+    text_eps: epsilon of the norm before the merger.
     """
 
     theta: float = 10000.0
@@ -125,7 +127,7 @@ class Config(TowerConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "patch_conv")
     h = g.rms_norm(h, "ln_pre", _NORM_EPS)
     frequencies = base_frequencies(cfg.head_dim, cfg.theta)

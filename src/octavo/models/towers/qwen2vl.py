@@ -1,4 +1,6 @@
-"""The encoder of Qwen 2 VL and 2.5 VL: rotary places; most layers of 2.5 see a window. arXiv 2409.12191, 2502.13923."""
+"""Qwen 2 VL's and 2.5 VL's image encoder: rotary positions, windows in most 2.5 layers. arXiv 2409.12191,
+2502.13923.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,8 @@ WEIGHTS = WeightTable(
 class Config(TowerConfig):
     """The shared configuration.
 
-    window: the side of a window in blocks, or 0 if no layer has any, which is Qwen 2 VL with its LayerNorm and plain
-    MLP.
-    full_layers: those that see the whole image nonetheless.
+    window: side of a window in blocks. 0 means no layer has windows, as in Qwen 2 VL with its LayerNorm and plain MLP.
+    full_layers: layers that see the whole image regardless.
     """
 
     activation: str = "silu"
@@ -140,7 +141,7 @@ class Config(TowerConfig):
         return TowerInputs((), self._with_windows(tiles, rows) if self.window else rows)
 
     def _with_windows(self, tiles: Sequence[ImageTile], rows: Mapping[str, DomainRows]) -> dict[str, DomainRows]:
-        """The rows with those of WINDOWS, and the indexes there and back."""
+        """Return the rows with those of the WINDOWS domain, and the indices to and from it."""
         patches, square = rows[PATCHES.name], self.merge_size**2
         order: list[Int32] = []
         counts: list[int] = []
@@ -162,7 +163,7 @@ class Config(TowerConfig):
         }
 
     def _windows(self, tile: ImageTile) -> list[Int32]:
-        """The numbers of the blocks in each window of a tile; those at its right and its lower end may be smaller."""
+        """Return the block numbers of each window of a tile. Windows at the right and bottom edges may be smaller."""
         rows, cols, side = tile.grid_rows // self.merge_size, tile.grid_cols // self.merge_size, self.window
         blocks = np.arange(rows * cols, dtype=np.int32).reshape(rows, cols)
         corners = product(range(0, rows, side), range(0, cols, side))
@@ -170,20 +171,20 @@ class Config(TowerConfig):
 
 
 def _window(reader: ConfigReader, side: int) -> int:
-    """The side of a window in blocks.
+    """Return the side of a window in blocks.
 
-    side: of a block, in pixels.
+    side: side of a block in pixels.
     """
     return reader.integer("window_size", _WINDOW_SIDE, low=side, high=1 << 16) // side
 
 
 def _axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """Sections one after the other: frequencies that turn by time, by the row and by the column."""
+    """Return the component that each frequency rotates by, for consecutive sections: time, row and column."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]."""
+    """Build the graph and return the rows [MERGED, output_width]."""
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "patch_embed.proj")
     if cfg.window:
         h = g.add(Gather(h, _WINDOWED))

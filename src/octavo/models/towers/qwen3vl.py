@@ -1,4 +1,4 @@
-"""The encoder of Qwen 3 VL, and of Qwen 3.5 without DeepStack: learned and rotary places. arXiv 2511.21631."""
+"""The image encoder of Qwen 3 VL, and of Qwen 3.5 without DeepStack: learned and rotary positions. arXiv 2511.21631."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ WEIGHTS = WeightTable(
 class Config(TowerConfig):
     """The shared configuration.
 
-    table_side: of the square of learned places. deepstack: the layers after which features are taken, with the numbers
-    of their mergers.
+    table_side: side of the square table of learned position embeddings.
+    deepstack: layers after which features are taken, with the numbers of their mergers.
     """
 
     activation: str = "gelu_tanh"
@@ -137,8 +137,11 @@ class Config(TowerConfig):
 
 
 def _axes_from_hf(text: ConfigReader) -> tuple[int, ...]:
-    """Interleaved sections: of three neighbouring frequencies the second turns by the row and the third by the column,
-    as far as their sections reach; all others turn by time."""
+    """Return the component that each frequency rotates by, for interleaved sections.
+
+    Of every three neighbouring frequencies, the second rotates by the row and the third by the column, as far as their
+    sections reach. All others rotate by time.
+    """
     section = rope_section(text)
     head_dim = text.integer("head_dim", 128, high=MAX_WIDTH)
     rotary = int(head_dim * section.number("partial_rotary_factor", 1.0, high=1.0)) // 2
@@ -147,9 +150,9 @@ def _axes_from_hf(text: ConfigReader) -> tuple[int, ...]:
 
 
 def interleaved_axes(count: int, sections: Sequence[int]) -> tuple[int, ...]:
-    """The component of each of `count` frequencies.
+    """Return the component that each of `count` frequencies rotates by.
 
-    sections: frequencies of time, row and column.
+    sections: number of frequencies for time, row and column.
     """
     axes = [0] * count
     for axis in (1, 2):
@@ -159,7 +162,7 @@ def interleaved_axes(count: int, sections: Sequence[int]) -> tuple[int, ...]:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The rows [MERGED, output_width]: those of the last layer, then those of DeepStack's."""
+    """Build the graph and return the rows [MERGED, output_width]: the last layer's, then those of DeepStack."""
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "patch_embed.proj")
     h = h + g.add(Input(1, PATCHES, cfg.hidden_size))
     rope, features = plane_rope(cfg.head_dim), []

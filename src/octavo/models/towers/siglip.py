@@ -1,4 +1,4 @@
-"""The encoder of SigLIP and SigLIP 2: a learned question to all patches. arXiv 2303.15343, 2502.14786."""
+"""SigLIP's and SigLIP 2's image encoder: pooling by a learned query over all patches. arXiv 2303.15343, 2502.14786."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration, but tiles of any shape."""
+    """The shared configuration, except that tiles may have any shape."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -81,7 +81,10 @@ class Config(SiglipConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The vectors [MERGED, output_width]. All patches ask the question of their tile; one of the answers is taken."""
+    """Build the graph and return the embeddings [MERGED, output_width].
+
+    Every patch row queries with its tile's learned query; one result per tile is kept.
+    """
     h = build_layers(g, cfg)
     question = g.linear(g.add(Input(2, MERGED, cfg.hidden_size)), "head.q_proj")
     q = g.add(Gather(question, _TILE_OF))
