@@ -1,4 +1,4 @@
-"""`octavo batch`: answer a file of requests, with an engine of its own or through a running server."""
+"""`octavo batch`: answer a file of requests, with its own engine or through a running server."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class _Job:
     def count(self, num_tokens: int) -> str:
         """Count a result and return the progress bar's note.
 
-        num_tokens: all tokens so far.
+        num_tokens: total number of tokens so far
         """
         self.num_left -= 1
         self.num_tokens = num_tokens - self.num_tokens_before
@@ -177,7 +177,7 @@ class _Job:
 
 
 def _put_of(job: _Job, journal: Journal, progress: ProgressBar) -> Callable[[LineResult], None]:
-    """Write each result and show progress."""
+    """Return a function that writes each result and shows progress."""
 
     def put(result: LineResult) -> None:
         journal.put(result)
@@ -216,7 +216,7 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
 
 @asynccontextmanager
 async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """A private engine behind the server's application."""
+    """Yield the call that answers a line with a private engine behind the server's application."""
     from octavo.server.line_engine import line_engine
 
     path, options = find_model(model, options)
@@ -229,7 +229,7 @@ async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Cal
 
 @asynccontextmanager
 async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """A running server."""
+    """Yield the call that answers a line through a running server."""
     import httpx
 
     from octavo import env
@@ -265,7 +265,7 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
 
 
 class _Loading:
-    """Implements `octavo.server.models.model_loader.LoadReport`."""
+    """Shows progress while a model loads. Implements `octavo.server.models.model_loader.LoadReport`."""
 
     def __init__(self, progress: ProgressBar) -> None:
         self._progress = progress

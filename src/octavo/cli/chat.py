@@ -144,7 +144,7 @@ class _Loaded:
         self.name = name
 
     def close(self) -> None:
-        """Free the memory."""
+        """Unload the model and free its memory."""
         self.llm.close()
 
     def _load(self, name: str) -> LLM:
@@ -160,8 +160,8 @@ class _Loaded:
 class _Conversation:
     """The messages so far, and the commands that change them.
 
-    given: sampling parameters set by the user.
-    trims: drop the oldest turns when the context is full.
+    given: sampling parameters set by the user
+    trims: drop the oldest turns when the context is full
     """
 
     def __init__(self, loaded: _Loaded, given: Options, system: str | None, *, trims: bool) -> None:
@@ -182,11 +182,13 @@ class _Conversation:
 
     @property
     def _params(self) -> SamplingParams:
-        """Sampling parameters: the user's, else the model's."""
+        """Return the sampling parameters: the user's, or else the model's."""
         return sampling_params(self._given).with_defaults(self._llm.sampling_defaults.without(self._given))
 
     def encode(self) -> tuple[Prompt, int]:
-        """Prompt of the conversation, or of a greeting before the first question, and the number of dropped turns."""
+        """Return the conversation's prompt, or a greeting's before the first question, and the number of dropped
+        turns.
+        """
         has_question = any(message["role"] == "user" for message in self._messages)
         messages = self._messages if has_question else [*self._messages, {"role": "user", "content": "Hi"}]
         messages = [{**message, "content": self._with_items(message["content"])} for message in messages]
@@ -239,7 +241,7 @@ class _Conversation:
         self._attach([_file(file.strip("'\""), "/image")])
 
     def _with_items(self, content: str | list[dict[str, str]]) -> Any:
-        """The content with decoded images in place of their paths."""
+        """Return the content with decoded images in place of their paths."""
         if isinstance(content, str):
             return content
         return [
@@ -385,13 +387,13 @@ def _file(name: str, command: str) -> Path:
 
 
 def _images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Paths of the images in messages."""
+    """Return the paths of the images in messages."""
     contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
 def _is_content(content: object) -> bool:
-    """True for a text, or a list of texts and image paths."""
+    """Return True for a text, or a list of texts and image paths."""
     return isinstance(content, str) or (
         isinstance(content, list)
         and all(
@@ -402,7 +404,7 @@ def _is_content(content: object) -> bool:
 
 
 def _read_messages(path: Path) -> list[dict[str, Any]]:
-    """Messages written by `/save`. Raises UsageError."""
+    """Read messages written by `/save`. Raises UsageError."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UsageError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB; not a conversation")

@@ -18,10 +18,13 @@ _QUOTES = '"""'
 
 
 class ChatInput:
-    """User messages. A pasted text of several lines is one message, and so is a block between triple quotes."""
+    """The user's messages. A pasted text of several lines is one message, and so is a block between triple quotes."""
 
     def __init__(self, commands: list[str]) -> None:
-        """commands: words that Tab completes at the start of a line."""
+        """Prepare to read messages.
+
+        commands: words that Tab completes at the start of a line
+        """
         self._session = _session(commands) if is_terminal(sys.stdin) and is_terminal(sys.stdout) else None
 
     def messages(self) -> Iterator[str]:
@@ -33,7 +36,7 @@ class ChatInput:
                 yield line
 
     def _block(self, text: str) -> str:
-        """Text up to the closing quotes or the end of the input."""
+        """Read text up to the closing quotes or the end of the input."""
         while _QUOTES not in text:
             line = self._line("... ")
             if line is None:

@@ -1,4 +1,4 @@
-"""Commands with many options: a short help with the common ones, and a full one with headings."""
+"""Commands with many options: a short help with the common options, and a full help with headings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMMON = frozenset(
 
 
 class HeadedOption(click.Option):
-    """Option shown under a heading in the full help."""
+    """An option shown under a heading in the full help."""
 
     def __init__(self, *args: Any, heading: str, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -25,7 +25,7 @@ class HeadedOption(click.Option):
 
 
 class HeadedCommand(click.Command):
-    """Command with a short `--help` and a complete `--help-all`."""
+    """A command with a short `--help` and a complete `--help-all`."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         full = click.Option(

@@ -20,7 +20,7 @@ _FILES = {
 def install_completion(command: click.Command, shell: str | None) -> str:
     """Write a shell's completion script and return a message about it. Raises UsageError.
 
-    shell: name of the shell, or None for the user's own.
+    shell: name of the shell, or None for the user's own
     """
     name = shell or env.shell()
     found = get_completion_class(name)
@@ -42,12 +42,12 @@ def install_completion(command: click.Command, shell: str | None) -> str:
 
 
 def answer_shell(command: click.Command, instruction: str) -> int:
-    """Write what the shell's script asked for and return the exit code."""
+    """Write the answer to a request of the shell's script, and return the exit code."""
     return shell_complete(command, {}, "octavo", _VARIABLE, instruction)
 
 
 def complete_model(_: click.Context, __: click.Parameter, beginning: str) -> list[CompletionItem]:
-    """Downloaded models, short names, and files for a word that looks like a path."""
+    """Return downloaded models, short names, and files for a word that looks like a path."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import catalogue
     from octavo.loader.library import installed

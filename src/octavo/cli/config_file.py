@@ -1,4 +1,4 @@
-"""Default option values from a TOML file: a table for each command, for example `[serve]`.
+"""Default option values from a TOML file, with a table for each command, for example `[serve]`.
 
     [serve]
     model = ["chat=qwen3:4b"]
@@ -6,7 +6,7 @@
     max_num_seqs = 16
 
 Tables are named after commands and keys after options, with `-` or `_`. An option on the command line overrides the
-file, but a wrong value in the file is still an error.
+file, but an invalid value in the file is still an error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MAX_BYTES = 1 << 20
 
 
 def defaults(path: Path | None, command: click.Command, commands: Collection[str]) -> dict[str, Any]:
-    """Values for one of the commands, by option. Raises UsageError.
+    """Return the values for one of the commands, by option. Raises UsageError.
 
-    path: the file, or None for the user's own if it exists.
+    path: the file, or None for the user's own if it exists
     """
     file = env.config_file() if path is None else path
     if path is None and not file.is_file():
@@ -68,13 +68,15 @@ def _check_types(file: Path, command: click.Command, values: dict[str, Any]) -> 
 
 
 def read_value(context: click.Context, param: click.Parameter) -> Any:
-    """Value of an option in the file, read as from the command line. Raises click.BadParameter."""
+    """Return the value of an option in the file, parsed as on the command line. Raises click.BadParameter."""
     value, _ = param.consume_value(context, {})
     return param.type_cast_value(context, value)
 
 
 def _keys(command: click.Command) -> dict[str, str]:
-    """Parameter names by key; `model` stands for `models` of `serve`, an argument that takes several words."""
+    """Return parameter names by key. The key `model` means `models` of `serve`, an argument that accepts several
+    words.
+    """
     names = {param.name: param.name for param in command.params if param.name}
     many = [param.name for param in command.params if param.param_type_name == "argument" and param.nargs < 0]
     return {name.removesuffix("s"): name for name in many if name} | names

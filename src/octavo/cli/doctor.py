@@ -1,4 +1,4 @@
-"""`octavo doctor`: check this machine and the settings Octavo will use."""
+"""`octavo doctor`: check this machine and the settings that Octavo will use."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def doctor(*, as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Findings by their names in the JSON output; failed checks are under `problems`."""
+    """Return findings by their names in the JSON output. Failed checks are under `problems`."""
     from octavo import env
     from octavo.bench import machine
 
@@ -94,7 +94,7 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
-    """Description of the backend cpu, and its free memory in bytes."""
+    """Return the description of the backend cpu, and its free memory in bytes."""
     from octavo.backends import BackendDescription, get_backend
 
     try:
@@ -108,7 +108,7 @@ def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
 
 
 def _torch() -> tuple[str | None, list[str]]:
-    """GPU that the backend `torch` would use, and its kernel libraries; None without torch."""
+    """Return the GPU that the backend `torch` would use, or None without torch, and its kernel libraries."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -133,7 +133,7 @@ def _version(name: str, problems: list[str]) -> str:
 
 
 def _read_bandwidth(num_threads: int) -> float:
-    """Memory read bandwidth of all threads together in bytes/s: the best of a few measurements."""
+    """Measure the memory read bandwidth of all threads together in bytes/s, as the best of a few measurements."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np

@@ -183,7 +183,7 @@ def _write_tasks(reports: list[TaskReport]) -> None:
 
 
 def _write_tokens(path: Path, tokens: TokenFigures) -> None:
-    """Write a line for each counted token; an existing file is replaced only once the new one is complete."""
+    """Write a line for each counted token. An existing file is replaced only once the new one is complete."""
     from octavo.loader.atomic_file import AtomicFile
 
     with AtomicFile(path, magic=b"") as file:

@@ -134,7 +134,7 @@ def _check_adapter(adapter: Path, may_replace: bool) -> None:
 
 
 class _Shown:
-    """Progress of a run on standard error."""
+    """Shows the progress of a run on standard error."""
 
     def __init__(self, work: Finetuning, bar: ProgressBar) -> None:
         self._work, self._bar = work, bar
@@ -177,7 +177,7 @@ def _say(text: str) -> None:
 
 
 def _every(seconds: float) -> Callable[[], bool]:
-    """A function that returns True once per this many seconds."""
+    """Return a function that returns True at most once every `seconds` seconds."""
     last = time.monotonic()
 
     def is_due() -> bool:
@@ -192,7 +192,9 @@ def _every(seconds: float) -> Callable[[], bool]:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """A function that returns True once SIGINT or SIGTERM has arrived. The second signal ends the process as usual."""
+    """Yield a function that returns True once SIGINT or SIGTERM has arrived. A second signal ends the process as
+    usual.
+    """
     came = False
 
     def stop(number: int, _frame: object) -> None:

@@ -1,7 +1,7 @@
 """`octavo`: commands and error handling.
 
 Exit codes: 0 success; 1 internal error; 2 invalid command; 3 model cannot be loaded; 4 the server's port or memory is
-not available; 5 the engine died too often; 130 Ctrl-C; 141 the reader of the output closed it.
+not available; 5 the engine died too many times; 130 Ctrl-C; 141 the reader of the output closed it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Command group that imports only the command it runs."""
+    """A command group that imports only the command it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(_COMMANDS)
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _FlagFormatter(logging.Formatter):
-    """Format the engine's warnings with option names as flags."""
+    """Formats the engine's warnings with option names as flags."""
 
     def format(self, record: logging.LogRecord) -> str:
         from octavo.cli.options import in_flags
@@ -187,13 +187,13 @@ def _run(arguments: list[str], is_debug: bool) -> int:
 
 
 def _discard_output() -> None:
-    """Discard buffered output; the interpreter would complain when it flushes it at exit."""
+    """Discard buffered output, because the interpreter would complain when flushing it at exit."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: BaseException) -> str:
-    """`octavo run: Missing argument 'PROMPT'. Try 'octavo run --help'.`"""
+    """Return the error as one line, such as `octavo run: Missing argument 'PROMPT'. Try 'octavo run --help'.`"""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "octavo"
     message = error.format_message() if hasattr(error, "format_message") else str(error)

@@ -12,13 +12,13 @@ _HEADING = re.compile(r"#{1,6}")
 
 
 class MarkdownStyle:
-    """Styles of one answer. Works word by word and holds nothing back."""
+    """The styles of one answer. Works word by word and holds nothing back."""
 
     def __init__(self) -> None:
         self._is_heading = self._is_bold = self._is_italic = self._is_code = False
 
     def word(self, word: str, *, begins_line: bool) -> tuple[str, int]:
-        """Replace a word's marks with styles; also return its width in columns."""
+        """Replace a word's marks with styles, and return it with its width in columns."""
         if begins_line and not self._is_code:
             if _HEADING.fullmatch(word):
                 self._is_heading = True
@@ -34,7 +34,7 @@ class MarkdownStyle:
         return "".join(out), columns
 
     def code_line(self, text: str) -> str:
-        """Style a piece of a line of fenced code."""
+        """Style part of a line of fenced code."""
         return f"{_CODE}{text}{_NOT_CODE}" if text else ""
 
     def end_line(self, *, ends_paragraph: bool) -> str:
@@ -49,7 +49,9 @@ class MarkdownStyle:
         return out
 
     def _switch(self, mark: str, before: str, after: str) -> str | None:
-        """Style that a mark starts or ends; None if it is plain text, such as a multiplication sign."""
+        """Return the style code that a mark starts or ends, or None if it is plain text, such as a multiplication
+        sign.
+        """
         if mark == "`":
             self._is_code = not self._is_code
             return _CODE if self._is_code else _NOT_CODE

@@ -1,4 +1,4 @@
-"""Report that compares models: its options, table and plots."""
+"""The report that compares models: its options, table and plots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def with_report_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def prepare_report(given: dict[str, Any]) -> JudgedText:
-    """Return the report's text and make the folder for plots, so that errors come before a model is downloaded."""
+    """Return the report's text and create the folder for plots, so that errors occur before a model is downloaded."""
     from octavo.quality.texts import read_text
 
     parse_bytes("reference_cache", given["reference_cache"])
@@ -57,7 +57,7 @@ def prepare_report(given: dict[str, Any]) -> JudgedText:
 
 
 def check_windows(given: dict[str, Any], text: JudgedText, model: Path) -> None:
-    """Raise UsageError if the text has too few tokens for this model, before the long work."""
+    """Raise UsageError if the text has too few tokens for this model, before any long-running work."""
     from octavo.quality.evaluation import WindowOptions, tokenizer_of
 
     tokenizer = tokenizer_of(str(model))
@@ -75,7 +75,7 @@ def report_models(
 ) -> None:
     """Compare the named models and write the report.
 
-    options: engine options.
+    options: engine options
     """
     from octavo.engine.loading.devices import free_memory
     from octavo.quality.evaluation import ReferenceOptions, WindowOptions
@@ -100,12 +100,12 @@ def report_models(
 
 
 def short_name(model: str) -> str:
-    """Name of a model in the report: its file or folder."""
+    """Return the name of a model in the report: its file or folder."""
     return Path(model).name.removesuffix(".gguf") or model
 
 
 def _write_plots(comparison: ModelComparison, folder: Path | None) -> None:
-    """Write the plots; without matplotlib, say how to get them."""
+    """Write the plots. Without matplotlib, explain how to get them."""
     from octavo.quality.plots import REMEDY, write_plots
 
     if folder is None:

@@ -99,7 +99,7 @@ def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each field of `ServerConfig`; the command receives them as `server_options`.
 
-    Durations are strings (`30s`) and repeated options are lists: `ServerConfig.from_options` reads both.
+    Durations are strings (`30s`) and repeated options are lists. `ServerConfig.from_options` accepts both.
     """
     options = {
         name: (str, text, f"{default:g}s") if kind is float else (kind, text, default)
@@ -127,23 +127,23 @@ def with_default_sampling(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def first_given(names: Iterable[str]) -> str | None:
-    """First of these parameters given on the command line, as a flag: `--few-shot`."""
+    """Return the first of these parameters that was given on the command line, as a flag such as `--few-shot`."""
     source = click.get_current_context().get_parameter_source
     return next((f"--{name.replace('_', '-')}" for name in names if source(name) is ParameterSource.COMMANDLINE), None)
 
 
 def sampling_params(options: Options) -> SamplingParams:
-    """Parameters of one answer before the model's defaults apply. Raises UsageError."""
+    """Return the parameters of one answer before the model's defaults apply. Raises UsageError."""
     return SamplingParams(**{"max_tokens": MAX_ANSWER_TOKENS, **options})
 
 
 def sampling_names() -> list[str]:
-    """Names of the sampling parameters that apply to a conversation."""
+    """Return the names of the sampling parameters that apply to a conversation."""
     return [name for name in _SAMPLING_HELP if name != "logprobs"]
 
 
 def parse_sampling_value(name: str, text: str) -> Any:
-    """Parse a sampling parameter's value as typed by a user; lists are words in quotes. Raises UsageError."""
+    """Parse a sampling parameter's value as typed by a user. Lists are words in quotes. Raises UsageError."""
     if name not in sampling_names():
         near = difflib.get_close_matches(name, sampling_names(), 1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(sampling_names())}"
@@ -171,7 +171,9 @@ def in_flags(message: str) -> str:
 
 
 def _options_of(config: type[Any]) -> dict[str, _Flag]:
-    """An option for each field of a dataclass: type from the annotation, help from the metadata."""
+    """Return an option for each field of a dataclass, with its type from the annotation and its help from the
+    metadata.
+    """
     hints = get_type_hints(config)
     return {
         field.name: (_flag_type(hints[field.name]), field.metadata.get("help", ""), field.default)
@@ -180,10 +182,10 @@ def _options_of(config: type[Any]) -> dict[str, _Flag]:
 
 
 def _flag_type(hint: Any) -> Any:
-    """Type of one value on the command line; a list of it if the option may be repeated.
+    """Return the type of one value on the command line, in a list if the option may be repeated.
 
-    If a field takes strings as well as numbers, such as "2GiB", or one string or several, the flag has the more general
-    type.
+    If a field accepts strings as well as numbers, such as "2GiB", or one string or several, the flag has the more
+    general type.
     """
     is_union = get_origin(hint) in (Union, UnionType)
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if is_union else [hint]
@@ -223,9 +225,10 @@ _CHECKS: dict[str, Callable[[Options], object]] = {
 
 
 def _check_overruled(given: Options, names: set[str], check: Callable[[Options], object]) -> None:
-    """Check values of the configuration file that the command line overrides, which are otherwise never checked.
+    """Check values of the configuration file that the command line overrides, which would otherwise never be checked.
 
-    A value is wrong if it conflicts with the rest of the file, and also with the overriding options. Raises UsageError.
+    A value is invalid if it conflicts with the rest of the file and also with the overriding options. Raises
+    UsageError.
     """
     context = click.get_current_context()
     file = context.default_map or {}

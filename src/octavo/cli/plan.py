@@ -93,7 +93,8 @@ def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | N
 
 
 def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """Memory of the draft model or head in the options, or of the model's own head; None without either.
+    """Return the memory that the draft model or head in the options needs, or the model's own head, or None without
+    either.
 
     Raises UsageError and ModelLoadError.
     """
@@ -114,7 +115,9 @@ def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftN
 
 
 def _suggestion(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | str | None:
-    """Memory of the draft model suggested by the catalogue, from its headers, or its name if they cannot be read."""
+    """Return the memory that the catalogue's suggested draft model needs, from its headers, or its name if they cannot
+    be read.
+    """
     from octavo.engine.loading.draft_needs import draft_needs
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.hub import resolve_model
@@ -143,7 +146,7 @@ def _draft_facts(draft: DraftNeeds) -> str:
 
 
 def _suggestion_facts(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> dict[str, str]:
-    """The line about the draft model in use, or about one that would be faster."""
+    """Return the line about the draft model in use, or about one that would be faster."""
     if needs.draft is not None:
         cache = f"its cache for these users, {size(needs.draft.kv_bytes)}, is counted above"
         return {"draft model": f"{_draft_facts(needs.draft)}; {cache}, as it is"}
@@ -249,7 +252,7 @@ def _disk_facts(disk: FromDisk) -> str:
 
 
 def _options(needs: MemoryNeeds) -> str:
-    """Options that reserve the whole cache, which by default gets at most half of the free memory."""
+    """Return the options that reserve the whole cache. By default it gets at most half of the free memory."""
     mebibytes = -(-needs.kv_bytes // (1 << 20))
     kv_dtype = "" if needs.kv_dtype == EngineConfig.kv_dtype else f" --kv-dtype {needs.kv_dtype}"
     draft = "" if needs.draft is None or needs.draft.is_head else f" -md {needs.draft.model}"

@@ -140,7 +140,7 @@ def quantize(**options: Any) -> None:
 
 
 def _calibration_text(options: dict[str, Any]) -> Path | None:
-    """Text for --bpw. Raises UsageError if it is missing or unused."""
+    """Return the text for --bpw. Raises UsageError if it is missing or unused."""
     from octavo.compress.importance import is_text
 
     text: Path | None = options["calibration"]
@@ -158,7 +158,7 @@ def _calibration_text(options: dict[str, Any]) -> Path | None:
 def _choices_of_size(
     model: SourceModel, options: TypeOptions, bits: float, text: Path, importance: ImportanceMatrix | None
 ) -> list[TypeChoice]:
-    """Measure the loss of each tensor, unless an earlier run did, and choose the types."""
+    """Measure the loss of each tensor, unless an earlier run has done so, and choose the types."""
     from octavo import env
     from octavo.compress.quantize import check_size, choose_by_size, free_tensors
     from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, least_bytes
@@ -278,7 +278,7 @@ def _opened(path: Path, adapters: Sequence[tuple[Path, float]]) -> AbstractConte
 
 
 def _adapter(text: str) -> tuple[Path, float]:
-    """Parse `ADAPTER` or `ADAPTER:SCALE`. An existing path is taken as a whole."""
+    """Parse `ADAPTER` or `ADAPTER:SCALE`. A path that exists is never split."""
     path, scale = (text, 1.0) if Path(text).exists() else scaled_path(text)
     return Path(path), scale
 
@@ -309,7 +309,7 @@ def _write_folder(path: Path, destination: Path, max_part_bytes: int | None, opt
 
 
 def _float_type(path: Path, tensors: Sequence[WeightInfo] | Sequence[SourceTensor]) -> str:
-    """Type of most of a model's numbers. Raises UsageError if it is not a float type."""
+    """Return the type of most of a model's numbers. Raises UsageError if it is not a float type."""
     from octavo.quantization.packed import DENSE_TYPES
 
     counts: Counter[str] = Counter()
@@ -323,7 +323,7 @@ def _float_type(path: Path, tensors: Sequence[WeightInfo] | Sequence[SourceTenso
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Output file and its options."""
+    """A quantization's output file and options."""
 
     destination: Path
     file_type: int
@@ -379,7 +379,9 @@ def _measured(model: SourceModel, path: Path, chunks: int) -> ImportanceMatrix:
 
 
 def tokens_of(checkpoint: Checkpoint, path: Path) -> tuple[list[int], int | None]:
-    """Tokens of a text, and the token that texts of this model begin with. Raises UsageError if it is not UTF-8."""
+    """Return the tokens of a text, and the token that texts of this model begin with. Raises UsageError if it is not
+    UTF-8.
+    """
     from octavo.quality.texts import read_utf8
     from octavo.tokenizer import load_tokenizer
 

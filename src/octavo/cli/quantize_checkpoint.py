@@ -37,7 +37,7 @@ _OPTIONS = {
 
 
 def checkpoint_options(command: _Command) -> _Command:
-    """Options of these types."""
+    """Add the options of these types to a command."""
     decorators = [
         click.option(
             "--group-size",
@@ -63,7 +63,7 @@ def checkpoint_options(command: _Command) -> _Command:
 
 
 def is_checkpoint_type(name: str, destination: Path) -> bool:
-    """True for a type of Hugging Face checkpoints. `mxfp4` is also a GGUF type: the destination decides.
+    """Return True for a type of Hugging Face checkpoints. `mxfp4` is also a GGUF type, so the destination decides.
 
     Raises UsageError for a name without its bits, such as `gptq`, and for an unknown name.
     """
@@ -94,7 +94,7 @@ def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
 
 
 def quantize_to_checkpoint(path: Path, keep: list[re.Pattern[str]], options: Mapping[str, Any]) -> None:
-    """Write the folder, or with `--dry-run` describe it. `options` also has `max_shard_bytes`."""
+    """Write the folder or, with `--dry-run`, describe it. `options` must also contain `max_shard_bytes`."""
     from octavo.compress.checkpoints.methods import choose_method
     from octavo.compress.checkpoints.quantization_plan import plan_quantization
     from octavo.loader.checkpoint import open_checkpoint
@@ -192,7 +192,7 @@ def _run(plan: QuantizationPlan, method: QuantizationMethod, texts: list[Tokens]
 def check_folder_destination(source: Path, destination: Path, may_replace: bool) -> None:
     """Raise UsageError unless a model's folder can be written there.
 
-    source: the folder of the source model.
+    source: folder of the source model
     """
     if destination.suffix in (".gguf", ".safetensors"):
         raise UsageError(f"{destination}: the result is a folder; give it a name without {destination.suffix}")

@@ -38,7 +38,7 @@ _DASHED_PROMPT = re.compile(r"-(?!-?[\w-]+=)(?:\s|\d|.*\s)", re.DOTALL)
 
 
 class _RunCommand(HeadedCommand):
-    """Treat a word with white space or a digit after its dash, such as `-5 + 3?`, as a prompt."""
+    """A command that treats a word with white space or a digit after its dash, such as `-5 + 3?`, as a prompt."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with_value = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
@@ -146,9 +146,10 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _PromptCache:
-    """The file of `--prompt-cache`, as in llama.cpp: read if it exists, written if it lacks a part of the prompt.
+    """The file of `--prompt-cache`, as in llama.cpp: it is read if it exists, and written if it lacks a part of the
+    prompt.
 
-    keeps_answer: always write it, including the answer.
+    keeps_answer: always write it, including the answer
     """
 
     path: str | None
@@ -172,7 +173,7 @@ class _PromptCache:
             llm.restore_prompt(str(Path(self.path).resolve()))
 
     def save(self, llm: LLM, last: RequestOutput) -> None:
-        """Save the prompt of an answer. Failure is only a warning, because the answer is complete."""
+        """Save the prompt of an answer. A failure only causes a warning, because the answer is complete."""
         if self.path is None or self.is_read_only:
             return
         num_tokens, num_cached, size = len(last.prompt_token_ids), last.num_cached_tokens, llm.block_size
@@ -188,7 +189,7 @@ class _PromptCache:
 def _constraint(
     schema: str | None, grammar: str | None, regex: str | None, choice: tuple[str, ...]
 ) -> StructuredOutputsParams | None:
-    """Constraint on the answer, if any. Raises UsageError for several, or for a file without a schema."""
+    """Return the constraint on the answer, if any. Raises UsageError for several, or for a file without a schema."""
     values = {"schema": schema, "grammar": grammar, "regex": regex, "choice": choice or None}
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if len(given) > 1:
@@ -202,7 +203,7 @@ def _constraint(
 
 
 def _is_image(file: str) -> bool:
-    """True for a file that begins like an image, a PDF document or a video; False if it cannot be read."""
+    """Return True for a file that begins like an image, a PDF document or a video, and False if it cannot be read."""
     from octavo.media.headers import begins_image
     from octavo.media.reels import kind_of
 
@@ -215,7 +216,7 @@ def _is_image(file: str) -> bool:
 
 
 def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
-    """Raw prompt with the images before it, and with the text of documents that are read as text."""
+    """Return a raw prompt that begins with the images, and with the text of documents that are read as text."""
     texts = [llm.document_text(file) for file in images]
     prompt = "\n\n".join(filter(None, [*texts, prompt]))
     images = [file for file, text in zip(images, texts, strict=True) if text is None]
@@ -225,7 +226,7 @@ def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
 
 
 def _default_and_named(model: str | None) -> tuple[str, str | None]:
-    """The default model, which the configuration file can set, and the model named on the command line."""
+    """Return the default model, which the configuration file can set, and the model named on the command line."""
     source = click.get_current_context().get_parameter_source("model")
     if model is not None and source is ParameterSource.DEFAULT_MAP:
         return model, None
@@ -233,7 +234,9 @@ def _default_and_named(model: str | None) -> tuple[str, str | None]:
 
 
 def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tuple[str | None, list[str]]:
-    """Model, if one is named, and prompt in at most one word. Raises UsageError if either is given twice."""
+    """Return the model, if one is named, and the prompt as a list of at most one word. Raises UsageError if either is
+    given twice.
+    """
     rest = list(words)
     if len(rest) > 2:
         raise UsageError(f"run takes a model and a prompt, not {len(rest)} words: quote the prompt")
@@ -249,11 +252,12 @@ def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tup
 def _model_and_prompt(
     given: tuple[str | None, list[str]], default: str, files: tuple[str, ...], *, has_images: bool, is_marked: bool
 ) -> tuple[str, str | None]:
-    """Model, and prompt with the texts of files and standard input before it; None for a conversation at the terminal.
+    """Return the model and the prompt, which the texts of files and standard input precede. The prompt is None for a
+    conversation at the terminal.
 
-    given: result of `_words`.
-    has_images: images are given, so the prompt may be empty.
-    is_marked: the word comes from --prompt.
+    given: result of `_words`
+    has_images: whether images are given, so that the prompt may be empty
+    is_marked: whether the word comes from --prompt
 
     Raises UsageError if there is no prompt.
     """
@@ -278,7 +282,7 @@ def _model_and_prompt(
 
 
 def _read(file: str) -> str:
-    """Text of a file, or of standard input for -. Raises UsageError if it cannot be read."""
+    """Read the text of a file, or standard input for `-`. Raises UsageError if it cannot be read."""
     try:
         if file != "-":
             return Path(file).read_text("utf-8")
@@ -290,7 +294,7 @@ def _read(file: str) -> str:
 
 
 def _is_model(word: str) -> bool:
-    """True if a single word names a model: a file, a hub id or address, or a name from `octavo list --all`."""
+    """Return True if a single word names a model: a file, a hub id or address, or a name from `octavo list --all`."""
     if word.endswith((".gguf", ".safetensors")):
         return True
     with suppress(OSError, ValueError):  # a prompt can be longer than a path
@@ -309,7 +313,7 @@ def _is_model(word: str) -> bool:
 
 
 def _refuse_near_miss(word: str, default: str) -> None:
-    """Raise UsageError if the only word is almost a model's name, and so hardly a question."""
+    """Raise UsageError if the only word is almost a model's name, because then it is unlikely to be a question."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import nearest
 
@@ -374,7 +378,7 @@ def _report(model: str, prompt: str, parts: list[RequestOutput], load_s: float, 
 
 
 def _summary(timings: dict[str, Any]) -> str:
-    """Counts, times and rates, one per line."""
+    """Return counts, times and rates, one per line."""
     rates = [timings["prefill_tokens_per_s"], timings["decode_tokens_per_s"]]
     drafts = ""
     if drafted := timings["num_draft_tokens"]:

@@ -1,4 +1,4 @@
-"""`octavo serve`: serve one or several models over HTTP."""
+"""`octavo serve`: serve one or more models over HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 
 class _ServeCommand(HeadedCommand):
-    """Accept several values after `--lora-modules`, as vLLM does: all that follow with an `=` or as JSON."""
+    """A command that accepts several values after `--lora-modules`, as vLLM does: all that follow with an `=` or as
+    JSON.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest: list[str] = []
@@ -126,13 +128,13 @@ def serve(
 
 
 def _with_adapters(options: Options, config: ServerConfig) -> Options:
-    """Engine options with room for adapters, if requests may use some."""
+    """Return the engine options with room for adapters, if requests may use any."""
     is_wanted = config.lora_dir or config.allow_runtime_lora or config.admin_key or config.admin_key_file
     return {**options, "enable_lora": True} if is_wanted or options.get("lora_modules") else options
 
 
 def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
-    """Raise UsageError where replicas are impossible."""
+    """Raise UsageError if replicas are requested but not possible."""
     size = models[0].data_parallel_size
     if size > 1 and len(models) > 1:
         raise UsageError(f"data_parallel_size is {size} with {len(models)} models; only a single MODEL has replicas")
@@ -162,14 +164,14 @@ def _help_another_machine(configs: list[EngineConfig]) -> None:
 def _end_at_once_on_signals() -> None:
     """Exit on SIGTERM and SIGINT while there is nothing to clean up, until the server installs its own handlers.
 
-    The handlers do not raise: inside an import, the exception could turn into any other.
+    The handlers do not raise: inside an import, the exception could turn into a different one.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
 class _Report:
-    """`octavo.server.models.model_loader.LoadReport` with lines on standard error."""
+    """Writes the server's start to standard error. Implements `octavo.server.models.model_loader.LoadReport`."""
 
     def __init__(self, url: str, progress: ProgressBar, began: float) -> None:
         self._url = url
@@ -204,7 +206,7 @@ def _say(line: str) -> None:
 
 
 def configs_of(words: list[str], engine_options: Options, aliases: Sequence[str]) -> dict[str, EngineConfig]:
-    """Models by id: the given name, else the first alias, else what `served_name` finds.
+    """Return models by id, which is the given name, or else the first alias, or else the result of `served_name`.
 
     Raises UsageError.
     """

@@ -89,13 +89,13 @@ def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> li
 
 
 def _names(server: RunningServer) -> tuple[str, ...]:
-    """Words that identify this server."""
+    """Return the words that identify this server."""
     url = urlsplit(server.url)
     return (str(server.pid), str(url.port), url.netloc, server.url.rstrip("/"), *server.models)
 
 
 def _facts(server: RunningServer) -> dict[str, Any]:
-    """Facts about a server, which may be loading, busy, or require a key."""
+    """Return facts about a server, which may be loading, busy, or require a key."""
     status, _ = _ask(f"{server.url}/health/ready")
     state = {200: "ready", 503: "loading or ending"}.get(status, "not answering")
     status, load = _ask(f"{server.url}/load")
@@ -110,13 +110,13 @@ def _facts(server: RunningServer) -> dict[str, Any]:
 
 
 def _row(facts: dict[str, Any]) -> dict[str, str]:
-    """A table row for people."""
+    """Return a table row for people to read."""
     texts = {name.upper(): _text(value) for name, value in facts.items() if name != "up_s"}
     return {**texts, "UP": duration(facts["up_s"])}
 
 
 def _ask(url: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of an answer; status 0 if there is none."""
+    """Return the status and body of an answer. The status is 0 if there is none."""
     # The certificate may be self-signed, and nothing secret is sent.
     trusting = ssl.create_default_context()
     trusting.check_hostname = False

@@ -91,7 +91,7 @@ def _write_adapter(adapter: AdapterFacts) -> None:
 
 
 def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
-    """Facts by their names in the JSON output; sizes in bytes, lengths in tokens.
+    """Return facts by their names in the JSON output, with sizes in bytes and lengths in tokens.
 
     Raises OctavoError for options that do not fit the model.
     """
@@ -140,26 +140,26 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
 
 
 def parameters(total: int, active: int, experts: ExpertCost | None) -> str:
-    """Parameter counts of a model, and for a mixture of experts also those used per token."""
+    """Return a model's parameter count and, for a mixture of experts, the count used per token."""
     if experts is None:
         return f"{total:,}"
     return f"{total:,}, {active:,} used per token ({experts.num_active} of {experts.num_experts} experts)"
 
 
 def experts_read(experts: ExpertCost) -> str:
-    """Bytes of experts read per token."""
+    """Return the bytes of experts read per token."""
     return f"{size(experts.bytes_read)} of {size(experts.num_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _InMemory:
-    """A model as the engine holds it.
+    """A model as the engine holds it in memory.
 
-    matrices: facts about each format.
-    experts: facts about a mixture of experts.
-    kv_format, kv_bytes_per_token: of the cache.
-    warnings: about weights that grow, or why the model cannot be loaded.
-    providers: the kernel library chosen for each kind of operation, on a GPU.
+    matrices: facts about each format
+    experts: facts about a mixture of experts
+    kv_format, kv_bytes_per_token: format and size of the KV cache
+    warnings: about weights that grow, or the reason why the model cannot be loaded
+    providers: the kernel library chosen for each kind of operation on a GPU
     """
 
     matrices: list[dict[str, Any]]
@@ -265,7 +265,7 @@ def _write(facts: dict[str, Any]) -> None:
 
 
 def _images(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any] | None:
-    """Facts about the vision encoder, or None."""
+    """Return facts about the vision encoder, or None."""
     from octavo.engine.loading.encoder import image_needs
 
     needs = image_needs(engine, checkpoint)
@@ -283,7 +283,7 @@ def _cache(facts: dict[str, Any]) -> str:
 
 
 def _write_table(facts: dict[str, Any]) -> None:
-    """Write a table of the matrices as the engine holds them, or as in the file if it cannot hold them."""
+    """Write a table of the matrices as the engine holds them, or as stored in the file if it cannot load them."""
     write("\n")
     if not facts["in_memory"]:
         found = facts["formats"].items()

@@ -1,4 +1,4 @@
-"""`octavo plan --simulate`: compare ways to divide a model over many machines."""
+"""`octavo plan --simulate`: compare ways to divide a model among many machines."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def write_simulation(
 ) -> None:
     """Write the table.
 
-    text: value of the option.
-    context: tokens per user.
-    whole_experts: give each rank whole experts of a mixture.
+    text: value of the option
+    context: tokens per user
+    whole_experts: give each rank whole experts of a mixture
     """
     from octavo.bench.simulation import Load, simulate
     from octavo.engine.loading.devices import backend_name
@@ -77,7 +77,7 @@ def write_simulation(
 
 
 def needs_all_logits(sampling: Mapping[str, int | float], *, on_torch: bool = False) -> bool:
-    """True if ranks cannot sample from the best candidates of each rank.
+    """Return True if sampling from the best candidates of each rank is not sufficient.
 
     The rules match csrc/sample_plan.h and, on torch, `octavo.backends.torch.rank_sampling.offers_of`, where only
     `top_k` limits the candidates.
@@ -122,7 +122,7 @@ def _row(each: Division) -> str:
 
 
 def machines_of(text: str) -> tuple[list[int], Machines]:
-    """Parse `nodes=2+8,link=3e9` to numbers of machines and their figures. Raises UsageError naming a wrong part."""
+    """Parse `nodes=2+8,link=3e9` to numbers of machines and their figures. Raises UsageError naming an invalid part."""
     from octavo.bench.simulation import Machines
 
     known = {field.name for field in fields(Machines)}

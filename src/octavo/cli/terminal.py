@@ -1,4 +1,4 @@
-"""Terminal output shared by commands: loading with progress, text and JSON."""
+"""Terminal output that commands share: loading with progress, text and JSON."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LEAST_COLUMNS = 16
 
 
 def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[Path, Options]:
-    """File or directory of a model, downloaded with progress if needed, and the remaining options.
+    """Return the file or directory of a model, downloaded with progress if needed, and the remaining options.
 
-    options: fields of `EngineConfig`; `revision` applies to the hub id.
-    refresh: download the hub's current version.
+    options: fields of `EngineConfig`; `revision` applies to the hub id
+    refresh: download the hub's current version
     """
     from octavo.loader.hub import resolve_model
     from octavo.loader.named_models import expanded
@@ -59,10 +59,10 @@ def mark_own_file(model: str) -> None:
 
 @contextmanager
 def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | None, Options]]:
-    """Files of a model as `open_checkpoint` reads them; only the headers if the model is not downloaded.
+    """Find the files of a model for `open_checkpoint`, but only the headers if the model is not downloaded.
 
-    Yields the file or directory, a description for a model that is not downloaded, and the remaining options as
-    `find_model` does.
+    Yields the file or directory, a description if the model is not downloaded, and the remaining options as in
+    `find_model`.
     """
     from octavo.loader.named_models import expanded
     from octavo.loader.remote_headers import remote_headers
@@ -81,7 +81,7 @@ def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | Non
 
 
 def check_folder(path: Path) -> None:
-    """Raise UsageError if the file's folder is missing. Call it before long work."""
+    """Raise UsageError if the file's folder is missing. Call this before any long-running work."""
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent}: no such directory; create it first")
 
@@ -89,11 +89,11 @@ def check_folder(path: Path) -> None:
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
     """Load a model with progress, for one user.
 
-    options: fields of `EngineConfig`.
-    will_chat: see `LLM`.
+    options: fields of `EngineConfig`
+    will_chat: see `LLM`
 
-    All objects made here live as long as the process and are hidden from garbage collection: with the 300,000 strings
-    of a vocabulary, collecting would take 5 % of the start.
+    All objects created here live as long as the process and are hidden from garbage collection. With the 300,000
+    strings of a vocabulary, collecting would take 5 % of the start-up time.
     """
     gc.disable()
     try:
@@ -121,12 +121,12 @@ def show_help_without_command(context: click.Context) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """True for a terminal; False for a closed stream."""
+    """Return True for a terminal, False for a closed stream."""
     return stream is not None and stream.isatty()
 
 
 def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
-    """Yield an answer's parts. After a second without one, a terminal shows how much of the prompt has been read."""
+    """Yield an answer's parts. If none arrives for a second, a terminal shows how much of the prompt has been read."""
     over = threading.Event()
 
     def show() -> None:
@@ -152,7 +152,7 @@ def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
 def say_limit(last: RequestOutput) -> None:
     """Explain on standard error why the answer stops in the middle, if it does.
 
-    last: the answer's last output.
+    last: the answer's last output
     """
     if last.outputs[0].finish_reason == "length":
         from octavo.cli.options import MAX_ANSWER_TOKENS  # not needed for the help of commands
@@ -164,7 +164,7 @@ def say_limit(last: RequestOutput) -> None:
 
 
 class ReaderGoneError(Exception):
-    """The reader closed the output. Not a BrokenPipeError, because connections raise that too."""
+    """The reader closed the output. This is not a BrokenPipeError, because connections raise that too."""
 
 
 def write(text: str) -> None:
@@ -181,20 +181,20 @@ def write(text: str) -> None:
 def write_json(value: object, *, indent: int | None = 2) -> None:
     """Write one JSON document to standard output.
 
-    indent: spaces, or None for a single line.
+    indent: number of spaces, or None for a single line
     """
     write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
 
 
 def has_colour() -> bool:
-    """True if standard output is a terminal that shows colours, unless `NO_COLOR` is set."""
+    """Return True if standard output is a terminal that shows colours, unless `NO_COLOR` is set."""
     return is_terminal(sys.stdout) and env.wants_colour()
 
 
 def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) -> None:
-    """Write names and values in two columns; a terminal wraps long values.
+    """Write names and values in two columns. On a terminal, long values are wrapped.
 
-    colours: colours of values, by name.
+    colours: colours of values, by name
     """
     width, columns = max(map(len, facts)), _columns()
     shown = has_colour()
@@ -208,10 +208,10 @@ def write_facts(facts: dict[str, str], colours: dict[str, str] | None = None) ->
 def write_table(
     rows: list[dict[str, str]], *, right: Collection[str] = (), colours: dict[str, str] | None = None
 ) -> None:
-    """Write rows under column headings. A terminal shortens the widest columns until a row fits.
+    """Write rows under column headings. On a terminal, the widest columns are shortened until a row fits.
 
-    right: columns to align to the right.
-    colours: colours of whole values.
+    right: columns to align to the right
+    colours: colours of whole values
     """
     names = list(rows[0])
     lines = [names, *(list(row.values()) for row in rows)]
@@ -238,20 +238,20 @@ def write_table(
 
 
 def write_note(text: str) -> None:
-    """Write lines of prose; a terminal wraps long ones."""
+    """Write lines of prose. On a terminal, long lines are wrapped."""
     for line in text.splitlines():
         write("\n".join(_wrapped(line, _columns())) + "\n")
 
 
 def _columns() -> int:
-    """Width of the terminal, or 0 if standard output is not one."""
+    """Return the width of the terminal, or 0 if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """Lines of a text.
+    """Return the lines of a text.
 
-    columns: width, or 0 for a single line.
+    columns: width, or 0 for a single line
     """
     if not columns or len(text) <= columns:
         return [text]
@@ -261,7 +261,7 @@ def _wrapped(text: str, columns: int) -> list[str]:
 
 
 def _cut(text: str, columns: int) -> str:
-    """Shorten a text in its middle if it is too long."""
+    """Shorten a text in the middle if it is too long."""
     if len(text) <= columns:
         return text
     end = (columns - 1) * 2 // 3

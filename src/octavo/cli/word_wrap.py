@@ -1,4 +1,4 @@
-"""Text streamed to a terminal without breaking words at its edge."""
+"""Streams text to a terminal without breaking words at its edge."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class WordWrap:
 
     A word is held back until it is complete. Fenced code keeps its lines.
 
-    width: columns, None for the terminal's width, or 0 for no wrapping.
-    style: Markdown style, or None for plain text.
+    width: number of columns, None for the terminal's width, or 0 for no wrapping
+    style: Markdown style, or None for plain text
     """
 
     def __init__(self, width: int | None = None, style: MarkdownStyle | None = None) -> None:
@@ -62,7 +62,7 @@ class WordWrap:
         return f"\n{shown}" if breaks else shown
 
     def _styled(self, word: str) -> tuple[str, int]:
-        """The styled word and its width in columns."""
+        """Return the styled word and its width in columns."""
         if self._style is None:
             return word, len(word)
         if self._in_code or self._line.startswith(_FENCE):

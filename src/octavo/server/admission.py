@@ -256,7 +256,7 @@ class Admission:
         return ticket
 
     def is_full(self, model: ServedModel) -> bool:
-        """True if the next request would be refused."""
+        """Return True if the next request would be refused."""
         lane = self._lane(model)
         return lane.num_sequences >= lane.places.limit
 

@@ -45,8 +45,8 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
 
 
 def main_eos(tokenizer: Tokenizer) -> int:
-    """Return the id that ends an answer. If there are several, prefer the one that ends a text to the one that ends the
-    last turn.
+    """Return the id that ends an answer. If there are several, it is the one that ends a text, or else the one that
+    ends the last turn.
     """
     return tokenizer.suffix_ids[-1] if tokenizer.suffix_ids else max(tokenizer.eos_token_ids)
 

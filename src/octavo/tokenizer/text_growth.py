@@ -51,8 +51,8 @@ def _of_replace(step: TextStep) -> int:
 
 
 def _of_charsmap(step: TextStep) -> int:
-    """Return the growth of SentencePiece's table: the size of a search tree, the tree, and zero-terminated
-    replacements.
+    """Return the growth of SentencePiece's table, which contains the size of a search tree, the tree, and replacements
+    that end in zero bytes.
     """
     table = b64decode(step["precompiled_charsmap"], validate=True)
     replacements = table[4 + int.from_bytes(table[:4], "little") :]

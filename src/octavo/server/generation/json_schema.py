@@ -239,7 +239,7 @@ class _Checker:
         return len(properties.keys() - needed)
 
     def _referred(self, reference: str, place: str) -> SchemaNode:
-        """The schema that `$ref` names."""
+        """Return the schema that `$ref` names."""
         if reference != "#" and not reference.startswith("#/"):
             raise SchemaError(place, f"is {shown(reference)}; only references within the schema (#/...) are followed")
         node = resolve(self._root, reference)

@@ -84,7 +84,7 @@ class ApiKeys:
         return len(self._digests)
 
     def is_admin(self, tenant: str) -> bool:
-        """True if this is the tenant of an administrator's key."""
+        """Return True if this is the tenant of an administrator's key."""
         return tenant in self._admins
 
     def tenant(self, headers: Headers) -> str:
@@ -117,7 +117,7 @@ def _key(name: bytes, value: bytes) -> bytes | None:
 
 
 def is_loopback(host: str) -> bool:
-    """True if a host's name or address, without a port, is this machine's own."""
+    """Return True if a host's name or address, without a port, is this machine's own."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

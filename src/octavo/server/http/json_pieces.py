@@ -221,7 +221,7 @@ def check_counts(value: Any, limits: BodyLimits, path: Path) -> None:
 
 
 def too_many_items(path: Path, most: int) -> ApiError:
-    """The error about a list or an object with more than `most` items."""
+    """Return the error about a list or an object with more than `most` items."""
     name = format_path(path)
     message = f"{name or 'the body'} has more than {most} items, the limit"
     return bad_request(message, name or None, "array_above_max_length")

@@ -68,7 +68,7 @@ class JsonRoute(APIRoute):
         return BodyLimits.of_model(self._model)
 
     def _read(self, body: bytes) -> BaseModel:
-        """The validated body."""
+        """Return the validated body."""
         from octavo.server.http.json_pieces import parse_large_object  # here: it loads the native library
 
         parsed = parse_large_object(body, self._limits)

@@ -55,7 +55,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def url_of(config: ServerConfig, sock: socket.socket) -> str:
-    """The server's address for clients on this machine, such as `http://127.0.0.1:8000`."""
+    """Return the server's address for clients on this machine, such as `http://127.0.0.1:8000`."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"

@@ -178,7 +178,7 @@ class ModelManager:
         return any(entry.info is None or entry.info.images is not None for entry in self._entries.values())
 
     def knows(self, name: str) -> bool:
-        """True if a model or an adapter has this name."""
+        """Return True if a model or an adapter has this name."""
         return self.names.find(name) is not None or self.adapters.find(name) is not None
 
     def adapter(self, name: str | None) -> ServedAdapter | None:

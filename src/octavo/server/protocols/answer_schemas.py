@@ -291,6 +291,6 @@ def lines_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
 
 
 def errors(schema: Schema) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of a route whose errors all have this schema, by status."""
+    """Return the OpenAPI responses of a route whose errors all have this schema, by status."""
     content = {"application/json": {"schema": schema}}
     return {status: {"description": text, "content": content} for status, text in STATUSES.items()}
