@@ -155,6 +155,9 @@ def test_types_of_parameters_are_found_through_references() -> None:
     assert fold(parser.push(text)) == ("", (("f", '{"a": "3", "b": 3, "c": "3"}'),))
 
 
+_DSML_TEXT = '<｜DSML｜invoke name="run"><｜DSML｜parameter name="code" string="true">'
+
+
 def _long_texts(size: int) -> dict[str, tuple[str, str]]:
     return {
         "arguments": ("hermes", '<tool_call>{"name": "run", "arguments": {"code": "' + "x" * size + '"}}</tool_call>'),
@@ -182,6 +185,10 @@ def _long_texts(size: int) -> dict[str, tuple[str, str]]:
         "digits": ("qwen3_coder", "<function=set><parameter=n>" + "9" * size + "</parameter></function>"),
         "glm_keys": ("glm45", "<tool_call>run<arg_key>" + "a" * size),
         "glm_values": ("glm45", "<tool_call>run<arg_key>code</arg_key><arg_value>" + "</arg_value> " * (size // 13)),
+        "dsml_values": ("deepseek_v32", _DSML_TEXT + "</｜DSML｜parameter> " * (size // 19)),
+        "dsml_types": ("deepseek_v32", _DSML_TEXT.replace("true", "tru") * (size // 80)),
+        "gemma4_texts": ("gemma4", '<|tool_call>call:run{code:<|"|>' + '<|"' * (size // 3)),
+        "gemma4_depth": ("gemma4", "<|tool_call>call:run{options:" + "{a:[" * (size // 4)),
         "brackets": ("pythonic", "[" * size),
         "python_names": ("pythonic", "[now()" + ", now()" * (size // 7)),
         "python_depth": ("pythonic", "[run(code=" + "[" * size),

@@ -22,6 +22,7 @@ from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.describing_schemas import DESCRIBING
 from tests.support.glm_outputs import glm_call
+from tests.support.later_outputs import dsml, dsml_invoke, gemma4_call
 from tests.support.realistic_tools import realistic_tools
 from tests.support.tool_outputs import TOOLS, tool
 
@@ -144,16 +145,23 @@ LISTS = {
     "apertus": ("<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
     "olmo3": ("<function_calls>\n", "\n", "\n</function_calls>"),
     "minicpm3": ("<|tool_call_start|>\n```python\n", "\n", "\n```\n<|tool_call_end|>"),
+    "minimax_m2": ("<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>"),
+    "deepseek_v32": ("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
     "kimi_k2": ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
 }
 SEPARATORS = {
+    "gemma4": "",
     "llama3_json": "; ",
     "functionary_recipients": ">>>",
     "mistral_args": "",
     "harmony": "<|end|><|start|>assistant",
 }
+
+
+# Those whose calls are tags: text may follow them.
+TAGGED = ("minimax_m2", "deepseek_v32")
 
 
 def several(format_name: str, *calls: str) -> str:
@@ -169,6 +177,18 @@ def call(format_name: str, name: str, arguments: str) -> str:
         keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
         begin, _, end = LISTS[format_name]
         return f"{begin}{name}({keywords}){end}"
+    if format_name == "gemma4":
+        values = {
+            key: f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+            for key, value in json.loads(arguments).items()
+        }
+        return gemma4_call(name, ",".join(f"{key}:{value}" for key, value in values.items()))
+    if format_name == "deepseek_v32":
+        read = json.loads(arguments).items()
+        parameters = [
+            (key, value if isinstance(value, str) else json.dumps(value), isinstance(value, str)) for key, value in read
+        ]
+        return dsml(dsml_invoke(name, *parameters))
     if format_name in ("qwen3_coder", "glm45", "minimax_m2", "seed_oss"):
         values = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in json.loads(arguments).items()
@@ -301,7 +321,7 @@ def test_text_behind_free_calls(compiled: Compiled, name: str) -> None:
     grammar = tool_formats()[name].optional_grammar([STRICT], True, {})  # type: ignore[misc]
     matcher = compiled.start_grammar(grammar)
     answer = call(name, "book", '{"seats": 2, "class": "first"}') + "\nDone."
-    may_follow = name not in (*LISTS, "mistral_args", "llama3_json", "harmony")
+    may_follow = name in TAGGED or name not in (*LISTS, "mistral_args", "llama3_json", "harmony")
     assert compiled.is_whole(matcher, answer) is may_follow
 
 
@@ -352,6 +372,63 @@ def test_what_plain_text_cannot_be_held_to(compiled: Compiled, schema: dict[str,
     with pytest.raises(UsageError, match="leave it out, or leave strict out") as caught:
         accepts_text(compiled, schema, "a")
     assert (caught.value.param, caught.value.code) == ("tools", "invalid_json_schema")
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "is_text", "is_right"),
+    [
+        ({"type": "string"}, "5", True, True),
+        ({"type": "string"}, "5", False, False),
+        ({"type": "integer"}, "5", False, True),
+        ({"type": "integer"}, "5", True, False),
+        ({"type": ["string", "null"]}, "null", False, True),
+        ({"enum": ["x", None]}, "null", True, False),
+        ({"enum": ["x", None]}, "null", False, True),
+        ({"enum": ["x", None]}, "x", True, True),
+        ({}, "[5]", False, True),
+        ({}, "[5", False, False),
+    ],
+)
+def test_tags_say_the_type_that_the_schema_has(
+    compiled: Compiled, schema: dict[str, Any], value: str, is_text: bool, is_right: bool
+) -> None:
+    item = tool("f", {"a": schema}, ("a",))
+    item["function"]["strict"] = True
+    text = dsml(dsml_invoke("f", ("a", value, is_text)))
+    assert compiled.accepts("deepseek_v32", [item], text) is is_right
+    if is_right:
+        assert parse("deepseek_v32", [item], text) == (
+            "",
+            [("f", json.dumps({"a": value if is_text else json.loads(value)}))],
+        )
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string"}, '<|"|>any "text"\n}<tool_call|><|"|>', '"any"'),
+        ({"enum": ["x y", "z"]}, '<|"|>x y<|"|>', '<|"|>y<|"|>'),
+        ({"const": "x"}, '<|"|>x<|"|>', '"x"'),
+        ({"type": "string", "maxLength": 2}, '"ab"', '"abc"'),
+        ({"type": "string", "pattern": "^a+$"}, '"aa"', '"b"'),
+        ({"enum": ["x", 1]}, "1", "2"),
+        ({"type": "array", "items": {"type": "string"}}, '["a"]', "[1]"),
+        ({"type": "boolean"}, "true", "True"),
+    ],
+)
+def test_gemma_4_writes_texts_between_marks(compiled: Compiled, schema: dict[str, Any], right: str, wrong: str) -> None:
+    item = tool("f", {"a": schema}, ("a",))
+    item["function"]["strict"] = True
+    assert compiled.accepts("gemma4", [item], gemma4_call("f", f"a:{right}"))
+    assert not compiled.accepts("gemma4", [item], gemma4_call("f", f"a:{wrong}"))
+
+
+def test_names_of_parameters_that_are_no_plain_words(compiled: Compiled) -> None:
+    item = tool("f", {"a b": {"type": "string"}})
+    item["function"]["strict"] = True
+    for name in ("gemma4", "pythonic"):
+        with pytest.raises(UsageError, match="plain words; rename it"):
+            compiled.start(name, [item])
 
 
 def test_further_parameters_only_where_the_schema_has_them(compiled: Compiled) -> None:

@@ -72,6 +72,12 @@ TEMPLATES = {
         "functionary_recipients",
     ),
     "google/gemma-3-1b-it": ("{{ '<start_of_turn>' + role + '\\n' + first_user_prefix }}", "gemma"),
+    "google/gemma-4-E4B-it": (
+        "{{- '<|tool>' -}}{{- format_function_declaration(tool) -}}{{- '<tool|>' -}}{{- '<|turn>' + role }}"
+        "{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- key -}}:{{- '<|\"|>' + argument + '<|\"|>' -}}"
+        "{{- '}<tool_call|>' -}}",
+        "gemma4",
+    ),
     "google/gemma-3 with a template of tools": ("{%- if tools is not none -%}<start_of_turn>[func_name1(", "pythonic"),
     "deepseek-ai/DeepSeek-V3.1": (
         "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' + "
@@ -83,6 +89,13 @@ TEMPLATES = {
         "tool['function']['name'] + '\\n' + '```json' + '\\n' + tool['function']['arguments'] + '\\n' + '```' + "
         "'<｜tool▁call▁end｜>'}}",
         "deepseek_v3",
+    ),
+    "deepseek-ai/DeepSeek-V3.2 with a template that writes what its encoding writes": (
+        "{%- set dsml = '｜DSML｜' -%}{{- '<' + dsml + 'function_calls>' }}{%- for call in message.tool_calls -%}"
+        "{{- '<' + dsml + 'invoke name=\"' + call.function.name + '\">' }}"
+        "{{- '<' + dsml + 'parameter name=\"' + key + '\" string=\"true\">' + value + '</' + dsml + 'parameter>' }}"
+        "{{- '</' + dsml + 'invoke>' }}{%- endfor -%}{{- '</' + dsml + 'function_calls>' }}",
+        "deepseek_v32",
     ),
     "ibm-granite/granite-3.3-8b-instruct": (
         "{%- if available_tools %} respond only with <|tool_call|> followed by a JSON list of tools used. "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.glm_outputs import GLM45
+from tests.support.later_outputs import LATER
 
 
 def tool(name: str, properties: dict[str, Any] | None = None, required: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -617,6 +618,7 @@ CASES = [
     *COHERE,
     *KIMI_K2,
     *LFM2,
+    *(Case(*row) for row in LATER),
     *(Case("glm45", *row) for row in GLM45),
     *(Case("minimax_m2", *row) for row in MINIMAX_M2),
     *(Case("seed_oss", *row) for row in SEED_OSS),

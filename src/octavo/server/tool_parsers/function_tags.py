@@ -31,6 +31,9 @@ class FunctionTags:
     """The tags of a format. `function` and `parameter` are the beginnings of tags that end with a name and `name_end`.
 
     value_break: what separates a value from the tags before and after it, a line break or nothing
+    text_end: ends a parameter's tag in place of `name_end` if the value is text; empty if tags have no type
+    json_end: the same if the value is JSON
+    holds_many: one outer tag is around all calls, not around each
     """
 
     open: str
@@ -41,13 +44,22 @@ class FunctionTags:
     parameter_end: str = "</parameter>"
     name_end: str = ">"
     value_break: str = ""
+    text_end: str = ""
+    json_end: str = ""
+    holds_many: bool = False
+
+    @property
+    def parameter_ends(self) -> tuple[str, ...]:
+        """The texts that may end a parameter's tag."""
+        return tuple(end for end in (self.name_end, self.text_end, self.json_end) if end)
 
     @property
     def values(self) -> ValueTags:
         """The tags around a value."""
         return ValueTags(
             before=self.parameter,
-            behind=self.name_end + self.value_break,
+            behind=(self.text_end or self.name_end) + self.value_break,
+            json_behind=(self.json_end or self.name_end) + self.value_break,
             end=self.parameter_end,
             line_break=self.value_break,
             ends={
@@ -68,13 +80,13 @@ def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Readin
     """
     yield from answer.skip(WHITESPACE)
     tag = yield from answer.find_beginning(tags.function)
-    name, is_named = "", False
+    name, end = "", ""
     if tag == tags.function:
         answer.hold()
     answer.take(len(tag))
     if tag == tags.function:
-        name, is_named = yield from _read_name(answer, _FUNCTION_CHAR, tags.name_end, _MAX_FUNCTION_CHARS)
-    if not is_named:
+        name, end = yield from _read_name(answer, _FUNCTION_CHAR, (tags.name_end,), _MAX_FUNCTION_CHARS)
+    if not end:
         if is_marked and answer.ends_with(""):
             answer.drop()
         return
@@ -92,13 +104,13 @@ def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, An
     tag = yield from answer.find_beginning(tags.parameter, tags.function_end, tags.close)
     answer.take(len(tag))
     while tag == tags.parameter:
-        key, is_named = yield from _read_name(answer, char, tags.name_end, _MAX_PARAMETER_CHARS)
-        if not is_named:
+        key, end = yield from _read_name(answer, char, tags.parameter_ends, _MAX_PARAMETER_CHARS)
+        if not end:
             tag += key
             break
         value = None
         if key not in keys:
-            types = value_types(schema, schema_of(schema, key))
+            types = _types(tags, end, schema, key)
             value = ParameterValue(types, has_line_breaks=bool(tags.value_break))
             answer.arguments(f"{', ' if keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
             keys.add(key)
@@ -109,12 +121,19 @@ def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, An
         answer.text("" if is_whole else tag)
 
 
-def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> Reading[tuple[str, bool]]:
-    """Read the name in a tag and return it with True, or all the text taken with False if the tag is incomplete."""
+def _types(tags: FunctionTags, end: str, schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """Return the types that a value may have, from the end of its tag or from the tool's schema."""
+    if end == tags.text_end:
+        return frozenset({"string"})
+    return frozenset() if end == tags.json_end else value_types(schema, schema_of(schema, key))
+
+
+def _read_name(answer: Answer, char: re.Pattern[str], ends: tuple[str, ...], limit: int) -> Reading[tuple[str, str]]:
+    """Read the name in a tag. Return it with the tag's end, or all the text taken and "" if the tag is incomplete."""
     name = yield from answer.take_while(char, limit)
-    found = (yield from answer.find_beginning(end)) if name else ""
+    found = (yield from answer.find_beginning(*ends)) if name else ""
     answer.take(len(found))
-    return (name, True) if found == end else (name + found, False)
+    return (name, found) if found in ends else (name + found, "")
 
 
 def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool]) -> ToolFormat:
@@ -126,8 +145,13 @@ def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool
     parameters = partial(tagged_parameters, values)
 
     def grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-        call = f"{tags.open}\n{tags.function}NAME{tags.name_end}\nARGUMENTS{tags.function_end}\n{tags.close}"
-        return calls_grammar(tools, sequence("\n", parallel), call, token_ids, parameters) + values.rules()
+        call = f"{tags.function}NAME{tags.name_end}\nARGUMENTS{tags.function_end}\n"
+        if tags.holds_many:
+            calls = "call+" if parallel else "call"
+            start = f"{spelled(tags.open + chr(10), token_ids)} {calls} {spelled(tags.close, token_ids)}"
+        else:
+            start, call = sequence("\n", parallel), f"{tags.open}\n{call}{tags.close}"
+        return calls_grammar(tools, start, call, token_ids, parameters) + values.rules()
 
     def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         """Write a grammar in which the function's tag begins a call, with or without the outer tag."""

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, marks_pattern
 
 _NAMES = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
@@ -20,11 +20,13 @@ _HEX_DIGIT = re.compile(r"[0-9a-fA-F]")
 _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 
 
-def python_literal(answer: Answer, put: Callable[[str], object]) -> Reading[bool]:
+def python_literal(answer: Answer, put: Callable[[str], object], *, quote: str = "") -> Reading[bool]:
     """Take one Python or JSON literal and pass it to `put` as JSON, in pieces. Return False if it is cut off or broken.
 
     Tuples become lists, keys become strings, and so do words that are not literals. The depth of brackets is not
     limited by the stack.
+
+    quote: a mark around texts without escapes, in addition to Python's quotation marks
     """
     closing: list[str] = []  # of the open brackets
     is_key = [False]  # of each level: a key comes next
@@ -47,7 +49,11 @@ def python_literal(answer: Answer, put: Callable[[str], object]) -> Reading[bool
                 is_key.append(char == "{")
                 follows.append(False)
                 continue
-            if not (yield from _scalar(answer, put, char, is_key=is_key[-1])):
+            if quote and char == quote[0]:
+                is_whole = yield from _quoted(answer, put, quote)
+            else:
+                is_whole = yield from _scalar(answer, put, char, is_key=is_key[-1])
+            if not is_whole:
                 return False
             if is_key[-1]:
                 if not (yield from answer.take_if(":")):
@@ -73,6 +79,26 @@ def _scalar(answer: Answer, put: Callable[[str], object], first: str, *, is_key:
     else:
         put(word)
     return bool(word) and bool((yield from answer.peek()))
+
+
+def _quoted(answer: Answer, put: Callable[[str], object], quote: str) -> Reading[bool]:
+    if (yield from answer.find_beginning(quote)) != quote:
+        return False
+    answer.take(len(quote))
+    put('"')
+    pattern = marks_pattern([quote])
+    while found := (
+        yield from answer.take_until(pattern, lambda text: put(json.dumps(text, ensure_ascii=False)[1:-1]))
+    ):
+        if found == quote:
+            answer.take(len(quote))
+            put('"')
+            return True
+        if answer.is_over:  # half a mark is no text
+            answer.take(len(found))
+            return False
+        yield
+    return False
 
 
 def _string(answer: Answer, put: Callable[[str], object]) -> Reading[bool]:

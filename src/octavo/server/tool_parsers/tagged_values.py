@@ -24,16 +24,23 @@ _NOT_TEXT = ("pattern", "format", "allOf", "not", "if")
 class ValueTags:
     """The tags of a format's parameters: `before` NAME `behind` VALUE `line_break` `end`, and a line break.
 
+    json_behind: the text in place of `behind` if the value is JSON
     ends: the tags that end a value, each with the tags that must follow it, because a value may itself contain tags
     end_of_call: a pattern for text that the parser would take for the end of the whole call
     """
 
     before: str
     behind: str
+    json_behind: str
     end: str
     line_break: str
     ends: Mapping[str, tuple[str, ...]]
     end_of_call: str
+
+    @property
+    def say_type(self) -> bool:
+        """True if the tags have a type, text or JSON."""
+        return self.behind != self.json_behind
 
     def rules(self) -> str:
         """The rules that a grammar with `tagged_parameters` needs."""
@@ -118,33 +125,39 @@ def _typed_parameters(tags: ValueTags, function: Mapping[str, Any], *, knows_typ
             _refuse_if_strict(function, name, "its name")
             continue
         value = _value(tags, function, name, properties.get(name, {}), knows_types=knows_types)
-        item = f"{literal(tags.before + name + tags.behind)} {value}"
+        item = f"{literal(tags.before + name)} {value}"
         items.append(item if name in required else f"({item})?")
     is_open = not function.get("strict") and bool(OPENS_OBJECT & parameters.keys())
     further = parameters.get("additionalProperties", is_open)
     if further is not False:
         value = _value(tags, function, "", further, knows_types=knows_types)
-        items.append(f"({literal(tags.before)} NAME {literal(tags.behind)} {value})*")
+        items.append(f"({literal(tags.before)} NAME {value})*")
     return " ".join(items) or '""'
 
 
 def _value(tags: ValueTags, function: Mapping[str, Any], name: str, schema: object, *, knows_types: bool) -> str:
-    """Return the rule for a value with its closing tag."""
+    """Return the rule for what follows the name of a parameter: the rest of its tag, its value and the closing tag."""
     parameters, is_strict = function.get("parameters") or {}, bool(function.get("strict"))
     types = value_types(parameters, schema)
+    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    typed = {**schema, **definitions} if knows_types and isinstance(schema, Mapping) else {}
     end = literal(f"{tags.line_break}{tags.end}\n")
+    as_json = f"{literal(tags.json_behind)} {json_value(typed, is_strict=is_strict)} {end}"
     if types and "string" not in types and isinstance(schema, Mapping):
-        definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-        return f"{json_value({**schema, **definitions} if knows_types else {}, is_strict=is_strict)} {end}"
+        return as_json
     parts = list(value_schemas(parameters, schema))
     for keyword in _NOT_TEXT:
         if any(keyword in part for part in parts):
             _refuse_if_strict(function, name, keyword)
-    if types <= {"string", "null"} and (choices := _choices(tags, parts)):
-        choices += ["null"] if "null" in types and "null" not in choices else []
-        return f"({' | '.join(map(literal, choices))}) {end}"
+    choices = _choices(tags, parts) if types <= {"string", "null"} else []
     lengths = [part for part in parts if "minLength" in part or "maxLength" in part]
-    return f"{_bounded(tags, lengths[0]) if is_strict and lengths else 'text'} {literal(chr(10))}"
+    if choices:
+        choices += ["null"] if "null" in types and "null" not in choices and not tags.say_type else []
+        text = f"({' | '.join(map(literal, choices))}) {end}"
+    else:
+        text = f"{_bounded(tags, lengths[0]) if is_strict and lengths else 'text'} {literal(chr(10))}"
+    text = f"{literal(tags.behind)} {text}"
+    return f"({text} | {as_json})" if tags.say_type and types != {"string"} else text
 
 
 def _refuse_if_strict(function: Mapping[str, Any], name: str, keyword: str) -> None:
@@ -165,7 +178,8 @@ def _choices(tags: ValueTags, parts: Sequence[Mapping[str, Any]]) -> list[str]:
         values = part.get("enum", [part["const"]] if "const" in part else [])
         if not values and "string" in str(part.get("type", "")):
             return []
-        choices += ["null" if value is None else str(value) for value in values]
+        texts = [value for value in values if value is not None] if tags.say_type else values
+        choices += ["null" if value is None else str(value) for value in texts]
     return [] if any(tags.end in choice for choice in choices) else list(dict.fromkeys(choices))
 
 

@@ -30,6 +30,7 @@ _MAX_NAME_CHARS = 300
 _TAGS = ValueTags(
     before=_KEY,
     behind=f"{_KEY_END}\n{_VALUE}",
+    json_behind=f"{_KEY_END}\n{_VALUE}",
     end=_VALUE_END,
     line_break="",
     ends={_VALUE_END: (_KEY, _CLOSE)},

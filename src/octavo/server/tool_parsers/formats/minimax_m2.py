@@ -14,6 +14,7 @@ _TAGS = FunctionTags(
     function_end="</invoke>",
     parameter='<parameter name="',
     name_end='">',
+    holds_many=True,
 )
 
 FORMAT = function_format("minimax_m2", _TAGS, lambda template: _TAGS.open in template)

@@ -7,34 +7,30 @@ tool of the request. Values are Python or JSON literals. Nothing is evaluated. S
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from octavo.errors import UsageError
 from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, Tool
-from octavo.server.tool_parsers.grammar import (
-    OPENS_OBJECT,
-    TokenIds,
-    calls_grammar,
-    compiles,
-    free_text,
-    json_value,
-    literal,
-    sequence,
-    spelled,
-)
-from octavo.server.tool_parsers.parameter_text import required_names
+from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, free_text, sequence, spelled
+from octavo.server.tool_parsers.keywords import NAME_RULE, KeywordStyle, keyword_arguments, read_keywords
 from octavo.server.tool_parsers.python_literal import python_literal
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _START = "<|python_start|>"
 _END = "<|python_end|>"
 _NAME_CHAR = re.compile(r"[\w.-]")
-_KEY = re.compile(r"[A-Za-z_]\w{0,299}")
 _MAX_NAME_CHARS = 300
+
+
+def _boolean(schema: Mapping[str, Any]) -> str | None:
+    is_boolean = schema.get("type") == "boolean" and "enum" not in schema and "const" not in schema
+    return '("True" | "False")' if is_boolean else None
+
+
+_STYLE = KeywordStyle("=", ", ", ")", re.compile(r"[A-Za-z_]\w{0,299}"), _boolean)
+_ARGUMENTS = partial(keyword_arguments, _STYLE)
 
 
 def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
@@ -67,81 +63,7 @@ def _read_call(answer: Answer, *, is_marked: bool) -> Reading[bool]:
     name = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
     if not name or not (is_marked or name in answer.parameters) or not (yield from answer.take_if("(")):
         return False
-    keys: set[str] = set()
-    while not (yield from answer.take_if(")")):
-        key = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
-        if not key or not (yield from answer.take_if("=")):
-            return False
-        if not keys:
-            answer.start(name)
-        is_new = key not in keys  # the first value counts, so that the arguments remain one object
-        if is_new:
-            answer.arguments(f"{', ' if keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-        keys.add(key)
-        if not (yield from python_literal(answer, answer.arguments if is_new else _drop)):
-            return False
-        if not (yield from answer.take_if(",")) and (yield from answer.peek()) != ")":
-            return False
-    if not keys:
-        answer.start(name)
-    answer.arguments("}" if keys else "{}")
-    return True
-
-
-def _drop(_piece: str) -> None:
-    """Discard a value that does not count."""
-
-
-def _arguments(tool: Tool) -> str:
-    """Return a tool's arguments as the right-hand side of a rule: required ones in the schema's order, then optional
-    ones.
-
-    Values are JSON that follows their schemas, and Python's True and False. Raises UsageError if the tool is `strict`
-    and a parameter's name cannot be a keyword.
-    """
-    function = tool["function"]
-    value = _typed(function, knows_types=True)
-    if function.get("strict") or compiles(f"start: {value}\nNAME: /x/"):
-        return value
-    return _typed(function, knows_types=False)
-
-
-def _typed(function: Mapping[str, Any], *, knows_types: bool) -> str:
-    """Return the rule for the arguments of a function.
-
-    knows_types: whether values must follow their schemas
-    """
-    parameters, is_strict = function.get("parameters") or {}, bool(function.get("strict"))
-    required, properties = required_names(parameters), parameters.get("properties", {})
-    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-
-    def value(schema: object) -> str:
-        if schema is False:
-            return '"null"'
-        known = schema if isinstance(schema, Mapping) and knows_types else {}
-        if known.get("type") == "boolean" and "enum" not in known and "const" not in known:
-            return '("True" | "False")'
-        return json_value({**known, **definitions}, is_strict=is_strict)
-
-    fixed: list[str] = []
-    free: list[str] = []
-    for name in dict.fromkeys([*properties, *required]):
-        if _KEY.fullmatch(name):
-            (fixed if name in required else free).append(f"{literal(f'{name}=')} {value(properties.get(name, {}))}")
-        elif is_strict:
-            message = f"the parameter {name!r:.80} of the tool {function['name']} cannot be enforced, because this "
-            message += "model writes parameters as Python's keywords; rename it, or leave strict out"
-            raise UsageError(message, param="tools", code="invalid_json_schema")
-    further = parameters.get("additionalProperties", not is_strict and bool(OPENS_OBJECT & parameters.keys()))
-    if further is not False:
-        free.append(f'NAME "=" {value(further)}')
-    options = f"({' | '.join(free)})" if free else ""
-    if fixed:
-        return ' ", " '.join(fixed) + (f' (", " {options})*' if free else "")
-    return f'({options} (", " {options})*)?' if free else '""'
-
-
-_NAME_RULE = "NAME: /[A-Za-z_][A-Za-z0-9_]{0,63}/\n"
+    return (yield from read_keywords(answer, name, _STYLE, python_literal))
 
 
 def _calls(parallel: bool) -> str:
@@ -149,14 +71,14 @@ def _calls(parallel: bool) -> str:
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    return calls_grammar(tools, _calls(parallel), "NAME(ARGUMENTS)", token_ids, _arguments) + _NAME_RULE
+    return calls_grammar(tools, _calls(parallel), "NAME(ARGUMENTS)", token_ids, _ARGUMENTS) + NAME_RULE
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """Write a grammar of either calls or text, as these models write. An answer that begins with a bracket is calls."""
     start = f"{_calls(parallel)} | TEXT"
-    calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
-    return calls + _NAME_RULE + r"TEXT: /([^\[\s<](.|\n)*|<([^|](.|\n)*)?)?/" + "\n"
+    calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _ARGUMENTS)
+    return calls + NAME_RULE + r"TEXT: /([^\[\s<](.|\n)*|<([^|](.|\n)*)?)?/" + "\n"
 
 
 def marked_format(
@@ -172,12 +94,12 @@ def marked_format(
 
     def grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         start = f"{spelled(mark, token_ids)} {calls(parallel)} {spelled(end, token_ids)}"
-        return calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments) + _NAME_RULE
+        return calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _ARGUMENTS) + NAME_RULE
 
     def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
         start = f"lead {calls(parallel)} ({spelled(end, token_ids)})? | tail"
-        rules = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _arguments)
-        return rules + _NAME_RULE + free_text(mark, token_ids)
+        rules = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _ARGUMENTS)
+        return rules + NAME_RULE + free_text(mark, token_ids)
 
     return ToolFormat(
         name=name,
