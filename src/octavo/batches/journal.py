@@ -1,4 +1,4 @@
-"""Output file of a batch, which is also its journal: a new run continues after the results already in it."""
+"""The output file of a batch, which is also its journal: a new run continues after the results already in it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _SYNC_S = 1.0
 
 
 class Journal:
-    """Appends results; a second run of the same command finds them, and a torn last line is removed.
+    """Appends results to the output. A second run of the same command finds them, and removes an incomplete last line.
 
-    errors: the file of the lines that fail; None: they are in the output too. retry_failed: forget what has failed.
-    ordered: write in the order of the lines. Results that come early wait in memory.
-    Use it as a context manager. Raises UsageError if a file cannot be used, or has something else in it.
+    errors: the file for failed lines, or None to write them to the output too.
+    retry_failed: discard earlier failures, so that their lines run again.
+    ordered: write results in the order of the lines. Results that come early wait in memory.
+    Use it as a context manager. Raises UsageError if a file cannot be used or contains something else.
     """
 
     def __init__(self, path: Path, errors: Path | None, *, retry_failed: bool = False, ordered: bool = False) -> None:
@@ -53,7 +54,7 @@ class Journal:
         self._expected = numbers[::-1]
 
     def has(self, custom_id: str) -> bool:
-        """True if the line has its result."""
+        """True if the line already has a result."""
         return _digest(custom_id) in self._done
 
     def put(self, result: LineResult) -> None:
@@ -71,7 +72,7 @@ class Journal:
             os.fsync(file.fileno())
 
     def _sync_soon(self) -> None:
-        """The same after a second, for all that is written until then, or at the end."""
+        """Wait a second, or until the end, then flush everything written so far to disk."""
         self._has_ended.wait(_SYNC_S)
         self._sync()
 
@@ -148,7 +149,7 @@ def _locked(path: Path) -> BinaryIO:
 
 
 def _read_record(line: bytes, path: Path) -> tuple[str, bool, Mapping[str, int]]:
-    """Return the id of a result, whether it failed, and the tokens of an answer."""
+    """Return a result's id, whether it failed, and the token counts of an answer."""
     try:
         record = json.loads(line)
         error, response = record["error"], record["response"]
@@ -160,7 +161,7 @@ def _read_record(line: bytes, path: Path) -> tuple[str, bool, Mapping[str, int]]
 
 
 def _without_failed(file: BinaryIO, path: Path) -> BinaryIO:
-    """Return a file of the other lines in place of this one, from one moment to the next."""
+    """Atomically replace the file with one without the failed lines, and return the new file."""
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     kept = _locked(partial)

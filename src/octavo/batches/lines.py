@@ -1,4 +1,4 @@
-"""Lines of a batch: OpenAI's, or plain ones with a prompt or messages."""
+"""The lines of a batch, in OpenAI's format or plain ones with a prompt or messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ _SEEDED = ("/v1/chat/completions", "/v1/completions")
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request. number: of its line in the file, from 1. body: as it goes to the endpoint, without `stream`."""
+    """A request.
+
+    number: the line's number in the file, from 1.
+    body: the request body for the endpoint, without `stream`.
+    """
 
     number: int
     custom_id: str
@@ -45,7 +49,10 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line that is no request. custom_id: its own if it has one, else made of its number."""
+    """A line that is not a valid request.
+
+    custom_id: the line's own if it has one, otherwise derived from its number.
+    """
 
     number: int
     custom_id: str
@@ -57,11 +64,11 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """Result of a line.
+    """The result of a line.
 
-    status: of the answer; 0 if there is none, and `code` and `message` say why.
+    status: the HTTP status of the answer, or 0 if there is none; `code` and `message` then give the reason.
     body: JSON.
-    usage: its tokens, by their names in the usage of a batch.
+    usage: token counts, by their names in the usage of a batch.
     """
 
     number: int
@@ -78,7 +85,7 @@ class LineResult:
         return self.status != 200
 
     def record(self) -> bytes:
-        """Return the line of the output file, in OpenAI's form."""
+        """Return the line for the output file, in OpenAI's format."""
         name, custom_id = f"batch_req_{secrets.token_hex(12)}", json.dumps(self.custom_id, ensure_ascii=False)
         if self.status:
             answer = f'{{"status_code": {self.status}, "request_id": {json.dumps(self.request_id)}, "body": '
@@ -91,12 +98,12 @@ class LineResult:
 
 
 def failed(line: BatchLine | LineError, code: str, message: str) -> LineResult:
-    """Return the result of a line without an answer."""
+    """Return the result for a line without an answer."""
     return LineResult(line.number, line.custom_id, code=code, message=message)
 
 
 def usage_of(body: Any) -> dict[str, int]:
-    """Return the tokens of an answer, whatever its route calls them."""
+    """Return the token counts of an answer, whatever its route calls them."""
     usage = body.get("usage") if isinstance(body, dict) else None
     found = {}
     for name, paths in _USAGE.items():
@@ -110,9 +117,9 @@ def usage_of(body: Any) -> dict[str, int]:
 
 
 def read_lines(file: BinaryIO, endpoint: str | None = None) -> Iterator[BatchLine | LineError]:
-    """Yield the lines of a file, one at a time. Blank ones are left out, but counted.
+    """Yield the lines of a file, one at a time. Blank lines are skipped, but counted.
 
-    endpoint: the route that all lines must name; None: any of `ENDPOINTS`, and plain lines are allowed.
+    endpoint: the route that all lines must name. None allows any of `ENDPOINTS`, and plain lines.
     """
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -128,7 +135,7 @@ def read_lines(file: BinaryIO, endpoint: str | None = None) -> Iterator[BatchLin
 
 
 def seed_of(name: str) -> int:
-    """Derive a seed from a name, so that a line that is computed again has the same answer."""
+    """Derive a seed from a name, so that a line that is computed again gets the same answer."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
@@ -190,7 +197,7 @@ def _request(value: dict[str, Any], endpoint: str | None) -> tuple[str, dict[str
 
 
 def with_seed(line: BatchLine, name: str) -> dict[str, Any]:
-    """Return the body of a line, with a seed of this name unless it has one."""
+    """Return the body of a line, with a seed derived from this name unless it has one."""
     if line.url not in _SEEDED or line.body.get("seed") is not None:
         return line.body
     return {**line.body, "seed": seed_of(name)}

@@ -1,6 +1,6 @@
-"""Runs the lines of a batch: as many at once as fit, those with a common prefix together.
+"""Runs the lines of a batch: as many at once as fit, and those with a common prefix together.
 
-It knows neither HTTP nor an engine.
+It depends on neither HTTP nor an engine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _MAX_FAULTS = 3  # an engine that ends with a line may have ended because of it
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """body: JSON. retry_after_s: of a server without room. is_fault: the engine ended; the line may try again.
+    """A server's answer to a line.
 
+    body: JSON.
+    retry_after_s: when to try again, from a server without room.
+    is_fault: the engine ended; the line may be tried again.
     usage: see `LineResult`.
     """
 
@@ -38,7 +41,7 @@ class LineAnswer:
 
 
 def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAnswer:
-    """Return the answer to a line from that of a server.
+    """Convert a server's answer to a line's answer.
 
     headers: their names in lower case.
     """
@@ -63,7 +66,7 @@ Call = Callable[[BatchLine], Awaitable[LineAnswer]]
 
 
 class BatchRunner:
-    """Runs lines, and hands the result of each to `put` at once, in the order in which they end."""
+    """Runs lines, and passes each result to `put` as soon as its line ends."""
 
     def __init__(
         self,
@@ -74,9 +77,9 @@ class BatchRunner:
         patience_s: float = 3600.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """call: answers a line; raises ConnectionError if it cannot. width: lines at once, asked before each.
-
-        patience_s: of a line that finds no room.
+        """call: answers a line. Raises ConnectionError if it cannot.
+        width: returns the number of lines to run at once; asked before each line.
+        patience_s: how long a line may wait for room.
         """
         self._call = call
         self._width = width
@@ -85,7 +88,9 @@ class BatchRunner:
         self._sleep = sleep
 
     async def run(self, lines: Iterable[BatchLine | LineError]) -> None:
-        """Return when all lines have results. Cancelling it cancels running lines, which get no result."""
+        """Run all lines, and return when they have results. Cancelling it cancels running lines, which get no
+        result.
+        """
         running: set[asyncio.Task[None]] = set()
         try:
             source = iter(lines)
@@ -129,7 +134,7 @@ class BatchRunner:
 
 
 async def _one_of(running: set[asyncio.Task[None]]) -> None:
-    """Wait until one task has ended, and remove it; raises its exception."""
+    """Wait until one task has ended, and remove it. Raises the task's exception."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     running -= done
     for task in done:
@@ -137,7 +142,7 @@ async def _one_of(running: set[asyncio.Task[None]]) -> None:
 
 
 def next_window(lines: Iterator[BatchLine | LineError]) -> list[BatchLine | LineError]:
-    """Next lines, as many as may be in memory, sorted by their beginnings."""
+    """Return the next lines, as many as may be in memory, sorted by their beginnings."""
     window, num_bytes = [], 0
     for line in lines:
         window.append(line)

@@ -1,6 +1,6 @@
-"""The files and batches of a server: SQLite for what is known of them, and a folder for their contents.
+"""The files and batches of a server: SQLite for their metadata, and a folder for their contents.
 
-Each belongs to the API key of its request; others do not see it. All methods return quickly, but for `add_file`.
+Each belongs to the API key of its request; other keys do not see it. All methods except `add_file` return quickly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ ENDED = ("failed", "completed", "expired", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """created_at, expires_at: seconds since 1970; None: it does not expire."""
+    """An uploaded file or a result.
+
+    created_at, expires_at: seconds since 1970. If expires_at is None, the file does not expire.
+    """
 
     id: str
     owner: str
@@ -61,10 +64,11 @@ class StoredFile:
 
 @dataclass(slots=True)
 class StoredBatch:
-    """A batch as the API shows it. times: by the name of the field, such as `completed_at`, seconds since 1970.
+    """A batch as the API shows it.
 
-    output_file_id, error_file_id: ids that the files will have; they exist when the batch has ended, if they have a
-    line.
+    times: seconds since 1970 by the name of the field, such as `completed_at`.
+    output_file_id, error_file_id: ids reserved for the files. A file exists once the batch has ended, if it has any
+    lines.
     """
 
     id: str
@@ -94,17 +98,17 @@ class StoredBatch:
         return self.times[f"{self.status}_at"] if self.has_ended else None
 
     def enter(self, status: Status) -> None:
-        """Change the status, and note the time."""
+        """Change the status and record the time."""
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
 
 
 class StoreFullError(UsageError):
-    """A key has as much in the store as it may."""
+    """Raised when a key has as much in the store as it may."""
 
 
 def temporary_folder() -> Path:
-    """Return a new folder for a store. Those that killed processes of this user have left are removed."""
+    """Create a folder for a store. Folders left by killed processes of this user are removed."""
     for folder in Path(tempfile.gettempdir()).glob(_TEMPORARY + "*"):
         with suppress(OSError):
             lock = os.open(folder / "lock", os.O_RDWR | files.O_NOFOLLOW | files.O_CLOEXEC)
@@ -120,9 +124,11 @@ def temporary_folder() -> Path:
 
 
 class BatchStore:
-    """path: its folder, which is made if it is not there. salt: of the names of owners, for a new store.
+    """Stores a server's files and batches.
 
-    One process at a time may use it. Raises UsageError.
+    path: its folder, which is created if needed.
+    salt: for hashing the names of owners, if the store is new.
+    Only one process at a time may use it. Raises UsageError.
     """
 
     def __init__(self, path: Path, salt: bytes) -> None:
@@ -159,13 +165,13 @@ class BatchStore:
     # --- files ---
 
     def new_upload(self) -> Path:
-        """Return the place for a file that is being uploaded; `add_file` takes it over."""
+        """Return the path for a file that is being uploaded; `add_file` takes it over."""
         return self.path / f"{secrets.token_hex(12)}.upload"
 
     def add_file(
         self, owner: str, source: Path, purpose: str, filename: str, expires_s: int | None = None, file_id: str = ""
     ) -> StoredFile:
-        """Take a file over, under a new id or under this one. Raises StoreFullError."""
+        """Take over a file under the given id, or a new one. Raises StoreFullError."""
         now, size = int(time.time()), source.stat().st_size
         count, owned = self._database.execute(
             "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)
@@ -197,7 +203,7 @@ class BatchStore:
         return found
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
-        """Return the file; None if this owner has none with that id."""
+        """Return the file, or None if this owner has none with that id."""
         self.remove_expired()
         rows = self._database.execute(
             f"SELECT {_FILE_FIELDS} FROM files WHERE id = ? AND owner = ?", (file_id, owner)
@@ -207,7 +213,7 @@ class BatchStore:
     def files(
         self, owner: str, *, after: str | None, limit: int, is_newest_first: bool, purpose: str | None
     ) -> list[StoredFile]:
-        """Files behind the one of this id, at most `limit`."""
+        """Return at most `limit` files that follow the one with the id `after`."""
         self.remove_expired()
         order, sign = ("DESC", "<") if is_newest_first else ("ASC", ">")
         rows = self._database.execute(
@@ -219,14 +225,14 @@ class BatchStore:
         return [StoredFile(*row) for row in rows]
 
     def content_of(self, file_id: str) -> Path:
-        """Return the place of a file's content.
+        """Return the path of a file's content.
 
         file_id: one of ours, never a client's.
         """
         return self.path / f"{file_id}.jsonl"
 
     def delete_file(self, owner: str, file_id: str) -> bool:
-        """Remove a file; False if this owner has none with that id."""
+        """Remove a file. Return False if this owner has none with that id."""
         with self._database:
             query = "DELETE FROM files WHERE id = ? AND owner = ?"
             is_deleted = self._database.execute(query, (file_id, owner)).rowcount > 0
@@ -235,7 +241,7 @@ class BatchStore:
         return is_deleted
 
     def remove_expired(self) -> None:
-        """Remove files and ended batches whose time is over, and the oldest batches of a key that has too many."""
+        """Remove expired files and ended batches, and the oldest batches of a key that has too many."""
         now = int(time.time())
         query = "SELECT id, owner FROM files WHERE expires_at < ?"
         for file_id, owner in self._database.execute(query, (now,)).fetchall():
@@ -248,7 +254,7 @@ class BatchStore:
             self._delete_batch(_from_json(content))
 
     def _delete_batch(self, batch: StoredBatch) -> None:
-        """Remove an ended batch and its results. The input stays: other batches may have the same."""
+        """Remove an ended batch and its results. The input stays, because other batches may use it."""
         with self._database:
             self._database.execute("DELETE FROM batches WHERE id = ?", (batch.id,))
         for file_id in (batch.output_file_id, batch.error_file_id):
@@ -257,7 +263,7 @@ class BatchStore:
     # --- batches ---
 
     def add_batch(self, batch: StoredBatch) -> None:
-        """Raise StoreFullError."""
+        """Add a batch. Raises StoreFullError."""
         query = "SELECT COUNT(*) FROM batches WHERE owner = ? AND is_active"
         [count] = self._database.execute(query, (batch.owner,)).fetchone()
         if count >= MAX_ACTIVE_BATCHES:
@@ -279,14 +285,14 @@ class BatchStore:
             )
 
     def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
-        """Return the batch; None if this owner has none with that id."""
+        """Return the batch, or None if this owner has none with that id."""
         self.remove_expired()
         query = "SELECT content FROM batches WHERE id = ? AND owner = ?"
         rows = self._database.execute(query, (batch_id, owner)).fetchall()
         return _from_json(rows[0][0]) if rows else None
 
     def batches(self, owner: str, after: str | None, limit: int) -> list[StoredBatch]:
-        """Batches made before the one of this id, the latest first."""
+        """Return batches created before the one with the id `after`, newest first."""
         self.remove_expired()
         rows = self._database.execute(
             "SELECT content FROM batches WHERE owner = :owner AND "
@@ -297,7 +303,7 @@ class BatchStore:
         return [_from_json(content) for (content,) in rows]
 
     def active(self) -> Iterator[StoredBatch]:
-        """Yield all batches that have not ended, the oldest first."""
+        """Yield all batches that have not ended, oldest first."""
         for (content,) in self._database.execute("SELECT content FROM batches WHERE is_active ORDER BY number"):
             yield _from_json(content)
 
@@ -306,7 +312,7 @@ _FILE_FIELDS = "id, owner, purpose, filename, bytes, created_at, expires_at"
 
 
 def new_batch(owner: str, **fields: Any) -> StoredBatch:
-    """Return a batch with ids of its own."""
+    """Return a batch with new ids."""
     name = secrets.token_hex(12)
     return StoredBatch(
         id=f"batch_{name}",

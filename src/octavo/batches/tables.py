@@ -1,4 +1,6 @@
-"""The rows of a CSV or Parquet file as lines of a batch: a prompt from a column, or from a template of columns."""
+"""Turns the rows of a CSV or Parquet file into lines of a batch. The prompt comes from a column or a template of
+columns.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ _ROWS_AT_ONCE = 1024
 def read_table(
     path: Path, column: str | None, template: str | None, system: str | None
 ) -> Iterator[BatchLine | LineError]:
-    """Yield a chat for each row, whose custom_id is `row-N`, or the value of a column `custom_id`.
+    """Yield a chat for each row. Its custom_id is the value of a column `custom_id`, or else `row-N`.
 
-    column: with the prompt; None: the only one, or `prompt`. template: a prompt with names of columns in braces.
-    system: a system message. Raises UsageError for a file that cannot be read, or a column that it does not have.
+    column: the column with the prompt. None means the only one, or `prompt`.
+    template: a prompt with names of columns in braces.
+    system: a system message.
+    Raises UsageError for a file that cannot be read or lacks a column.
     """
     if column is not None and template is not None:
         raise UsageError("--column names the prompt and --template makes it; give one of them")
@@ -51,7 +55,7 @@ def _filled(template: str, row: dict[str, Any]) -> str:
 
 
 def _only(path: Path, names: list[str]) -> str:
-    """Return the column of the prompts where none was named."""
+    """Return the column to use for prompts when none was named."""
     others = [name for name in names if name != "custom_id"]
     if "prompt" in others:
         return "prompt"
@@ -61,7 +65,7 @@ def _only(path: Path, names: list[str]) -> str:
 
 
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the names of the columns, as a row of them, and then the rows."""
+    """Yield the column names, as a row that maps each name to itself, and then the rows."""
     csv.field_size_limit(_MAX_FIELD)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -73,7 +77,7 @@ def _csv(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """As `_csv`."""
+    """Like `_csv`, for a Parquet file."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

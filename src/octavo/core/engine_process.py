@@ -1,4 +1,4 @@
-"""The server's end of one engine: its process or thread, the connection to it, and its exit."""
+"""The server's side of one engine: its process or thread, the connection to it, and its exit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EngineProcess:
     ) -> None:
         """Start the process.
 
-        on_message: called with all messages except the log.
+        on_message: called with every message except log messages.
         on_exit: called once with the reason.
         in_thread: run on a thread instead of in a process.
         Raises EngineDeadError if the system provides no process or socket.
@@ -75,7 +75,7 @@ class EngineProcess:
         self._ended = asyncio.get_running_loop().create_task(self._serve(start))
 
     def send(self, data: bytes) -> bool:
-        """Send an encoded message. Return False if the engine has too many unread, or is gone."""
+        """Send an encoded message. Return False if the engine has too many unread messages or has exited."""
         writer = self._writer
         if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > MAX_MESSAGE_BYTES:
             return False
@@ -83,26 +83,26 @@ class EngineProcess:
         return True
 
     async def kill_stalled(self) -> None:
-        """Kill it after it has written its threads' stacks to standard error, if it still can."""
+        """Kill the engine after it has written its threads' stacks to standard error, if it still can."""
         if isinstance(self._engine, subprocess.Popen):
             processes.request_stacks(self._engine)
         await asyncio.sleep(_DUMP_S)
         self.kill()
 
     def kill(self) -> None:
-        """End a process at once, and a thread when it comes to read or send."""
+        """Kill a process at once. A thread ends when it next reads or sends."""
         with suppress(OSError):  # it is another user's now: it ends with its connection
             self._engine.kill()
         with suppress(OSError):  # the connection has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
-        """Kill it and wait until nothing of it is left. A process has nothing to lose but its memory."""
+        """Kill the engine and wait until it has gone completely. A process has nothing to lose but its memory."""
         self.kill()
         await asyncio.wait({self._ended}, timeout=_KILL_GRACE_S)
 
     async def _serve(self, start: Start) -> None:
-        """Receive its messages until it ends."""
+        """Receive the engine's messages until it ends."""
         reason = None
         try:
             reader, self._writer = await asyncio.open_connection(sock=self._socket)
@@ -128,7 +128,7 @@ class EngineProcess:
 
 
 class _EngineThread(threading.Thread):
-    """An engine in this process, as far as it can be like a `subprocess.Popen`."""
+    """An engine in this process, with as much of `subprocess.Popen`'s interface as possible."""
 
     def __init__(self, sock: socket.socket) -> None:
         from octavo.core.service import EngineService  # of the engine's process, if it has one
@@ -145,7 +145,7 @@ class _EngineThread(threading.Thread):
         return None if self.is_alive() else 0
 
     def kill(self) -> None:
-        """It ends with its connection."""
+        """Do nothing: the thread ends with its connection."""
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator for a whole process, made by its main function."""
+"""Settings for the C library's allocator. They affect the whole process and are made by its main function."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _MAX_HEAPS = 4
 def return_large_blocks() -> None:
     """Return blocks of 1 MiB and more to the system as soon as they are free.
 
-    glibc raises its own limit up to 32 MiB with the first large body, and then keeps the memory of such bodies forever.
+    After the first large body, glibc would raise its own limit to up to 32 MiB and keep the memory of such bodies
+    forever.
     """
     set_allocator(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def limit_heaps() -> None:
-    """Make all threads that start from now on share a few heaps, independent of the number of cores.
+    """Make all threads that start from now on share a few heaps, regardless of the number of cores.
 
-    glibc creates up to eight per core. Memory that one thread allocates and others free, such as each grammar of a
-    short-lived compiling thread, is then scattered over all heaps, and the holes in one are useless to the others. 600
-    grammars, of which 108 are kept, leave 19 MiB of holes in 16 heaps, 3 in four and 1 in a single one; but threads
-    that compute masks would wait for the lock of a single one.
+    glibc creates up to eight per core. Memory that one thread allocates and others free, such as a grammar compiled by
+    a short-lived thread, is then scattered over all heaps, and other heaps cannot use the holes in one. After 600
+    grammars with 108 of them kept, the holes take 19 MiB in 16 heaps, 3 in four and 1 in a single one; but threads that
+    compute masks would wait for the lock of a single heap.
     """
     set_allocator(_M_ARENA_MAX, _MAX_HEAPS)

@@ -1,4 +1,4 @@
-"""Tells a process that computes slowly, or has to wait for a processor, from one that has stalled."""
+"""Distinguishes a process that is slow or waits for a processor from one that has stalled."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from octavo.platform import processes
 
 
 class UsageMeter:
-    """Measures the use of a resource, to be sampled at even intervals."""
+    """Measures the use of a resource. Sample it at even intervals."""
 
     def __init__(self, used_s: Callable[[], float], least_share: float, window: int) -> None:
-        """used_s: seconds of use so far.
-        least_share: of the time during the last `window` intervals.
+        """used_s: returns the seconds of use so far.
+        least_share: share of the time during the last `window` intervals.
         """
         self._used_s = used_s
         self._least_share = least_share
         self._samples: deque[tuple[float, float]] = deque(maxlen=window + 1)
 
     def sample(self) -> bool:
-        """True if the resource was used for more than the least share."""
+        """Take a sample. Return True if the resource was used for more than the least share."""
         now, used_s = time.monotonic(), self._used_s()
         self._samples.append((now, used_s))
         start, used_at_start_s = self._samples[0]
         return used_s - used_at_start_s > self._least_share * (now - start)
 
     def forget(self) -> None:
-        """Reset the meter: the next sample is the first."""
+        """Reset the meter: the next sample counts as the first."""
         self._samples.clear()
 
 
 def cpu_meter() -> UsageMeter:
-    """Measure the processor time of this process, all threads together.
+    """Measure the processor time of this process, over all threads.
 
-    On the busiest machine a process that wants to compute gets more than the least share.
+    Even on the busiest machine, a process that has work to do gets more than the least share.
     """
     return UsageMeter(time.process_time, 0.02, 5)
 
 
 def run_queue_meter(pid: int) -> UsageMeter:
-    """Measure the time that another process's threads are ready and wait for a processor.
+    """Measure the time that another process's threads are ready to run and wait for a processor.
 
-    Threads that wait side by side count several times. The time is 0 where the system does not provide it.
+    If several threads wait at once, each counts. The time is 0 where the system does not provide it.
     """
     return UsageMeter(lambda: _waited_s(pid), 0.1, 4)
 
 
 def _waited_s(pid: int) -> float:
-    """Return the time as Linux counts it in `schedstat`."""
+    """Return the time that Linux counts in `schedstat`."""
     total_ns = 0
     with suppress(OSError):  # the process has just exited
         for thread_id in processes.threads_of(pid):

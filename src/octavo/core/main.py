@@ -1,4 +1,4 @@
-"""The engine's process, started by `engine_process`."""
+"""The main function of the engine's process, started by `engine_process`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(descriptor: int, parent_pid: int) -> None:
     """Serve one engine until the server ends it.
 
     descriptor: the connected socket.
-    parent_pid: the server's.
+    parent_pid: the server's process id.
     """
     processes.end_with(parent_pid)
     limit_heaps()  # before there are other threads

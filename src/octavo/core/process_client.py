@@ -1,4 +1,4 @@
-"""The client of an engine in its own process."""
+"""The client for an engine in its own process."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class ProcessClient:
     ) -> None:
         """Start to load a model; `wait_ready` waits for it. Call it from a running event loop.
 
-        stall_timeout_s: an engine process without a step for this time while work waits is killed and restarted.
-        in_thread: the engine has no process of its own, for debugging; one that fails stays dead.
-        on_progress: called with (phase, bytes loaded, bytes in all).
+        stall_timeout_s: if an engine process makes no step for this time while work waits, it is killed and restarted.
+        in_thread: for debugging, the engine has no process of its own; if it fails, it stays dead.
+        on_progress: called with (phase, bytes loaded, total bytes).
         Raises EngineDeadError if the system provides no process.
         """
         self._loop = asyncio.get_running_loop()
@@ -195,7 +195,9 @@ class ProcessClient:
                 stream.fail(to_error(problem))
 
     def _note_down(self) -> None:
-        """End all waiting for an engine that does not answer. Streams survive a stall, because it may pass."""
+        """End everything that waits for an engine that does not answer. Streams survive a stall, because it may
+        pass.
+        """
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(self._refusal())

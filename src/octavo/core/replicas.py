@@ -1,4 +1,4 @@
-"""Several engines of one model as one client: routing, requests that outlive their replica, restarts one by one."""
+"""Several engines of one model behind one client: routing, requests that outlive their replica, restarts one by one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BEST_FIRST = (
 
 
 class Replica:
-    """One of the engines, which may be replaced by a new one with the same number."""
+    """One of the engines. A new engine with the same number may replace it."""
 
     def __init__(self, client: ProcessClient) -> None:
         self.client = client
@@ -46,7 +46,7 @@ class Replica:
 
     @property
     def info(self) -> ModelInfo:
-        """The description of its latest engine that was ready. Raises EngineDeadError if there was none."""
+        """The description of this replica's latest engine that was ready. Raises EngineDeadError if there was none."""
         with suppress(EngineDeadError):
             self._info = self.client.info
         return self._info if self._info is not None else self.client.info
@@ -59,12 +59,12 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """True if it takes requests now."""
+        """True if the replica accepts requests now."""
         return not self.is_leaving and self.status().state is EngineState.READY
 
 
 class ReplicaClient:
-    """Implements `octavo.engine.client.EngineClient` for `config.data_parallel_size` engines of one machine."""
+    """Implements `octavo.engine.client.EngineClient` for `config.data_parallel_size` engines on one machine."""
 
     def __init__(
         self, config: EngineConfig, *, stall_timeout_s: float = 30.0, on_progress: LoadProgress | None = None
@@ -87,7 +87,7 @@ class ReplicaClient:
 
     @property
     def info(self) -> ModelInfo:
-        """The description of all together: their sums of threads, memory and sequences."""
+        """The description of all replicas together, with threads, memory and sequences summed up."""
         infos = [replica.info for replica in self.replicas]
         first = infos[0]
         return replace(
@@ -97,9 +97,7 @@ class ReplicaClient:
         )
 
     def status(self) -> EngineStatus:
-        """Return the state of the best replica, the reason of the first one that has one, and the sums of the
-        counts.
-        """
+        """Return the state of the best replica, the first reason that a replica reports, and the sums of the counts."""
         statuses = [replica.status() for replica in self.replicas]
         best = min((status.state for status in statuses), key=_BEST_FIRST.index)
         ages = [status.last_step_age_s for status in statuses if status.last_step_age_s is not None]
@@ -130,7 +128,7 @@ class ReplicaClient:
         raise UsageError("replicas compute on the CPU, and have no memory of a device", code="cannot_sleep")
 
     async def wake_up(self) -> None:
-        """Do nothing: they never sleep."""
+        """Do nothing: replicas never sleep."""
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
         raise UsageError(
@@ -150,8 +148,8 @@ class ReplicaClient:
     async def restart(self) -> None:
         """Replace the replicas one by one, each after its last request. A second call joins the first.
 
-        It continues if the caller is cancelled.
-        Raises the error that prevented a new one from loading; the remaining replicas then stay.
+        The restart continues if the caller is cancelled.
+        Raises the error that prevented a new replica from loading; the remaining ones are then kept.
         """
         if self._is_closed:
             raise self._refusal()
@@ -215,7 +213,7 @@ class ReplicaClient:
     async def _submit(
         self, request: GenerationRequest, prompt: RoutedPrompt, tried: set[int]
     ) -> tuple[MergedStream, Visit]:
-        """Submit a request to the best replica that was not tried yet. Raises the error of the last one."""
+        """Submit a request to the best replica that was not tried yet. Raises the error of the last one tried."""
         error: OctavoError | None = None
         if not self._starting.done():
             raise self._refusal()
@@ -258,7 +256,7 @@ class ReplicaStream:
     """
 
     def __init__(self, submit: Callable[[set[int]], Awaitable[tuple[MergedStream, Visit]]]) -> None:
-        """submit: gives the request to a replica whose number is not in the set, to which it adds those that refuse."""
+        """submit: passes the request to a replica that is not in the set, and adds those that refuse it to the set."""
         self._submit = submit
         self._tried: set[int] = set()
         self._has_output = self._has_moved = False
@@ -266,13 +264,13 @@ class ReplicaStream:
         self._visit: Visit
 
     async def start(self) -> ReplicaStream:
-        """Submit the request; raise the errors of `EngineClient.generate`."""
+        """Submit the request. Raises the errors of `EngineClient.generate`."""
         self._stream, self._visit = await self._submit(self._tried)
         return self
 
     @property
     def engine(self) -> int:
-        """The replica that answers."""
+        """The number of the replica that answers."""
         return self._visit.number
 
     @property

@@ -1,6 +1,6 @@
 """Chooses the replica for a request: the one that has seen most of its prompt, unless others are much less loaded.
 
-A `prompt_cache_key` decides if no replica has seen the prompt.
+If no replica has seen the prompt, a `prompt_cache_key` decides.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A prompt as the router sees it: a digest of everything, including spans, up to the end of each full block.
+    """A prompt as the router sees it: for each full block, a digest of everything up to its end, including spans.
 
-    hint: the digest of its `prompt_cache_key`, if it has one.
+    hint: the digest of the prompt's `prompt_cache_key`, if it has one.
     """
 
     num_tokens: int
@@ -37,7 +37,10 @@ class RoutedPrompt:
 
     @classmethod
     def of(cls, prompt: Prompt, options: RequestOptions | None = None, num_sequences: int = 1) -> RoutedPrompt:
-        """options: prompts with another `cache_salt` share nothing, and no `prompt_cache_key` either."""
+        """Compute a prompt's digests.
+
+        options: prompts with different values of `cache_salt` share neither blocks nor a `prompt_cache_key`.
+        """
         salt, key = ("", "") if options is None else (options.cache_salt, options.prompt_cache_key)
         hint = blake2b(f"{len(salt)} {salt}{key}".encode(), digest_size=_DIGEST_BYTES).digest() if key else b""
         data, blocks, digest = memoryview(array("i", prompt.token_ids)), [], salt.encode()
@@ -51,8 +54,10 @@ class RoutedPrompt:
 
 @dataclass(slots=True)
 class _Replica:
-    """capacity: tokens of its cache.
-    seen: blocks of prompts that its cache may hold, the latest last.
+    """A replica's load, and the prompts it has seen.
+
+    capacity: size of its cache in tokens.
+    seen: blocks of prompts that its cache may hold, the most recent last.
     """
 
     capacity: int
@@ -64,7 +69,7 @@ class _Replica:
     last_turn: int = 0
 
     def shared_tokens(self, prompt: RoutedPrompt) -> int:
-        """Return the tokens at the beginning of the prompt that it has seen."""
+        """Return the number of tokens at the beginning of the prompt that the replica has seen."""
         count = 0
         for block in prompt.blocks:
             if block not in self.seen:
@@ -73,7 +78,7 @@ class _Replica:
         return count * BLOCK_TOKENS
 
     def cost(self, prompt: RoutedPrompt) -> int:
-        """Return the tokens to compute, or to wait for, before the first one of the answer."""
+        """Return the number of tokens to compute, or to wait for, before the first token of the answer."""
         new_tokens = prompt.num_tokens - self.shared_tokens(prompt)
         excess = max(self.held_tokens + new_tokens - self.capacity, 0) if self.held_tokens else 0
         saved = HINT_TOKENS if prompt.hint in self.hints else 0
@@ -93,7 +98,7 @@ class _Replica:
 
 
 class Visit:
-    """One request at a replica. It must `leave` in any case."""
+    """One request at a replica. Every visit must end with `leave`."""
 
     def __init__(self, replica: _Replica, number: int, prompt: RoutedPrompt, new_tokens: int) -> None:
         self.number = number  # of the replica
@@ -105,14 +110,14 @@ class Visit:
         replica.waiting_tokens += self._waiting_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """Record that the answer has num_tokens more tokens, so its prompt is computed."""
+        """Record that the answer has num_tokens more tokens, and hence that its prompt is computed."""
         self._replica.waiting_tokens -= self._waiting_tokens
         self._waiting_tokens = 0
         self._replica.held_tokens += num_tokens
         self._held_tokens += num_tokens
 
     def leave(self) -> None:
-        """The request has ended. May be called twice."""
+        """Record that the request has ended. May be called twice."""
         self.grow(0)
         self._replica.held_tokens -= self._held_tokens
         self._replica.num_sequences -= self._num_sequences
@@ -120,19 +125,19 @@ class Visit:
 
 
 class Router:
-    """The load of each replica, and the prompts that its cache may hold. Belongs to one event loop."""
+    """Tracks the load of each replica, and the prompts that its cache may hold. Belongs to one event loop."""
 
     def __init__(self, capacities: Sequence[int]) -> None:
-        """capacities: tokens of the cache of each replica."""
+        """capacities: cache size of each replica in tokens."""
         self._replicas = [_Replica(capacity) for capacity in capacities]
         self._turn = 0
 
     def choose(self, prompt: RoutedPrompt, numbers: Collection[int]) -> int:
-        """Choose the replica with the lowest cost. Ties go to the one chosen least recently."""
+        """Choose the replica with the lowest cost. Of several, choose the one not chosen for longest."""
         return min(numbers, key=lambda i: (self._replicas[i].cost(prompt), self._replicas[i].last_turn))
 
     def enter(self, number: int, prompt: RoutedPrompt) -> Visit:
-        """Count the request at a replica, which from then on knows its prompt."""
+        """Count the request at a replica. From then on the replica counts as having seen its prompt."""
         replica = self._replicas[number]
         self._turn += 1
         replica.last_turn = self._turn
@@ -141,7 +146,7 @@ class Router:
         return visit
 
     def is_idle(self, number: int) -> bool:
-        """True if no request is at this replica."""
+        """True if this replica has no requests."""
         return not self._replicas[number].num_sequences
 
     def forget(self, number: int) -> None:

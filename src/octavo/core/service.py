@@ -1,4 +1,4 @@
-"""The engine's end of the connection: passes requests to the engine, and sends one message per step."""
+"""The engine's side of the connection: passes requests to the engine, and sends one message per step."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ _NUM_CHECKERS = 2
 
 
 class EngineService:
-    """Loads a model and serves it. `run` is the receiving thread; the engine and the heartbeat have their own."""
+    """Loads a model and serves it. `run` runs on the receiving thread; the engine and the heartbeat have threads of
+    their own.
+    """
 
     def __init__(self, sock: socket.socket, *, owns_process: bool) -> None:
         """sock: connected to an `EngineProcess`.
-        owns_process: there is nothing else in this process.
+        owns_process: the process does nothing else.
         """
         self._socket = sock
         self._owns_process = owns_process
@@ -83,13 +85,13 @@ class EngineService:
         self._socket.close()
 
     def send(self, message: EngineMessage) -> None:
-        """Send a message; wait while the server has too much unread. Do nothing once the connection has ended."""
+        """Send a message. Wait while the server has too many unread bytes. Do nothing once the connection has ended."""
         data = frame(encode(message))
         with self._sending, suppress(OSError):
             self._socket.sendall(data)
 
     def _guarded(self, target: Callable[..., None], *arguments: object) -> None:
-        """No thread may end unnoticed: without one of them the engine is of no use."""
+        """Run a thread's target, and fail the engine if it raises: without one of its threads the engine is useless."""
         try:
             target(*arguments)
         except Exception as error:
@@ -97,7 +99,7 @@ class EngineService:
             self._fail(EngineDeadError(f"the engine's process failed: {type(error).__name__}: {error}"))
 
     def _fail(self, error: OctavoError) -> None:
-        """End the connection, which ends a process whatever its threads do."""
+        """End the connection, which ends a process whatever its threads are doing."""
         self.send(Failed(to_problem(error)))
         with suppress(OSError):  # the server was faster
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -177,7 +179,7 @@ class EngineService:
             raise MalformedMessageError(f"{type(message).__name__} is not for the engine")
 
     def _sleep(self, message: Sleep) -> None:
-        """Reply when the engine's thread has done it."""
+        """Reply once the engine's thread has released or allocated the memory."""
 
         def reply(done: Future[None]) -> None:
             error = done.exception()
@@ -204,7 +206,7 @@ class EngineService:
         self._session.act_on_slot(message.action).add_done_callback(reply)
 
     def _adapt(self, message: Adapt) -> None:
-        """Read an adapter, or forgets it, while steps go on; then replies."""
+        """Read or forget an adapter while steps continue, then reply."""
         problem = None
         try:
             if self._session is None:
@@ -238,7 +240,7 @@ class EngineService:
             self._check(message)
 
     def _check(self, message: Submit) -> None:
-        """Reply whether the request is taken, and hands it to the engine if so."""
+        """Check a request and reply whether it is accepted. If so, pass it to the engine."""
         request_id = message.request_id
         try:
             if self._session is None:
@@ -290,7 +292,7 @@ class EngineService:
 
 
 class _LogToServer(logging.Handler):
-    """Sends records to the server, which writes the log of both processes in its own format."""
+    """Sends log records to the server, which writes the log of both processes in its own format."""
 
     def __init__(self, send: Callable[[Log], None]) -> None:
         super().__init__()
@@ -304,7 +306,7 @@ class _LogToServer(logging.Handler):
 
 
 def _has_grammar(message: Submit) -> bool:
-    """True if the request needs a grammar to be compiled. Its fields are not checked yet."""
+    """True if a grammar must be compiled for the request. Its fields are not checked yet."""
     try:
         return message.request["params"].get("structured_outputs") is not None
     except (AttributeError, KeyError, TypeError):

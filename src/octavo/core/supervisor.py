@@ -38,8 +38,8 @@ _PERMANENT = (ModelLoadError, GraphError, UsageError)
 
 
 def settled(config: EngineConfig, info: ModelInfo) -> EngineConfig:
-    """Return the options of the other replicas, and of those that are started again: as much as the first one has
-    taken.
+    """Return the options for the other replicas, and for restarted ones. They get as much memory and as many threads
+    as the first one took.
     """
     if config.data_parallel_size == 1:
         return config
@@ -54,7 +54,7 @@ def settled(config: EngineConfig, info: ModelInfo) -> EngineConfig:
 
 
 class Supervisor:
-    """One engine, in one process after another. Belongs to the event loop in which it is created."""
+    """Keeps one engine running, in one process after another. Belongs to the event loop in which it is created."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Supervisor:
     ) -> None:
         """Start the first engine; see `ProcessClient`.
 
-        on_message: called with messages that concern requests.
+        on_message: called with messages about requests.
         on_down: called when the engine can no longer answer its requests, because it is dead or stalled.
         in_thread: an engine that fails stays dead, and one that has stalled cannot be killed.
         """
@@ -177,7 +177,7 @@ class Supervisor:
 
     @property
     def _stalled_s(self) -> float:
-        """The seconds without progress."""
+        """Return the seconds without progress."""
         silence_s = self._silence_s
         if silence_s > STALL_S or self._heartbeat is None:
             return silence_s
@@ -185,7 +185,9 @@ class Supervisor:
 
     @property
     def _is_stalled(self) -> bool:
-        """True if the process has stalled. One that computes, or gets no processor, is only slow, up to a limit."""
+        """True if the process has stalled. A process that computes, or gets no processor, is only slow, up to a
+        limit.
+        """
         if self._silence_s > STALL_S:
             is_slow = self._is_starved
         else:

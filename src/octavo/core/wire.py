@@ -1,7 +1,7 @@
-"""The messages between the server and the engine: MessagePack, checked by type on arrival.
+"""The messages between the server and the engine: MessagePack, with types checked on arrival.
 
-They carry only new data. msgspec encodes outputs directly, without intermediate Python objects. On the connection each
-message follows its size in four bytes.
+They carry only new data. msgspec encodes outputs directly, without intermediate Python objects. On the connection, the
+size of each message precedes it in four bytes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _REQUEST_TYPES = {name: kind for name, kind in get_type_hints(GenerationRequest)
 
 
 class MalformedMessageError(Exception):
-    """Bytes that are not a message. It never leaves this package."""
+    """Raised for bytes that are not a message. It never leaves this package."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
-    """A list of the type's name and the fields in their order."""
+    """A message, encoded as a list of its type's name and its fields in order."""
 
 
 class Problem(msgspec.Struct, array_like=True):
-    """An OctavoError.
+    """An OctavoError as a message.
 
     kind: the name of its class.
     """
@@ -59,9 +59,9 @@ class Problem(msgspec.Struct, array_like=True):
 
 
 class Start(_Message):
-    """The first message.
+    """The first message, which starts the engine.
 
-    spawned_at: seconds, time.monotonic, which all processes of a machine share.
+    spawned_at: seconds of time.monotonic, which all processes on a machine share.
     """
 
     config: EngineConfig
@@ -70,7 +70,7 @@ class Start(_Message):
 
 
 class SentSpan(msgspec.Struct, array_like=True):
-    """A `Span`.
+    """A `Span` as part of a message.
 
     values: in the machine's float32, [length, width].
     """
@@ -85,9 +85,9 @@ class SentSpan(msgspec.Struct, array_like=True):
 
 
 class SentItem(msgspec.Struct, array_like=True):
-    """A `MediaItem`.
+    """A `MediaItem` as part of a message.
 
-    tiles: the bytes of each tile, with the height and width given by its layout and `sides`.
+    tiles: the bytes of each tile. Its layout and `sides` give the height and width.
     """
 
     key: bytes
@@ -97,7 +97,7 @@ class SentItem(msgspec.Struct, array_like=True):
 
 
 class SentPrompt(msgspec.Struct, array_like=True):
-    """A `Prompt`."""
+    """A `Prompt` as part of a message."""
 
     token_ids: tuple[int, ...]
     spans: tuple[SentSpan, ...]
@@ -126,7 +126,7 @@ class AskMetrics(_Message):
 
 
 class Sleep(_Message):
-    """Release the memory of the device, or allocate it again. A `Reply` reports when that is done."""
+    """Release the device's memory, or allocate it again. A `Reply` reports when that is done."""
 
     question_id: str
     is_over: bool
@@ -162,7 +162,7 @@ class Ready(_Message):
 
 
 class Failed(_Message):
-    """The model cannot be loaded, or the engine cannot go on. It ends the connection after this message."""
+    """The model cannot be loaded, or the engine cannot continue. The engine ends the connection after this message."""
 
     problem: Problem
 
@@ -182,7 +182,7 @@ class Heartbeat(_Message):
 
 
 class Reply(_Message):
-    """The outcome of a request, sleep, adapter or slot action with this id: accepted, refused, or with results."""
+    """The outcome of the request, sleep, adapter or slot action with this id: accepted, refused, or with results."""
 
     question_id: str
     problem: Problem | None = None
@@ -193,7 +193,7 @@ class Reply(_Message):
 class Step(_Message):
     """The new outputs of all requests after one step. Outputs other than `OutputDelta` are keyed by request.
 
-    vectors: of PoolingParams, in the machine's float32.
+    vectors: results for PoolingParams, in the machine's float32.
     failures: requests that ended without an answer.
     """
 
@@ -205,7 +205,7 @@ class Step(_Message):
 class Log(_Message):
     """A line for the server's log.
 
-    level: of the module `logging`.
+    level: a level of the module `logging`.
     """
 
     level: int
@@ -243,7 +243,7 @@ _decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(Engin
 
 
 def decode(data: bytes) -> EngineMessage:
-    """Raises MalformedMessageError."""
+    """Decode a message. Raises MalformedMessageError."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
@@ -251,7 +251,7 @@ def decode(data: bytes) -> EngineMessage:
 
 
 def frame(data: bytes) -> bytes:
-    """Return an encoded message after its size."""
+    """Return an encoded message preceded by its size."""
     return len(data).to_bytes(SIZE_BYTES, "big") + data
 
 
@@ -264,7 +264,7 @@ def frame_size(head: bytes) -> int:
 
 
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
-    """Return a `Submit` message. Raises UsageError for values that it cannot represent."""
+    """Encode a `Submit` message. Raises UsageError for values that it cannot represent."""
     fields = {name: getattr(request, name) for name in _REQUEST_TYPES}
     fields["text"] = None if request.text is None else ""
     try:
@@ -277,7 +277,7 @@ def encode_request(request_id: str, request: GenerationRequest) -> bytes:
 
 
 def decode_request(message: Submit) -> GenerationRequest:
-    """Return the request, with prompt and parameters checked again. Raises UsageError or MalformedMessageError."""
+    """Return the request after checking its prompt and parameters again. Raises UsageError or MalformedMessageError."""
     try:
         types = {**_REQUEST_TYPES, "params": _PARAMS_TYPES[message.kind]}
         fields = {name: msgspec.convert(value, types[name]) for name, value in message.request.items()}
@@ -289,7 +289,7 @@ def decode_request(message: Submit) -> GenerationRequest:
 
 
 def to_problem(error: Exception) -> Problem:
-    """Return an error in the form of a message; one that is not Octavo's own becomes an OctavoError with its type and
+    """Convert an error to a message. An error that is not Octavo's own becomes an OctavoError with its type and
     text.
     """
     for kind in type(error).__mro__:
@@ -300,7 +300,7 @@ def to_problem(error: Exception) -> Problem:
 
 
 def to_error(problem: Problem) -> OctavoError:
-    """Return the error of a message."""
+    """Convert a message back to an error."""
     kind = _ERROR_TYPES.get(problem.kind, OctavoError)
     if kind is UsageError:
         return UsageError(problem.message, param=problem.param, code=problem.code)

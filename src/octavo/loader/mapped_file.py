@@ -45,7 +45,7 @@ class MappedFile:
         self._is_open = True
 
     def identity(self) -> str | None:
-        """Size and time stamps, which differ whenever the content may differ.
+        """Return the size and time stamps, which differ whenever the content may differ.
 
         The system sets the time of the last change, and no program can set it back. Returns None within two seconds of
         that time, because another change might get the same time stamp.

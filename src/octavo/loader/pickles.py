@@ -10,8 +10,7 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
-    """Raise ModelLoadError with the remedy if any of these files is a pickle. None of them is a model that can be
-    loaded.
+    """Raise ModelLoadError with the remedy if any of these files is a pickle. Call it when no loadable model was found.
 
     place: where the files are, a directory or a repository.
     remedy: where to get other files.

@@ -262,7 +262,7 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
 
 
 def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[TensorName, Source]]:
-    """Yield each tensor after the transforms that change its numbers or columns."""
+    """Yield the tensors with their numbers or columns changed as the transform says."""
     match transform:
         case Softplus():
             for name, source in group.items():
