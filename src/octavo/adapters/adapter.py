@@ -1,4 +1,4 @@
-"""An adapter as an engine uses it, and what must be known of a model to read one for it."""
+"""An adapter in the engine's form, and the facts about a model that are needed to read one for it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """A model that adapters are made for.
+    """The model that adapters are made for.
 
     places: the weights of its graph that adapters may change, by name, with their shapes (tables transposed).
-    weights: its numbers, to which magnitudes are relative.
+    weights: its weights, to which magnitudes are relative.
     tables: the names of its embeddings.
-    path: the checkpoint to open for the numbers, or None if `weights` can be read at any time.
+    path: the checkpoint to open for the weights, or None if `weights` can be read at any time.
     """
 
     architecture: str  # module under `octavo.models`
@@ -44,12 +44,12 @@ class AdapterBase:
 
     @classmethod
     def of(cls, architecture: str, config: ModelConfig, graph: Graph, weights: Mapping[str, Weight]) -> AdapterBase:
-        """Return the model that a graph computes, which has to be whole."""
+        """Describe the model that a graph computes. The graph must be the whole model's."""
         return cls(architecture, config, adaptable_weights(graph), weights, embedding_tables(graph))
 
     @contextmanager
     def opened(self) -> Iterator[Mapping[str, Weight]]:
-        """The numbers of its weights, also once the files of the loaded model are closed. Raises ModelLoadError."""
+        """Yield the model's weights, even if the loaded model's files are closed. Raises ModelLoadError."""
         if self.path is None:
             yield self.weights
             return
@@ -64,10 +64,10 @@ class AdapterBase:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank products by the names of the graph's weights they belong to.
+    """Low-rank products by the names of the graph's weights to which they are added.
 
     digest: 16 bytes over all numbers and scales, which identify the content; empty if the adapter changes nothing.
-    invocation_tokens: of an activated adapter, which acts from their last occurrence in the prompt on, and not at all
+    invocation_tokens: for an activated adapter, which acts from their last occurrence in the prompt on, and not at all
     without one. Empty if it always acts.
     """
 
@@ -80,14 +80,12 @@ class Adapter:
     def of(
         cls, name: str, parts: Mapping[str, LowRank], scale: float = 1.0, invocation_tokens: tuple[int, ...] = ()
     ) -> Adapter:
-        """Return an adapter of these parts, whose effect is multiplied by `scale`. Parts without effect are left
-        out.
-        """
+        """Return an adapter with these parts, its effect multiplied by `scale`. Parts without effect are left out."""
         scaled = {key: part.scaled(scale) for key, part in parts.items() if _acts(part, scale)}
         return cls(name, _digest(scaled, invocation_tokens) if scaled else b"", scaled, invocation_tokens)
 
     def start_in(self, token_ids: Sequence[int]) -> int | None:
-        """Return the first token of a prompt that it acts on; None means on none."""
+        """Return the index of the first prompt token that the adapter acts on, or None if it acts on none."""
         wanted = list(self.invocation_tokens)
         if not wanted:
             return 0
@@ -98,7 +96,7 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The highest rank of a part."""
+        """The highest rank of any part."""
         return max((part.rank for part in self.parts.values() if part.a is not None), default=0)
 
     @property
@@ -112,9 +110,9 @@ def _acts(part: LowRank, scale: float) -> bool:
 
 
 def checked_invocation(where: str, found: object) -> tuple[int, ...]:
-    """Return the tokens that activate an adapter, as a file has them.
+    """Check the tokens that activate an adapter, as read from a file, and return them.
 
-    where: file and key.
+    where: file and key, for errors.
     Raises ModelLoadError.
     """
     tokens = found if isinstance(found, list) else [None]
@@ -144,7 +142,7 @@ class StoredPart:
     low_rank: LowRank
 
     def refuse(self, reason: str) -> ModelLoadError:
-        """Return the error that names the tensor."""
+        """Return an error that names the tensor."""
         return ModelLoadError(f"tensor {self.tensor!r:.120} {reason}")
 
 

@@ -1,4 +1,4 @@
-"""The headers of an adapter, read without the model it is for."""
+"""Describes an adapter from its headers, without the model it is for."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ _FACTOR = ".lora_A.weight"
 class AdapterFacts:
     """An adapter as its files describe it.
 
-    ranks: how many modules have each rank.
-    modules: how many have each last name.
-    problem: the reason why no model takes it, or None; whether its shapes fit a model is seen when it is read for one.
+    ranks: the number of modules with each rank.
+    modules: the number of modules with each last name.
+    problem: the reason why no model accepts it, or None. Whether its shapes fit a model is checked when it is read for
+    one.
     """
 
     path: str
@@ -116,7 +117,9 @@ def _of_gguf(path: Path) -> AdapterFacts | None:
 
 
 def _wrapped(shapes: Mapping[str, tuple[int, ...]], scales: AdapterScales) -> dict[str, tuple[str, int]]:
-    """Return the parameters that tensors belong to, by name, with the rank of an expert (`target_parameters`)."""
+    """Return the parameter that each tensor belongs to, by the tensor's name, with an expert's rank
+    (`target_parameters`).
+    """
     modules = {name: name.removeprefix(PREFIX).removesuffix(_FACTOR) for name in shapes if name.endswith(_FACTOR)}
     found = {name: parameter_of(module, scales.targets) for name, module in modules.items()}
     return {name: (each, int(scales.rank_of(each))) for name, each in found.items() if each is not None}
@@ -128,8 +131,10 @@ def _of_tensors(
     endings: tuple[str, ...],
     wrapped: Mapping[str, tuple[str, int]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """shapes: of the adapter's tensors.
-    endings: of the names of A factors.
+    """Describe an adapter from the shapes of its tensors.
+
+    shapes: of the adapter's tensors.
+    endings: endings of the names of A factors.
     wrapped: from `_wrapped`.
     """
     ranks: Counter[int] = Counter()

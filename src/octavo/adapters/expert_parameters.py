@@ -1,4 +1,4 @@
-"""The weights that an adapter of PEFT changes by their own names (`target_parameters`), such as stacks of experts."""
+"""Weights that a PEFT adapter changes by parameter name (`target_parameters`), such as stacks of experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WRAPPED = ".base_layer"
 
 
 def checked_targets(path: Path, settings: Mapping[str, object]) -> frozenset[str]:
-    """Return the names in `target_parameters`. Raises ModelLoadError for one that cannot take a product."""
+    """Return the names in `target_parameters`. Raises ModelLoadError for a parameter that cannot take a product."""
     found = settings.get("target_parameters") or []
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ModelLoadError(f"{path}: target_parameters is {found!r:.80}; it must be a list of names")
@@ -48,7 +48,7 @@ def parameter_of(module: str, targets: frozenset[str]) -> str | None:
 
 
 def _endings(name: str) -> Iterator[str]:
-    """Yield the name, and what follows each of its dots."""
+    """Yield the name, and the part after each of its dots."""
     yield name
     while "." in name:
         name = name.partition(".")[2]
@@ -59,7 +59,7 @@ def parts_of_parameter(parameter: str, part: LowRank, rank: int, base: AdapterBa
     """Yield the parts of a parameter, by their names in the checkpoint.
 
     part: as stored in the file, for all experts.
-    rank: of one expert.
+    rank: rank of one expert.
     """
     name, count = checkpoint_name(parameter, base.table), part.rank // rank
     if parameter.endswith(".weight") and count == 1:
@@ -86,7 +86,7 @@ def parts_of_parameter(parameter: str, part: LowRank, rank: int, base: AdapterBa
 
 
 def _stack(part: LowRank, count: int) -> LowRank:
-    """One product an expert: A has its rows by expert and rank, B its columns by rank and expert."""
+    """Return one product per expert: A's rows are ordered by expert and rank, B's columns by rank and expert."""
     assert part.a is not None, "it has factors"
     rank = part.rank // count
     a = part.a.reshape(count, rank, -1)
@@ -95,9 +95,9 @@ def _stack(part: LowRank, count: int) -> LowRank:
 
 
 def _logical(part: LowRank, hidden: int, base: AdapterBase) -> LowRank:
-    """Return the product for weights [out, in], even if PEFT has taken a stack of [in, out] for one of [out, in].
+    """Return the product for weights [out, in], even if PEFT has mistaken a stack of [in, out] for one of [out, in].
 
-    hidden: the dimension that is the width of the model's rows in the former.
+    hidden: in a stack of [out, in], the dimension that is the width of the model's rows.
     """
     assert part.a is not None, "it has factors"
     width = base.config.hidden_size
@@ -108,7 +108,7 @@ def _logical(part: LowRank, hidden: int, base: AdapterBase) -> LowRank:
 
 
 def _named_as_in_graph(name: str, base: AdapterBase) -> str:
-    """Return the name with the checkpoint's expert module of a layer replaced by the graph's."""
+    """Return the name with the checkpoint's name for a layer's expert module replaced by the graph's."""
     module, separator, last = name.rpartition(".experts.")
     if not separator:
         return name

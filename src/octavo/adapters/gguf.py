@@ -1,4 +1,4 @@
-"""Adapters in GGUF files, as llama.cpp's converter writes them."""
+"""Reads adapters in GGUF files, as written by llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 
 def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
-    """Return the adapter of a file, with B's rows in the order that GGUF files have.
+    """Return the adapter in a file. B's rows are in the order of GGUF files.
 
     Raises ModelLoadError naming the key or the tensor.
     """
@@ -33,7 +33,7 @@ def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
 
 
 def checked_alpha(path: Path, metadata: Mapping[str, Any]) -> float:
-    """Return the alpha of a LoRA adapter. Raises ModelLoadError if it has none, or the file has something else."""
+    """Return the alpha of a LoRA adapter. Raises ModelLoadError if the file has none, or contains something else."""
     kind, form = metadata.get("general.type"), metadata.get("adapter.type")
     if kind != "adapter" or form != "lora":
         raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")

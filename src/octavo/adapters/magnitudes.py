@@ -1,4 +1,4 @@
-"""The magnitudes of DoRA (Liu et al., arXiv 2402.09353) as gains of the products with a model's weights."""
+"""The magnitudes of DoRA (Liu et al., arXiv 2402.09353) as gains on the products with a model's weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ _ROWS = 1 << 12  # whose change is in memory at once
 def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, LowRank]:
     """Return the parts as gain * (W x) + B' (A x) instead of m / |W + scale B A| * (W x + scale B (A x)).
 
-    Parts with a gain have magnitudes m there, one per row of the weight, like the norms. Raises ModelLoadError for a
-    row of
-    zeros.
+    Parts with a gain have their magnitudes m in it, one per row of the weight, like the norms. Raises ModelLoadError
+    for a row of zeros.
     """
     magnified = {name for name, part in parts.items() if part.gain is not None and part.a is not None}
     if not magnified:
@@ -43,7 +42,7 @@ def _with_gain(part: LowRank, name: str, weight: Float32) -> LowRank:
 
 
 def _weight(name: str, weights: Mapping[str, Weight], tables: Collection[str]) -> Float32:
-    """[out, in], or a stack of them; a table of embeddings transposed, as its parts are."""
+    """Return the weight [out, in], or a stack of them. An embedding table is transposed, as its parts are."""
     stored = name
     if name == HEAD_PLACE and name not in weights:
         stored = EMBEDDING  # a head that is the embedding
@@ -52,7 +51,7 @@ def _weight(name: str, weights: Mapping[str, Weight], tables: Collection[str]) -
 
 
 def _norms(part: LowRank, weight: Float32) -> Float32:
-    """Of the rows of W + scale B A."""
+    """Return the norms of the rows of W + scale B A."""
     assert part.a is not None, "it has factors"
     found = np.empty(part.b.shape[:-1], np.float32)
     for begin in range(0, part.b.shape[-2], _ROWS):

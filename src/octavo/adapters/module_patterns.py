@@ -1,4 +1,4 @@
-"""Numbers by patterns of module names, as PEFT's `rank_pattern` has them. No pattern takes more than linear time."""
+"""Numbers by patterns of module names, as in PEFT's `rank_pattern`. Matching any pattern takes linear time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _END = 256  # a token after those of all bytes, required by llguidance
 
 
 class ModulePatterns:
-    """The numbers of a key by regular expressions of module names.
+    """The numbers of a key by regular expressions for module names.
 
-    Names, by far the most frequent patterns, are left to `re`. The others become automata, because `re` may take
-    longer than anybody waits to find that `(a+)+` does not match.
+    Plain names, by far the most frequent patterns, are left to `re`. The others become automata, because `re` may take
+    forever to find that `(a+)+` does not match.
     """
 
     def __init__(self, where: str, numbers: Mapping[str, float]) -> None:
-        """where: file and key, for errors.
+        """Compile the patterns.
+
+        where: file and key, for errors.
 
         Raises ModelLoadError naming a pattern that is wrong or not supported.
         """
@@ -44,8 +46,8 @@ class ModulePatterns:
         self._rules = [(_matcher(where, pattern), number) for pattern, number in numbers.items()]
 
     def find(self, module: str, default: float) -> float:
-        """Return the number of the first pattern that matches. Raises ModelLoadError for one that takes too many
-        states.
+        """Return the number of the first pattern that matches. Raises ModelLoadError for a pattern that takes too
+        many states.
         """
         return next((number for matches, number in self._rules if matches(module)), default)
 
@@ -97,14 +99,14 @@ def _without_anchors(pattern: str) -> str:
 
 @cache
 def _bytes() -> LLTokenizer:
-    """Return a vocabulary of all bytes."""
+    """Return a vocabulary with one token per byte."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_ByteVocabulary()))
 
 
 class _ByteVocabulary:
-    """The bytes as tokens, as llguidance reads a vocabulary."""
+    """A vocabulary of single bytes, with the interface that llguidance needs."""
 
     eos_token_id = _END
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's folders, with `adapter_config.json` and `adapter_model.safetensors`."""
+"""Reads adapters in PEFT's folders, with `adapter_config.json` and `adapter_model.safetensors`."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ _REFUSED_TENSORS = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterScales:
-    """Rank and scale of each module, by the rules of PEFT.
+    """The rank and scale of each module, by PEFT's rules.
 
-    targets: parameters that are changed by their names.
+    targets: parameters that are changed by name.
     """
 
     rank: float
@@ -85,7 +85,7 @@ class AdapterScales:
 
 
 def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
-    """Return the adapter of a folder, with B's rows in the order that safetensors files have.
+    """Return the adapter in a folder. B's rows are in the order of safetensors files.
 
     Raises ModelLoadError naming the key or the tensor.
     """
@@ -109,7 +109,7 @@ def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the file with the factors. Raises ModelLoadError if the folder has none."""
+    """Return the file that contains the factors. Raises ModelLoadError if the folder has none."""
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
@@ -118,9 +118,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
-    """Return the tensors that PEFT saves as copies of the base's own embedding and head, not those that it has
-    trained.
-    """
+    """Return the tensors that PEFT saved as copies of the base's own embedding and head, not those that it trained."""
     given = settings.get("modules_to_save")
     saved = [str(each).rpartition(".")[2] for each in given] if isinstance(given, list) else []
     found = ((name, _COPIES.fullmatch(name)) for name in names)
@@ -142,9 +140,7 @@ def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, objec
 
 
 def checked_scales(path: Path, settings: Mapping[str, object]) -> AdapterScales:
-    """Return the scale of each module. Raises ModelLoadError naming a setting that is wrong, or that nothing here
-    takes.
-    """
+    """Return the scale of each module. Raises ModelLoadError naming a setting that is wrong or not supported."""
     if settings.get("peft_type") != "LORA":
         raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
     for key, what in _REFUSED.items():
@@ -181,7 +177,7 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
 def _parts(
     path: Path, file: TensorFiles, names: Sequence[str], scales: AdapterScales, base: AdapterBase
 ) -> dict[str, StoredPart]:
-    """Return those with low-rank factors. Magnitudes are in the place of the gain until `with_gains`."""
+    """Return the parts with low-rank factors. Magnitudes take the place of the gain until `with_gains` is called."""
     modules: dict[str, dict[str, str]] = {}
     for tensor in names:
         if (ending := _ENDING.search(tensor)) is not None:

@@ -1,4 +1,6 @@
-"""The parts of a file at the weights of a graph: the base's own weight table permutes, splits and stacks A and B."""
+"""Maps an adapter's stored parts to the weights of a graph: the base's own weight table permutes, splits and stacks
+A and B.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,10 @@ _Group = dict[TensorName, StoredPart]
 
 
 def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: FileFormat) -> dict[str, LowRank]:
-    """Return the parts by the names of the graph's weights, from the checkpoint's names.
+    """Return the parts by the names of the graph's weights instead of the checkpoint's.
 
-    file_format: of the names, which need not be the base's.
-    Raises ModelLoadError naming a tensor of the adapter that does not fit the model or whose effect this engine cannot
+    file_format: the format of the names, which need not be the base's.
+    Raises ModelLoadError naming a tensor of the adapter that does not fit the model, or whose effect this engine cannot
     compute.
     """
     groups: dict[str, _Group] = {}
@@ -69,8 +71,9 @@ def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ..
 
 
 def _apply(transform: Transform, group: _Group, base: AdapterBase) -> Iterator[tuple[TensorName, StoredPart]]:
-    """Yield the products beside what a transform makes of their weight. Low-rank factors have their logical
-    orientation, so a weight that is stored transposed needs nothing but its name.
+    """Yield the products for the weights that a transform produces.
+
+    Low-rank factors have their logical orientation, so a weight that is stored transposed needs only a new name.
     """
     match transform:
         case Permute():
@@ -103,7 +106,7 @@ def _rows(part: StoredPart, index: NDArray[np.intp] | slice, expected: int) -> S
 
 
 def _split(split: Split, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, StoredPart]]:
-    """B is cut by rows; all parts have the same A."""
+    """Split B by rows. All parts have the same A."""
     rows = split.rows(config)
     if not rows:
         yield from group.items()
@@ -116,7 +119,7 @@ def _split(split: Split, group: _Group, config: ModelConfig) -> Iterator[tuple[T
 def _stacked(
     group: _Group, whole: str, places: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[TensorName, StoredPart]]:
-    """Yield the experts of each layer as one part; those without one have zeros."""
+    """Join the experts of each layer into one part. Experts without a part get zeros."""
     layers: dict[TensorName, dict[int, StoredPart]] = {}
     for name, part in group.items():
         layers.setdefault(TensorName(whole, name.numbers[:-1], name.kind), {})[name.numbers[-1]] = part

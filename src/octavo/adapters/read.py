@@ -1,4 +1,4 @@
-"""Reads an adapter for a model, from a PEFT folder, a GGUF file or a checkpoint that has adapters of tasks."""
+"""Reads an adapter for a model from a PEFT folder, a GGUF file or a checkpoint with task adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that an adapter is read from. Raises ModelLoadError if there is none."""
+    """Return the files that an adapter consists of. Raises ModelLoadError if there are none."""
     path = _found(path)
     if path.is_dir() and not (path / CONFIG_NAME).is_file():
         return [path / TASKS_NAME, find_model_file(path)]
@@ -50,8 +50,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamps_of(path: Path) -> Stamps:
-    """Return the name, the bytes, the time of the last change in ns and the inode of each file: others if it has
-    changed.
+    """Return each file's name, size in bytes, modification time in ns and inode. They differ if a file has changed.
 
     Raises ModelLoadError.
     """

@@ -25,7 +25,7 @@ class AdapterSource:
     """The location of an adapter.
 
     scale: multiplies its effect.
-    stamps: of its files when it was read (`stamps_of`).
+    stamps: its files' stamps when it was read (`stamps_of`).
     """
 
     path: Path
@@ -57,7 +57,9 @@ class AdapterRegistry:
     def __init__(
         self, base: AdapterBase, executor: AdaptingExecutor, limits: AdapterLimits, max_held: int, max_bytes: int
     ) -> None:
-        """max_held, max_bytes: of the adapters in memory; the least recently used go first. Those that run stay."""
+        """max_held, max_bytes: limits for the adapters in memory. The least recently used are dropped first, but
+        never one in use.
+        """
         self._base, self._executor, self.limits = base, executor, limits
         self._max_held, self._max_bytes = max_held, max_bytes
         self._sources: dict[str, AdapterSource] = {}
@@ -78,7 +80,7 @@ class AdapterRegistry:
             return dict(self._sources)
 
     def add(self, name: str, path: str | Path, scale: float = 1.0) -> HeldAdapter:
-        """Read an adapter and add it, replacing one of the same name. An unchanged one is not read again.
+        """Read an adapter and add it, replacing one of the same name. If its files are unchanged, it is not read again.
 
         Raises ModelLoadError naming the tensor or key, GraphError for a rank above the limit, and UsageError.
         """
@@ -98,14 +100,14 @@ class AdapterRegistry:
         return held
 
     def remove(self, name: str) -> None:
-        """Forget an adapter. Requests that run with it end as they began. Raises UsageError for an unknown name."""
+        """Forget an adapter. Requests that run with it continue unchanged. Raises UsageError for an unknown name."""
         with self._lock:
             if self._sources.pop(name, None) is None:
                 raise self._unknown(name)
             self._held.pop(name, None)
 
     def get(self, name: str) -> HeldAdapter:
-        """Return an adapter in memory; it is read first if it is not there. Raises UsageError, or what `add` raises."""
+        """Return an adapter from memory, reading it first if needed. Raises UsageError, or the errors of `add`."""
         with self._lock:
             source, held = self._sources.get(name), self._held.get(name)
             if source is None:
@@ -135,7 +137,9 @@ class AdapterRegistry:
         return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
-        """Hold an adapter as the most recently used, and drop those without room. Call it with the lock."""
+        """Hold an adapter as the most recently used one, and drop those that exceed the limits. Call it with the
+        lock held.
+        """
         self._held[name] = held
         self._held.move_to_end(name)
         while len(self._held) > 1:
@@ -148,11 +152,11 @@ class AdapterRegistry:
     # --- slots, on the engine's thread ---
 
     def may_run(self, held: HeldAdapter) -> bool:
-        """True if it is in a slot, or if one is free: no running group has its adapter there."""
+        """True if the adapter is in a slot, or if a slot is free or holds an adapter that no running group uses."""
         return held.slot >= 0 or any(each is None or not each.num_users for each in self._slots)
 
     def enter(self, held: HeldAdapter) -> None:
-        """A group begins to run with an adapter, which `may_run`. Takes a slot for it, the one unused for longest."""
+        """Record that a group begins to run with an adapter, which `may_run`. Gives it the slot unused for longest."""
         self._num_uses += 1
         if held.slot < 0:
             free = [i for i, each in enumerate(self._slots) if each is None or not each.num_users]
@@ -167,5 +171,5 @@ class AdapterRegistry:
         held.num_users += 1
 
     def leave(self, held: HeldAdapter) -> None:
-        """A group ends, or is preempted. The adapter stays in its slot until another one needs it."""
+        """Record that a group ends or is preempted. The adapter stays in its slot until another one needs it."""
         held.num_users -= 1

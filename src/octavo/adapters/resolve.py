@@ -1,4 +1,4 @@
-"""Finds the files of an adapter: a path, an `ADAPTER` of an Ollama Modelfile, or a repository of the hub."""
+"""Finds the files of an adapter: a path, an `ADAPTER` in an Ollama Modelfile, or a hub repository."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Task adapters that are part of a checkpoint: Jina Embeddings v3 stores low-rank products with its weights.
+"""Task adapters inside a checkpoint: Jina Embeddings v3 stores low-rank products together with its weights.
 
-Source: the class LoRAParametrization of the model's public code. Sturua et al., arXiv 2409.10173.
+Source: the class LoRAParametrization in the model's public code. Sturua et al., arXiv 2409.10173.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TYPES = "embed_types.weight"
 
 
 def has_tasks(folder: Path) -> bool:
-    """True if a folder holds a checkpoint with adapters of tasks. Raises ModelLoadError if config.json is damaged."""
+    """True if a folder holds a checkpoint with task adapters. Raises ModelLoadError if config.json is damaged."""
     path = folder / CONFIG_NAME
     return path.is_file() and bool(read_json_object(path, MAX_CONFIG_BYTES).get(_TASKS))
 
 
 def read_task(folder: Path, base: AdapterBase, task: str) -> StoredAdapter:
-    """Return the adapter of a task. Raises ModelLoadError naming the key or tensor, or the known tasks."""
+    """Return the adapter for a task. Raises ModelLoadError naming the key or tensor, or the known tasks."""
     path = folder / CONFIG_NAME
     reader = ConfigReader(read_json_object(path, MAX_CONFIG_BYTES))
     try:
@@ -60,7 +60,7 @@ def read_task(folder: Path, base: AdapterBase, task: str) -> StoredAdapter:
 def _factors(
     file: TensorFiles, base: AdapterBase, index: int, num_tasks: int
 ) -> Mapping[str, tuple[str, Float32, Float32]]:
-    """By the checkpoint's names: a tensor's name for errors, A [rank, in] and B [out, rank] of a task."""
+    """Return a task's factors by the checkpoint's names: a tensor's name for errors, A [rank, in] and B [out, rank]."""
     found: dict[str, dict[str, str]] = {}
     for tensor in file.tensors:
         if (match := _FACTOR.fullmatch(tensor)) is not None:
@@ -77,7 +77,7 @@ def _factors(
 
 
 def _with_types(parts: dict[str, tuple[str, Float32, Float32]]) -> Mapping[str, tuple[str, Float32, Float32]]:
-    """Return the parts with the change of the single token type merged into the embedding's, and without the head's."""
+    """Return the parts without the head's, and with the change of the single token type merged into the embedding's."""
     parts.pop("pooler.weight", None)
     if (types := parts.pop(_TYPES, None)) is None:
         return parts

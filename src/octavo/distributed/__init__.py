@@ -1,1 +1,1 @@
-"""The ranks of one engine: their numbering, their connection, and the executor that leads them."""
+"""The ranks of one engine: how they are numbered and connected, and the executor that leads them."""

@@ -1,7 +1,7 @@
-"""A connection between two ranks: whole messages in both directions, with signs of life.
+"""A connection between two ranks: whole messages in both directions, with keep-alive messages.
 
-Between machines everything passes over a socket. Between processes of one machine messages pass through shared memory
-(`octavo.distributed.ring`); the socket carries the signs of life and shows when the other process is gone.
+Between machines everything passes over a socket. Between processes on one machine, messages pass through shared memory
+(`octavo.distributed.ring`); the socket carries the keep-alive messages and shows when the other process is gone.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _UNANSWERED_MS = 20_000  # after which a machine that acknowledges nothing count
 
 
 class ConnectionEndedError(Exception):
-    """The other rank is gone. It never leaves this package and the ranks."""
+    """The other rank is gone. Never leaves this package and the ranks."""
 
 
 class Connection:
-    """One end. Any thread may send; one receives."""
+    """One end of a connection. Any thread may send; only one receives."""
 
     def __init__(self, sock: socket.socket, rings: tuple[Ring, Ring] | None = None) -> None:
-        """rings: to the other end and from it, on one machine."""
+        """rings: to the other end and from it, if both are on one machine."""
         self._socket = sock
         self._rings = rings
         self._sending = threading.Lock()
@@ -52,7 +52,7 @@ class Connection:
             limit_unanswered(sock, _UNANSWERED_MS)
 
     def send(self, message: RankMessage) -> None:
-        """Raise ConnectionEndedError if the other end is gone."""
+        """Send a message. Raises ConnectionEndedError if the other end is gone."""
         data = encode(message)
         framed = len(data).to_bytes(SIZE_BYTES, "little") + data
         try:
@@ -66,7 +66,7 @@ class Connection:
             raise ConnectionEndedError(str(error)) from None
 
     def receive(self, limit: int = MAX_MESSAGE_BYTES) -> RankMessage:
-        """Return the next message other than a sign of life, of at most `limit` bytes.
+        """Return the next message that is not a keep-alive, of at most `limit` bytes.
 
         Raises ConnectionEndedError at the end, and after bytes that are not a message.
         """
@@ -87,16 +87,16 @@ class Connection:
             self.heard = message
 
     def stay_alive(self, state: Callable[[], Alive] = Alive) -> None:
-        """Send signs of life from a thread until the connection ends."""
+        """Start a thread that sends keep-alive messages until the connection ends."""
         threading.Thread(target=self._beat, args=(state,), name="octavo-alive", daemon=True).start()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Limit the time of all further reads together, and of each write. None means no limit."""
+        """Limit the total time of all further reads, and the time of each write. None means no limit."""
         self._end = None if seconds is None else time.monotonic() + seconds
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
-        """End both directions at once. May be called twice."""
+        """Close both directions at once. May be called twice."""
         self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -108,7 +108,9 @@ class Connection:
                 self.send(state())
 
     def _ready(self) -> Callable[[int], bytes]:
-        """Read the next message: from the ring if one is there, else from the socket."""
+        """Wait for the next message. Return the function that reads it: from the ring if one is there, otherwise
+        from the socket.
+        """
         assert self._rings is not None
         incoming = self._rings[1]
         while not incoming.has_bytes():

@@ -1,4 +1,4 @@
-"""The executor of an engine of several ranks: one batch for all of them, and the values from stage to stage."""
+"""The executor of an engine with several ranks: sends each batch to all of them, and values from stage to stage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_PART_BYTES = 1 << 30  # of one message: other messages of the ring wait for
 
 
 class GroupExecutor:
-    """Implements `octavo.backends.Executor` over the executor of rank 0 and the other ranks."""
+    """Implements `octavo.backends.Executor` on top of rank 0's executor and the other ranks."""
 
     max_in_flight = 1
     settles_drafts = False
@@ -56,10 +56,10 @@ class GroupExecutor:
         weight_bytes: int,
         available_bytes: int,
     ) -> None:
-        """group: of the ranks of the last stage; None means rank 0 alone.
-        cache_sizes: the largest of a rank.
-        weight_bytes: of all ranks.
-        available_bytes: the least that one of the others has for its cache.
+        """group: the ranks of the last stage; None means rank 0 alone.
+        cache_sizes: the largest of any rank.
+        weight_bytes: total of all ranks.
+        available_bytes: the least that any of the other ranks has for its cache.
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
@@ -87,7 +87,9 @@ class GroupExecutor:
         self._leader.watch()
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> RankAdapter:
-        """See `AdaptingExecutor`. Other ranks prepare theirs meanwhile; parts are sent one by one, between steps."""
+        """See `AdaptingExecutor`. Other ranks prepare their parts meanwhile, which are sent one by one, between
+        steps.
+        """
         largest = max((x.nbytes for part in parts.values() for x in (part.a, part.b) if x is not None), default=0)
         if largest > _MAX_PART_BYTES:
             raise UsageError(
@@ -109,7 +111,7 @@ class GroupExecutor:
         cast("AdaptingExecutor", self._local).load_adapter(slot, prepared.own)
 
     def drop_adapter(self, slot: int) -> None:
-        """See `AdaptingExecutor`. Here alone: no step reads the slot of other ranks either."""
+        """See `AdaptingExecutor`. Drops only rank 0's part: no step reads the slot on other ranks either."""
         cast("AdaptingExecutor", self._local).drop_adapter(slot)
 
     def submit(self, batch: Batch) -> PendingStep:
@@ -134,7 +136,7 @@ class GroupExecutor:
                 gather(rank)
 
     def _gather(self, batch: Batch, number: int, rank: int) -> None:
-        """Take the part of a rank of the blocks and states that a step has saved. Raises the failure."""
+        """Receive a rank's part of the blocks and states that a step has saved. Raises the leader's failure."""
         wanted = (batch.block_saves, batch.snapshot_saves)
         if not any(saves is not None and len(saves.block_ids) for saves in wanted):
             return
@@ -148,7 +150,9 @@ class GroupExecutor:
                 saves.data[:, begin : begin + data.shape[1]] = data
 
     def _parts(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the bytes of each block and of each state that are a rank's: all have as much room as the largest."""
+        """Return a rank's byte ranges in each block and in each state. All ranks get as much room as the largest
+        needs.
+        """
         sizes = (self._moved.block_bytes, self._moved.state_bytes)
         blocks, states = (size // self._ranks.count for size in sizes)
         return (rank * blocks, (rank + 1) * blocks), (rank * states, (rank + 1) * states)
@@ -156,7 +160,8 @@ class GroupExecutor:
     def _tell(self, batch: Batch) -> None:
         """Send the step to all ranks.
 
-        Ranks of the first stage get the inputs; ranks of the last one, which sample together, the sampling options.
+        Ranks of the first stage get the inputs. Ranks of the last stage, which sample together, get the sampling
+        options.
         """
         self._number += 1
         if self._leader.patience is not None:

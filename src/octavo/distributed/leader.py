@@ -1,4 +1,4 @@
-"""The leader's end of the other ranks: their processes, their connections, and the first reason to give up."""
+"""The leader's side of the other ranks: their processes, their connections, and the first reason to give up."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class RemoteRank:
         self._alive, self._changed_at = Alive(), 0.0
 
     def stuck_s(self, now: float, patience: Patience) -> tuple[float, float]:
-        """For how long it has computed without a sign that its step gets on, or 0 if it gets on, or computes nothing.
+        """Return for how many seconds the rank has computed without progress, and for how many it had to wait
+        meanwhile.
 
-        The time in which it had to wait for a disk or a processor does not count, up to a limit, and comes second.
+        Waits for a disk or a processor do not count towards the first number, up to a limit. Both are 0 if the rank
+        makes progress or computes nothing.
         """
         alive = self.connection.heard
         waited_s = min(alive.waited_s - self._alive.waited_s, MOST_WAITED_S)
@@ -61,7 +63,9 @@ class RemoteRank:
         return 0.0, 0.0
 
     def stopped_s(self, now: float) -> float:
-        """For how long its process has been seen stopped, or 0 if it runs, or is not a child of this one."""
+        """Return for how many seconds the rank's process has been stopped, or 0 if it runs or is not a child of this
+        one.
+        """
         if self.process is None or processes.state_of(self.process.pid) not in ("T", "t"):
             self._stopped_at = None
             return 0.0
@@ -69,13 +73,13 @@ class RemoteRank:
         return now - self._stopped_at
 
     def see_again(self, now: float) -> None:
-        """Count its silence and its stop from now on."""
+        """Restart the measurement of the rank's silence and of its stop."""
         self.connection.heard_at = max(self.connection.heard_at, now)
         self._stopped_at = None
         self._alive, self._changed_at = self.connection.heard, now
 
     def read(self) -> None:
-        """Receive until the connection ends."""
+        """Receive messages until the connection ends."""
         try:
             while True:
                 self.inbox.put(self.connection.receive())
@@ -92,7 +96,7 @@ class RemoteRank:
 
 
 class Leader:
-    """All other ranks of an engine. `failure` is the first reason to give up; then all of them are ended."""
+    """All other ranks of an engine. `failure` is the first reason to give up; all ranks are ended then."""
 
     def __init__(self) -> None:
         self.failure: OctavoError | None = None
@@ -120,18 +124,20 @@ class Leader:
                 raise EngineDeadError(f"the process of rank {rank} cannot be started: {error}")
 
     def admit(self, rank: int, connection: Connection) -> None:
-        """Take a rank that has come over the network."""
+        """Add a rank that has connected over the network."""
         remote = self._add(rank, connection)
         threading.Thread(target=remote.read, name=f"octavo-rank-{rank}", daemon=True).start()
 
     def watch(self) -> None:
-        """From now on ranks compute: those that are silent for longer than while loading, or stuck, count as dead."""
+        """Begin to watch computing ranks: a rank that is stuck, or silent for longer than loading explains, counts
+        as dead.
+        """
         self._see_again()
         self._silence_s = SILENCE_S
         self._is_computing = True
 
     def send(self, message: RankMessage, ranks: Iterable[int] | None = None) -> None:
-        """To these ranks, or to all. Raises the failure."""
+        """Send a message to these ranks, or to all. Raises the failure."""
         for rank in self._ranks if ranks is None else ranks:
             # If it has ended, its own thread finds out why.
             with suppress(ConnectionEndedError):
@@ -139,7 +145,7 @@ class Leader:
         self.check()
 
     def receive(self, rank: int, kind: type[M]) -> M:
-        """Return the next message of a rank. Raises the failure, as which another message counts."""
+        """Return the next message of a rank. Raises the failure; a message of another kind counts as one."""
         remote = self._ranks[rank]
         while True:
             try:
@@ -164,7 +170,7 @@ class Leader:
             raise self.failure
 
     def fail(self, rank: int | None, reason: str, kind: type[OctavoError] = EngineDeadError) -> None:
-        """Give up because of a rank, unless that has happened before, and end all of them."""
+        """Give up because of a rank, unless the leader has given up before, and end all ranks."""
         with self._lock:
             if self.failure is not None or self._closed.is_set():
                 return

@@ -1,4 +1,4 @@
-"""The time that a rank may compute without a sign that its step gets on, before it counts as stuck."""
+"""The time that a rank may compute without showing progress before it counts as stuck."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FLOPS_PER_S = 1e9
 
 
 class Patience:
-    """Follows from what is computed and from the longest silence so far.
+    """Derives the limit from the work in flight and from the longest silence so far.
 
-    A rank shows progress after each operation of its graph. So the longest operation of a step decides: its time is
-    planned from its FLOPs; once steps were seen, it grows with the FLOPs from theirs.
+    A rank shows progress after each operation of its graph, so a step's longest operation decides. Its time is
+    estimated from its FLOPs; once steps have been measured, it is scaled from theirs by FLOPs.
     """
 
     def __init__(self, ops: Iterable[Op], steps_in_flight: int) -> None:
-        """ops: of one rank; the other ranks' are as large."""
+        """ops: the operations of one rank; those of the other ranks are of the same size."""
         self._ops = list(ops)
         self._sizes: deque[tuple[int, int, int, int]] = deque(maxlen=steps_in_flight)
         self._known: dict[tuple[int, int, int, int], int] = {}  # the FLOPs of the largest operation of a step
@@ -37,17 +37,17 @@ class Patience:
         self._longest_s = 0.0  # silence
 
     def begin(self, batch: Batch) -> None:
-        """A step that is sent to the ranks. From the engine's thread."""
+        """Record that a step is sent to the ranks. Called from the engine's thread."""
         longest = int(batch.seq_lens.max()) if len(batch.seq_lens) else 0
         self._sizes.append((len(batch.token_ids), len(batch.seq_lens), len(batch.output_indices), longest))
 
     def note(self, silence_s: float) -> None:
-        """Record that a rank made progress after silence_s. This and `limit_s` are called from one thread."""
+        """Record that a rank made progress after silence_s. Call this and `limit_s` from one thread."""
         self._longest_s = max(self._longest_s, silence_s)
         self._seen_flops = max(self._seen_flops, self._flops())
 
     def limit_s(self) -> float:
-        """Return the longest silence of a rank that computes."""
+        """Return the longest time that a computing rank may be silent."""
         flops = self._flops()
         expected_s = 0.0
         if flops > self._seen_flops:
@@ -57,7 +57,7 @@ class Patience:
         return LEAST_S + _TIMES * max(expected_s, self._longest_s)
 
     def _flops(self) -> int:
-        """Return the operations of the largest operation in the steps in flight."""
+        """Return the FLOPs of the largest operation in the steps in flight."""
         return max((self._largest(sizes) for sizes in tuple(self._sizes)), default=0)
 
     def _largest(self, sizes: tuple[int, int, int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Steps on their way through the stages of a pipeline: each stage computes another one."""
+"""Steps on their way through the stages of a pipeline. Each stage computes a different step at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class PipelinedStep:
-    """A step that the first stage has been told of. Implements `octavo.backends.PendingStep`."""
+    """A step that has been sent to the first stage. Implements `octavo.backends.PendingStep`."""
 
     def __init__(self, number: int, batch: Batch, gather: Callable[[int], None]) -> None:
-        """batch: of this rank.
+        """batch: this rank's batch.
         gather: takes the blocks that the step saved from another rank, if any.
         """
         self.number = number
@@ -47,7 +47,7 @@ class PipelinedStep:
 
 
 class Pipeline:
-    """Hands the values of each stage to the next one, with a thread for each border. The last stage is here."""
+    """Passes the values of each stage to the next one, with a thread per boundary. The last stage runs here."""
 
     def __init__(
         self, local: Executor, leader: Leader, ranks: Ranks, outcome: Callable[[Callable[[], StepOutput]], StepOutput]
@@ -65,17 +65,17 @@ class Pipeline:
             thread.start()
 
     def submit(self, step: PipelinedStep) -> None:
-        """Follow a step that has been sent to all ranks. The batch must not change until it ends."""
+        """Follow a step that has been sent to all ranks. The batch must not change until the step ends."""
         self._queues[0].put(step)
 
     def close(self) -> None:
-        """Wait for the steps that are under way."""
+        """Wait for the steps in flight."""
         self._queues[0].put(None)
         for thread in self._threads:
             thread.join()
 
     def _run(self, stage: int) -> None:
-        """Move steps over the border after `stage`, in their order."""
+        """Move steps over the boundary after `stage`, in order."""
         is_last = stage == len(self._queues) - 1
         while (step := self._queues[stage].get()) is not None:
             if self._move(step, stage) and not is_last:
@@ -84,7 +84,7 @@ class Pipeline:
             self._queues[stage + 1].put(None)
 
     def _move(self, step: PipelinedStep, stage: int) -> bool:
-        """False: the step has ended with an error."""
+        """Move a step over the boundary after `stage`. Return False if the step has ended with an error."""
         try:
             values = self._values(stage, step)
             if stage == len(self._queues) - 1:
@@ -95,7 +95,7 @@ class Pipeline:
         return True
 
     def _values(self, stage: int, step: PipelinedStep) -> StageValues:
-        """Return the values of the stage. They are also sent to ranks of the next stage on other machines."""
+        """Return the stage's values. They are also sent to the next stage's ranks on other machines."""
         first, number = self._ranks.of_stage(stage)[0], step.number
         step.gather(first)
         values = self._leader.receive(first, StageValues)

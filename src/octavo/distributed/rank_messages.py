@@ -1,4 +1,4 @@
-"""The messages between the ranks of an engine: MessagePack, checked by type, shape and size on arrival."""
+"""The messages between the ranks of an engine: MessagePack, with type, shape and size checked on arrival."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _SAMPLING = ("history_start", "history_ids", "history_counts", "bias_start", "bi
 
 
 class MalformedRankMessageError(Exception):
-    """Bytes that are not a message. It never leaves this package."""
+    """Raised for bytes that are not a message. Never leaves this package."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
-    """A list of the type's name and the fields in their order."""
+    """A message, encoded as a list of its type's name and its fields in order."""
 
 
 class Tensor(msgspec.Struct, array_like=True):
-    """An array: the name of its type, its shape, its bytes."""
+    """An array as the name of its type, its shape and its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,14 +57,14 @@ class Tensor(msgspec.Struct, array_like=True):
         return cls(array.dtype.name, array.shape, bytearray(array.tobytes()))
 
     def array(self) -> NDArray[Any]:
-        """Return the array. Raises MalformedRankMessageError unless the bytes fill the shape."""
+        """Return the array. Raises MalformedRankMessageError unless the number of bytes matches the shape."""
         dtype = _TYPES.get(self.dtype)
         if dtype is None or any(n < 0 for n in self.shape) or prod(self.shape) * dtype.itemsize != len(self.data):
             raise MalformedRankMessageError(f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
     def array_of(self, dtype: type[np.generic], ndim: int) -> NDArray[Any]:
-        """Return the array, of this type and `ndim` dimensions. Raises MalformedRankMessageError."""
+        """Return the array if it has this type and `ndim` dimensions. Raises MalformedRankMessageError otherwise."""
         array = self.array()
         if array.dtype != dtype or array.ndim != ndim:
             raise MalformedRankMessageError(
@@ -82,7 +82,7 @@ class Challenge(_Message):
 class Hello(_Message):
     """The first message of a rank that connects over the network.
 
-    proof: that it knows the token, for the leader's challenge.
+    proof: shows that the rank knows the token, given the leader's challenge.
     """
 
     version: str
@@ -92,13 +92,13 @@ class Hello(_Message):
 
 
 class Setup(_Message):
-    """The part of a model that a rank is to load.
+    """The part of a model that a rank must load.
 
     group: the name of its stage's group.
     model_len: tokens of the longest request.
-    max_num_outputs: of a step, more of them for a head that drafts.
-    taps: the layers whose inputs such a head reads.
-    digest: of the model, for a rank of another machine, empty if it is the same file.
+    max_num_outputs: output rows per step, more of them for a head that drafts.
+    taps: the layers whose inputs the head reads.
+    digest: the model's digest, for a rank on another machine; empty if the rank opens the same file.
     """
 
     config: EngineConfig
@@ -111,13 +111,18 @@ class Setup(_Message):
 
 
 class Joining(_Message):
-    """A rank knows its part of the model. The leader answers with the same once all do: join your group."""
+    """A rank knows its part of the model. Once all ranks do, the leader answers with the same message, and they join
+    their groups.
+    """
 
 
 class Loaded(_Message):
-    """The bytes of a loaded rank. Of the cache: of a token in a block, of a token in all layers, of a state.
+    """The sizes of a loaded rank, in bytes.
 
-    available_bytes: its share of the memory that is free on its machine, where its weights are.
+    block_token_bytes: cache bytes per token in a block.
+    token_bytes: cache bytes per token in all layers.
+    state_bytes: bytes of a state.
+    available_bytes: the rank's share of its machine's free memory, where its weights are.
     """
 
     block_token_bytes: int
@@ -128,7 +133,7 @@ class Loaded(_Message):
 
 
 class Allocate(_Message):
-    """The cache of every rank."""
+    """The sizes of the cache that every rank must allocate."""
 
     num_blocks: int
     block_size: int
@@ -136,7 +141,7 @@ class Allocate(_Message):
 
 
 class Allocated(_Message):
-    """The cache is there."""
+    """A rank has allocated its cache."""
 
 
 class DomainTensors(msgspec.Struct, array_like=True):
@@ -157,7 +162,7 @@ class DomainTensors(msgspec.Struct, array_like=True):
         return cls(rows.count, starts, positions, indices, lengths, slots)
 
     def rows(self) -> DomainRows:
-        """Return the rows, whose numbers the executor checks. Raises MalformedRankMessageError for other arrays."""
+        """Return the rows, whose values the executor checks. Raises MalformedRankMessageError for other arrays."""
         if not 0 <= self.count < 2**31:
             raise MalformedRankMessageError(f"a domain cannot have {self.count} rows")
         tensors = ((self.starts, 1), (self.positions, 2), (self.lengths, 1), (self.slots, 2))
@@ -169,12 +174,11 @@ class DomainTensors(msgspec.Struct, array_like=True):
 
 
 class RunStep(_Message):
-    """A step: its number, which counts up by one, and the arrays of its batch.
+    """A step: its number, which increases by one, and the arrays of its batch.
 
     sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
     moved: the blocks to save, the blocks to load, and the rank's part of their bytes; then the same for state slots.
-    Empty
-    if nothing is moved.
+    Empty if nothing is moved.
     inputs: for the first stage; other stages receive theirs as `StageValues`.
     """
 
@@ -188,9 +192,9 @@ class RunStep(_Message):
 
 
 class AdapterPart(_Message):
-    """A `LowRank` of an adapter.
+    """One `LowRank` of an adapter.
 
-    adapter: its number, by which the leader knows it.
+    adapter: the leader's number for the adapter.
     """
 
     adapter: int
@@ -202,26 +206,26 @@ class AdapterPart(_Message):
 
 
 class HoldAdapter(_Message):
-    """All parts of an adapter are there."""
+    """All parts of an adapter have been sent."""
 
     adapter: int
 
 
 class LoadAdapter(_Message):
-    """Steps after this message read an adapter in a slot."""
+    """Steps after this message read the adapter from this slot."""
 
     adapter: int
     slot: int
 
 
 class DropAdapter(_Message):
-    """No step will ask for this adapter again."""
+    """No later step will use this adapter."""
 
     adapter: int
 
 
 class SavedBlocks(_Message):
-    """A rank's part of the blocks and states that a step has saved. It comes before the values of the step."""
+    """A rank's part of the blocks and states that a step has saved. Precedes the values of the step."""
 
     number: int
     blocks: Tensor
@@ -229,18 +233,18 @@ class SavedBlocks(_Message):
 
 
 class StageValues(_Message):
-    """The values that the stage before made in a step: the inputs of this one."""
+    """The values that the previous stage computed in a step: the inputs of this one."""
 
     number: int
     arrays: list[Tensor]
 
 
 class Alive(_Message):
-    """A sign of life.
+    """A keep-alive message.
 
-    progress: changes while a step gets on.
-    is_busy: it computes, and waits for no other rank.
-    waited_s: seconds since its start in which one of its threads had to wait for a disk or for a processor.
+    progress: changes as long as a step makes progress.
+    is_busy: the rank computes, and waits for no other rank.
+    waited_s: seconds since its start for which one of its threads had to wait for a disk or a processor.
     """
 
     progress: int = 0
@@ -249,9 +253,9 @@ class Alive(_Message):
 
 
 class RankFailed(_Message):
-    """A rank cannot go on, for this reason.
+    """A rank cannot continue, for this reason.
 
-    kind: the class of an OctavoError.
+    kind: the name of an OctavoError class.
     """
 
     kind: str
@@ -286,7 +290,7 @@ def encode(message: RankMessage) -> bytes:
 
 
 def decode(data: bytes) -> RankMessage:
-    """Raise MalformedRankMessageError for anything else than a message."""
+    """Decode a message. Raises MalformedRankMessageError for anything else."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -294,9 +298,9 @@ def decode(data: bytes) -> RankMessage:
 
 
 def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> RunStep:
-    """Return the part of a batch that ranks other than the sampling one need.
+    """Return the message with the parts of a batch that other ranks need.
 
-    with_sampling: they sample together with it.
+    with_sampling: the ranks sample together with the sender.
     """
     optional = [getattr(batch, name) for name in _OPTIONAL]
     return RunStep(
@@ -330,7 +334,7 @@ def _sampling_of(tensors: list[Tensor]) -> SamplingBatch | None:
 
 
 def moved_tensors(batch: Batch, blocks: tuple[int, int], states: tuple[int, int]) -> list[Tensor]:
-    """`RunStep.moved` for the rank with these bytes [begin, end) of each block and of each state."""
+    """Return `RunStep.moved` for the rank with the given byte ranges [begin, end) of each block and of each state."""
     if not moves(batch):
         return []
     return [
@@ -362,7 +366,7 @@ def _moved_of(tensors: list[Tensor], block_bytes: int, state_bytes: int) -> dict
 
 
 def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
-    """Return the message of a rank after a step; None means the step saves nothing."""
+    """Return the message that a rank sends after a step, or None if the step saves nothing."""
     blocks, states = batch.block_saves, batch.snapshot_saves
     if blocks is None or states is None or not len(blocks.block_ids) + len(states.block_ids):
         return None
@@ -372,10 +376,10 @@ def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
 def batch_of(
     message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, block_bytes: int = 0, state_bytes: int = 0
 ) -> Batch:
-    """Return the batch of a rank.
+    """Build a rank's batch from a message.
 
     inputs: values of the previous stage, or None for the step's own.
-    block_bytes, state_bytes: of the rank's part.
+    block_bytes, state_bytes: sizes of the rank's part.
     """
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
@@ -390,7 +394,7 @@ def batch_of(
 
 
 def proof_of(token: str, challenge: bytes) -> bytes:
-    """Show that a rank knows the token, without sending it."""
+    """Return a proof that a rank knows the token. The token itself is not sent."""
     return hmac.new(token.encode(errors="surrogateescape"), challenge, sha256).digest()
 
 

@@ -1,4 +1,4 @@
-"""The place of a rank: its stage of the pipeline, its part of the tensors, and the graph that follows."""
+"""Where a rank belongs: its stage of the pipeline, its part of the tensors, and the resulting graph."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from octavo.graph.splits import even
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The number of stages of layers, and the number of ranks that share each stage's tensors.
+    """The number of pipeline stages, and the number of ranks that share each stage's tensors.
 
     whole_experts: see `shard`.
-    Rank 0 belongs to the last stage: it samples, and it runs in the engine's process. The ranks of a stage are
-    neighbours.
+    Rank 0 belongs to the last stage: it samples, and it runs in the engine's process. The ranks of a stage have
+    consecutive numbers.
     """
 
     tensor_parallel: int = 1
@@ -29,7 +29,7 @@ class Ranks:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Ranks:
-        """Return the ranks of an engine's options."""
+        """Return the ranks for an engine's options."""
         return cls(config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
 
     @property
@@ -37,7 +37,7 @@ class Ranks:
         return self.tensor_parallel * self.pipeline_parallel
 
     def stage(self, rank: int) -> int:
-        """Return the stage of a rank; 0 has the embedding."""
+        """Return a rank's stage. Stage 0 has the embedding."""
         return self.pipeline_parallel - 1 - rank // self.tensor_parallel
 
     def part(self, rank: int) -> int:
@@ -51,10 +51,10 @@ class Ranks:
 
 
 def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
-    """Return the part of a model, not yet optimized, that one rank computes.
+    """Return the part of a model that one rank computes. It is not optimized yet.
 
-    Raises UsageError if there are fewer layers than stages, if a layer reads the cache of one in another stage, and for
-    whole experts of a model that has none.
+    Raises UsageError if there are fewer layers than stages, if a layer reads the cache of a layer in another stage, and
+    for whole experts if the model has none.
     """
     if ranks.whole_experts and not any(isinstance(node.op, MoE) for node in graph.nodes):
         raise UsageError("enable_expert_parallel: this model has no experts; leave it out")

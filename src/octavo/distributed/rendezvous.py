@@ -1,4 +1,4 @@
-"""The meeting of ranks of several machines with their leader: a listener, a shared token, and reasons to refuse."""
+"""Connects ranks on several machines to their leader: a listener, a shared token, and reasons to refuse a rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_STRANGERS = 64  # connections that are being greeted at once
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`. Raises UsageError."""
+    """Parse `HOST:PORT`. Raises UsageError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"master is {text!r}; write the address of the machine with node_rank 0, as HOST:PORT")
@@ -112,7 +112,7 @@ def _attempt(address: tuple[str, int], token: str, rank: int) -> Connection | Ex
 
 
 class _Door:
-    """Greets new connections, each in its own thread, so that none can keep the rest waiting."""
+    """Authenticates each new connection in its own thread, so that none can keep the others waiting."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Door:
         self._room = threading.BoundedSemaphore(_MOST_STRANGERS)
 
     def run(self) -> None:
-        """Return when the listener is closed."""
+        """Accept connections until the listener is closed."""
         with suppress(OSError):
             while True:
                 sock, peer = self._listener.accept()

@@ -1,10 +1,9 @@
-"""A byte pipe through memory shared by two processes of one machine: a ring with one writer and one reader.
+"""A byte pipe through memory shared by two processes on one machine: a ring buffer with one writer and one reader.
 
-The memory and two counters are file descriptors that a child inherits, so nothing has a name that could be left behind.
+The memory and two counters are file descriptors that a child inherits, so there are no names that could be left behind.
 One counter is for bytes written but not yet seen by the reader, one for bytes read but not yet seen by the writer. A
-process sleeps in the kernel until a counter is above zero. Whatever the other process wrote before it counted is
-visible
-then, on every processor.
+process sleeps in the kernel until a counter is above zero. Everything the other process wrote before it incremented the
+counter is then visible on every processor.
 """
 
 from __future__ import annotations
@@ -20,14 +19,16 @@ RING_BYTES = 1 << 20  # of a direction; longer messages pass in parts
 
 
 class RingEndedError(Exception):
-    """The other process is gone. It never leaves this package."""
+    """The other process is gone. Never leaves this package."""
 
 
 class Ring:
-    """One end. Its descriptors are of the memory, the bytes written and the bytes read (see `create`)."""
+    """One end of a ring. Its descriptors are those of the memory, the bytes written and the bytes read (see
+    `create`).
+    """
 
     def __init__(self, descriptors: Sequence[int], *, is_new: bool = False) -> None:
-        """Take the descriptors over.
+        """Take over the descriptors.
 
         is_new: this end writes, and all of the memory is free.
         """
@@ -39,7 +40,9 @@ class Ring:
 
     @classmethod
     def create(cls, size: int = RING_BYTES) -> tuple[int, int, int]:
-        """Return the descriptors of an empty ring of `size` bytes. Raises OSError if the system provides none."""
+        """Create an empty ring of `size` bytes and return its descriptors. Raises OSError if the system provides
+        none.
+        """
         made: list[int] = []
         try:
             made.append(shared_memory.new_memory(size))
@@ -53,11 +56,11 @@ class Ring:
 
     @property
     def written_fd(self) -> int:
-        """Readable when the other end has written."""
+        """A descriptor that becomes readable when the other end has written."""
         return self._written_fd
 
     def write(self, data: bytes | bytearray | memoryview, ended_fd: int) -> None:
-        """Wait while the ring is full.
+        """Write the data. Wait while the ring is full.
 
         ended_fd: hangs up when the other end is gone, which raises RingEndedError.
         """
@@ -71,7 +74,7 @@ class Ring:
             view = view[count:]
 
     def read_into(self, view: memoryview, ended_fd: int) -> None:
-        """Fill the view, and wait for what is missing. See `write`; what was written before the end is still read."""
+        """Fill the view, waiting for missing bytes. See `write`. Bytes written before the end can still be read."""
         while view:
             count = min(self._available(self._written_fd, ended_fd), len(view))
             first = min(count, self._size - self._at)
@@ -81,7 +84,7 @@ class Ring:
             view = view[count:]
 
     def has_bytes(self) -> bool:
-        """True if the other end has written something that was not read."""
+        """True if the other end has written bytes that were not read yet."""
         if self._count == 0:
             self._count = shared_memory.taken_from(self._written_fd)
         return self._count > 0
@@ -97,7 +100,7 @@ class Ring:
         shared_memory.add_to(counter_fd, count)
 
     def _available(self, counter_fd: int, ended_fd: int) -> int:
-        """Bytes that this end may write or read: at least one."""
+        """Wait until this end may write or read at least one byte. Return how many it may."""
         while self._count == 0:
             self._count = shared_memory.taken_from(counter_fd)
             if self._count == 0 and not shared_memory.wait_for_either(counter_fd, ended_fd, for_end=True):
