@@ -252,8 +252,8 @@ def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tup
 def _model_and_prompt(
     given: tuple[str | None, list[str]], default: str, files: tuple[str, ...], *, has_images: bool, is_marked: bool
 ) -> tuple[str, str | None]:
-    """Return the model and the prompt, which the texts of files and standard input precede. The prompt is None for a
-    conversation at the terminal.
+    """Return the model and the prompt. The texts of files and standard input come before the prompt, which is None for
+    a conversation at the terminal.
 
     given: result of `_words`
     has_images: whether images are given, so that the prompt may be empty

@@ -206,7 +206,8 @@ def _say(line: str) -> None:
 
 
 def configs_of(words: list[str], engine_options: Options, aliases: Sequence[str]) -> dict[str, EngineConfig]:
-    """Return models by id, which is the given name, or else the first alias, or else the result of `served_name`.
+    """Return the models' configurations by id. A model's id is the given name, or else the first alias, or else the
+    result of `served_name`.
 
     Raises UsageError.
     """

@@ -72,7 +72,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Read tokenizer.json, which the library has already parsed without an error."""
+    """Read a tokenizer.json that the library has already parsed without an error."""
     import msgspec  # here, because models in one GGUF file need none of it
 
     form: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -35,8 +35,7 @@ class VideoRule:
 
     rate: frames per second
     least_frames, most_frames: bounds on the number of frames in a video
-    least_pixels, most_pixels: bounds on the pixels per frame in Qwen 2 and 2.5, and on those of all frames in later
-    models
+    least_pixels, most_pixels: bounds on the pixels per frame in Qwen 2 and 2.5, and per video in later models
     tokens_per_second: positions per second in Qwen 2.5. None if consecutive pairs of frames are one position apart, or
     follow a text with their time.
     """
@@ -118,8 +117,8 @@ class QwenImages(ImageProcessor):
     def _fitted(
         self, height: int, width: int, least: int, most: int, count: int = 1, planned: int = 1
     ) -> tuple[int, int]:
-        """Return (height, width) as multiples of a block's side, in about the same ratio, with `least` to `most` pixels
-        in all.
+        """Return (height, width) as multiples of a block's side, with `least` to `most` pixels in all and about the
+        same ratio.
 
         count: number of frames of this size
         planned: `count` rounded to whole groups

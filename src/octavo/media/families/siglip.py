@@ -57,8 +57,8 @@ class NaflexImages(ImageProcessor):
     most: int
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        """Return the layout at the largest scale with at most `most` patches, found like the published processor
-        does.
+        """Return the layout at the largest scale with at most `most` patches, using the published processor's
+        search.
         """
         low, high = _PRECISION / 10, 100.0
         while high - low >= _PRECISION:

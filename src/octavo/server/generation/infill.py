@@ -78,7 +78,7 @@ def encode_infill(tokenizer: Tokenizer, infill: Infill, max_tokens: int | None =
 
 
 def infill_ends(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that end a middle, besides the end-of-text token."""
+    """Return the tokens, besides the end-of-text token, that end the text between prefix and suffix."""
     ids = _special_ids(tokenizer)
     return [ids[name] for name in _ENDS if name in ids]
 

@@ -107,7 +107,7 @@ _REMEDIES = {
 
 
 class BlocksLoopError(RuntimeError):
-    """A schema check was attempted on an event loop's thread, which it would block. Use another thread."""
+    """A schema check was attempted on an event loop's thread, and would block it. Use another thread."""
 
 
 def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:

@@ -107,7 +107,7 @@ class AnswerWriter(ABC, Generic[B, S]):
 
     @abstractmethod
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        """Yield the protocol's events for one event of the generation, the last of which is its Usage."""
+        """Yield the protocol's events for one event of the generation. The generation's last event is its Usage."""
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         """Yield the events that end a failed stream."""

@@ -262,7 +262,7 @@ class ContextManagement(NullIsAbsent):
 
 
 class Thread(NullIsAbsent):
-    """A wish to have the server keep the conversation, which this server does not do.
+    """A request to keep the conversation on the server. This server keeps none.
 
     `create` is accepted, because the request itself contains the conversation. `continue` is refused with the error
     that makes Claude Code send the whole conversation.

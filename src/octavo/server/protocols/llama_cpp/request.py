@@ -60,7 +60,7 @@ class AdapterScale(RequestModel):
 
 
 class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, LlamaDrafts):  # type: ignore[misc]
-    """The fields of both routes.
+    """The fields that `/completion` and `/infill` share.
 
     n_predict: -1 means no limit, 0 only computes the prompt
     n_cmpl: number of choices
@@ -93,7 +93,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
         return None if self.lora is None else [(each.id, each.scale) for each in self.lora]
 
     def prompts(self) -> Sequence[TextOrIds]:
-        """Return the prompts, each of which gets its own answer."""
+        """Return the prompts. Each gets its own answer."""
         raise NotImplementedError
 
     def media(self) -> Sequence[Media]:

@@ -68,9 +68,9 @@ class Options(with_ignored(LlamaSampling, OLLAMA)):  # type: ignore[misc]
 
 
 class OllamaRequest(AnsweredFields):
-    """The fields of both routes.
+    """The fields that `/api/generate` and `/api/chat` share.
 
-    stream: true by default, which the endpoint fills in
+    stream: true by default; the endpoint fills in the default
     truncate: leave out the oldest turns of a conversation that is too long; otherwise it is an error
     shift: has no effect; the answer ends at the end of the context, and nothing is shifted
     """
@@ -138,7 +138,7 @@ class OllamaRequest(AnsweredFields):
 
 
 class GenerateRequest(OllamaRequest):
-    """A prompt, which the chat template wraps unless `raw` is set, or a prefix with a suffix."""
+    """A prompt, or a prefix with a suffix. The chat template wraps the prompt unless `raw` is set."""
 
     prompt: Text | None = None
     suffix: Text | None = None

@@ -85,7 +85,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
 
     @abstractmethod
     def whole_content(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return the text of a whole choice."""
+        """Return the text of a choice of the whole answer."""
 
     @abstractmethod
     def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         return {**self._head, "choices": choices, "usage": usage, **self._timings(self._usage)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return a whole choice."""
+        """Return a choice of the whole answer."""
         logprobs = None if self.request.num_top_logprobs is None else self.logprobs(index, choice.logprobs)
         token_ids = {"token_ids": choice.token_ids} if self.request.return_token_ids else {}
         content = self.whole_content(index, choice)
@@ -286,8 +286,8 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return lists
 
     def _generated_offsets(self, index: int, tokens: Sequence[TokenLogprobs]) -> list[int]:
-        """Return the tokens' offsets in the returned text. Tokens of a stop string, which the text does not contain,
-        are at its end.
+        """Return the tokens' offsets in the returned text. The text does not contain the tokens of a stop string, so
+        their offset is its end.
         """
         begins = [self._offsets[index].push(token.token_id) for token in tokens]
         if self.request.stream and index not in self._ended:
@@ -353,7 +353,7 @@ def _token_counts(num_prompt_tokens: int, num_completion_tokens: int) -> dict[st
 
 @lru_cache(maxsize=64)
 def _fingerprint(path: str, num_threads: int) -> str:
-    """Return a fingerprint that changes with the program, the model and the number of threads, as a seed's answer may
-    too.
+    """Return a fingerprint of the program, the model and the number of threads. A change of any of them may change the
+    answer for a seed.
     """
     return "fp_" + hashlib.sha256(f"{__version__}\n{path}\n{num_threads}".encode()).hexdigest()[:10]

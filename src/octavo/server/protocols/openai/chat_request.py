@@ -58,7 +58,7 @@ class FileData(Historic):
     """A file of the user.
 
     file_data: a data: URL, or only base64
-    file_id: id of a stored file, which no model here reads
+    file_id: id of a stored file; no model here reads stored files
     """
 
     file_data: Text | None = None
@@ -71,7 +71,7 @@ class VideoData(Historic):
 
     data: base64
     url: its address
-    format: format of the file, which its content shows anyway
+    format: file format; ignored, because the content shows it
     """
 
     data: Text | None = None

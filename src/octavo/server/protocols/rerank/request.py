@@ -17,7 +17,7 @@ _Truncation = Annotated[int, Field(ge=-1), WHOLE]
 
 
 class Document(RequestModel):
-    """A document as an object."""
+    """A document given as an object."""
 
     text: Text
 

@@ -251,7 +251,7 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> ItemList:
-    """List the items that a response answers, including those of the responses before it."""
+    """List the items that a response answers, including the items of earlier responses."""
     items = (await _find(request, response_id)).input_items
     items = items if order == "asc" else items[::-1]
     if after is not None:

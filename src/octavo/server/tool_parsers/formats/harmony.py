@@ -1,7 +1,7 @@
 """Calls as messages, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`: gpt-oss.
 
 The recipient may also come before the channel, as the chat template writes earlier calls. `<|call|>` ends the answer.
-The other channels are read by `generation/reasoning.py`. Source: the chat template of gpt-oss-20b and the guide to the
+`reasoning/formats/harmony.py` reads the other channels. Source: the chat template of gpt-oss-20b and the guide to the
 harmony response format (section Receiving tool calls).
 """
 

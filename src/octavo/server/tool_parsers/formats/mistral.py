@@ -21,7 +21,7 @@ _HEADER_CHARS = re.compile(r"[\w.\[\]\s-]")
 
 
 def _read_call(answer: Answer) -> Reading[None]:
-    """Read a call in either form, which the first character shows."""
+    """Read a call in either form. The first character shows which."""
     first = yield from answer.skip(WHITESPACE)
     if first == "[":
         answer.take(1)
