@@ -1,4 +1,4 @@
-"""How an image of a given size is laid out: the tiles that an encoder sees, and what represents them in a prompt."""
+"""Layout of an image of a given size: the tiles that an encoder sees, and what represents them in a prompt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Makes models smaller: quantization to GGUF files, and what it needs to know of the model."""
+"""Makes models smaller: quantization to GGUF files and the other steps around it."""

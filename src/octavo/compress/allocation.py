@@ -1,4 +1,4 @@
-"""The choice of a type for each tensor that has the least loss within a size: a knapsack with one option of each."""
+"""Chooses a type for each tensor with the least total loss within a size: a knapsack with one option per tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEPS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A type that a tensor could have, its size, and the loss that it is expected to cause."""
+    """A type that a tensor could have, its size, and the loss it is expected to cause."""
 
     type_name: str
     nbytes: int
@@ -23,10 +23,10 @@ class Option:
 
 
 def allocate(tensors: Sequence[Sequence[Option]], budget: int) -> list[Option]:
-    """One option of each tensor; their sizes sum to at most `budget` bytes, their losses to the least possible.
+    """Choose one option per tensor, so that their sizes sum to at most `budget` bytes and their losses are minimal.
 
-    Solved by dynamic programming over the bytes beyond the smallest options, in at most 50,000 steps; sizes are rounded
-    up to a step, so that the budget always holds. Raises UsageError if the smallest options exceed it.
+    Solved by dynamic programming over the bytes beyond the smallest options, in at most 50,000 steps. Sizes are rounded
+    up to a step, so the budget always holds. Raises UsageError if the smallest options exceed it.
     """
     useful = [_useful(options) for options in tensors]
     spare = budget - sum(options[0].nbytes for options in useful)
@@ -57,7 +57,7 @@ def allocate(tensors: Sequence[Sequence[Option]], budget: int) -> list[Option]:
 
 
 def _useful(options: Sequence[Option]) -> list[Option]:
-    """By size, without those that another one beats in both."""
+    """Return the options by size, without those that another option beats in both size and loss."""
     kept: list[Option] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.loss)):
         if not kept or option.loss < kept[-1].loss:

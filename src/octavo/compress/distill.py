@@ -1,4 +1,4 @@
-"""Distillation: a student learns the next tokens of a teacher, whose likeliest ones are kept on disk."""
+"""Distillation: a student learns a teacher's next-token distribution, whose most likely tokens are cached on disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEAST_LOSS = np.float32(-6e-8)  # the smallest number below 0 as a float16: 0 s
 
 @dataclass(frozen=True, slots=True)
 class TeacherCache:
-    """The folder in which the teacher's tokens are kept, and how many of them for each place."""
+    """The folder that caches the teacher's most likely tokens, and how many of them are kept per position."""
 
     folder: Path
     top_k: int = 64
@@ -47,9 +47,11 @@ class TeacherCache:
         texts: NDArray[np.int32],
         report: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> TeacherTokens:
-        """The likeliest tokens after every token of texts [texts, tokens], computed or read; on disk, mapped.
+        """Return the most likely tokens after every token of texts [texts, tokens], computed or read, and mapped from
+        disk.
 
-        report: called with the texts done, and all of them. A killed run goes on after the last text that is whole.
+        report: called with the number of finished texts and of all texts. A killed run resumes after the last complete
+            text.
         """
         trained = _training()
         count, length = texts.shape
@@ -82,7 +84,7 @@ class TeacherCache:
 
 
 def _array(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-    """A mapped array of a file, of zeros if it is new or another one."""
+    """Map an array from a file; it is all zeros if the file is new or does not fit."""
     if path.is_file():
         try:
             found: np.memmap[Any, Any] = np.load(path, mmap_mode="r+", allow_pickle=False)
@@ -94,9 +96,9 @@ def _array(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> n
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
-    """The likeliest tokens of each row [rows, vocabulary] in falling order, and their log-probabilities, below 0.
+    """Return the most likely tokens of each row [rows, vocabulary], in descending order, and their log-probabilities.
 
-    Raises NumericalError for a logit that is not finite.
+    Log-probabilities are below 0. Raises NumericalError for a logit that is not finite.
     """
     ids = np.empty((len(logits), count), np.int32)
     logprobs = np.empty((len(logits), count), np.float16)
@@ -127,7 +129,7 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int3
 
 
 def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
-    """Raise UsageError if a token is another one in the student. One of them may have more tokens at the end."""
+    """Check that both models have the same tokens; one of them may have more at the end. Raises UsageError."""
     tokens, others = load_tokenizer(teacher).tokens, load_tokenizer(student).tokens
     for i, (token, other) in enumerate(zip(tokens, others, strict=False)):
         if token != other:
@@ -140,9 +142,9 @@ def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
 def distilled(
     teacher: TeacherTokens, student: Checkpoint, architecture: str, options: TrainingOptions, report: LossReport
 ) -> dict[str, Source]:
-    """The tensors of the trained student by GGUF name.
+    """Train the student and return its tensors by GGUF name.
 
-    architecture: its name there.
+    architecture: its name in GGUF files.
 
     Raises UsageError if torch is missing or the student lacks a token, NumericalError for a loss that is not finite.
     """
@@ -166,17 +168,21 @@ def _with(source: Source, name: str, arrays: Mapping[str, NDArray[np.float32]]) 
 
 
 def training_options(**fields: Any) -> TrainingOptions:
-    """`TrainingOptions` of these fields, with products in the faster type. Raises UsageError if torch is missing."""
+    """Return `TrainingOptions` with these fields, computing products in the faster type.
+
+    Raises UsageError if torch is missing.
+    """
     training = _training()
     made: TrainingOptions = training.TrainingOptions(**fields, in_bfloat16=training.bfloat16_is_faster())
     return made
 
 
 def training_texts(ids: Sequence[int], length: int, first: int | None, most: int) -> NDArray[np.int32]:
-    """At most so many pieces of the tokens of a text, spread evenly over it, [texts, tokens].
+    """Split a text's tokens into at most `most` pieces, spread evenly over it: [texts, tokens].
 
-    first: replaces the first token of each.
-    Raises UsageError for a text that is too short.
+    first: token that replaces the first one of each piece.
+
+    Raises UsageError if the text is too short.
     """
     count = len(ids) // length
     if count < 1:
@@ -189,7 +195,7 @@ def training_texts(ids: Sequence[int], length: int, first: int | None, most: int
 
 
 def _training() -> Any:
-    """The module that needs torch. Raises UsageError with the remedy."""
+    """Import the module that needs torch. Raises UsageError with the remedy."""
     try:
         from octavo.backends.torch import distillation
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The bytes of tensors in other types, piece by piece, on several threads."""
+"""Converts the bytes of tensors to other types, piece by piece, on several threads."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Importance = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A tensor that becomes ggml type `type_name`.
+    """A tensor to convert to ggml type `type_name`.
 
-    name: for errors.
+    name: its name in errors.
     make: called once, when its turn comes.
     """
 
@@ -42,11 +42,12 @@ class Encoding:
 def encode(
     tensors: Sequence[Encoding], pool: ThreadPoolExecutor, threads: int
 ) -> Generator[Iterator[NDArray[np.uint8]]]:
-    """The bytes of each tensor in order, to be used up before those of the next are asked for.
+    """Yield the bytes of each tensor in order. Consume those of one tensor before asking for the next.
 
-    The same bytes if a tensor has the type already. They do not depend on the number of threads. At most two pieces for
-    each thread are in memory.
-    Raises ModelWriteError naming the tensor, also for a NaN or an infinity in one that is copied.
+    A tensor that already has the type keeps its bytes. The bytes do not depend on the number of threads. At most two
+    pieces per thread are in memory.
+
+    Raises ModelWriteError naming the tensor, even if it is only copied and contains a NaN or an infinity.
     """
     queue = _Queue(tensors, pool, 2 * threads)
     try:
@@ -57,10 +58,10 @@ def encode(
 
 
 class _Queue:
-    """The pieces of all tensors in order, of which up to `ahead` run or wait.
+    """The pieces of all tensors in order; up to `ahead` of them run or wait.
 
-    Those of the next tensors begin before a tensor is done, so that small ones keep all threads busy. A tensor of more
-    than `ahead` pieces waits for its turn: of those only one is in memory.
+    Pieces of the next tensors start before a tensor is finished, so that small tensors keep all threads busy. A tensor
+    with more than `ahead` pieces waits for its turn, so that only one such tensor is in memory.
     """
 
     def __init__(self, tensors: Sequence[Encoding], pool: ThreadPoolExecutor, ahead: int) -> None:
@@ -105,7 +106,7 @@ def _tasks(tensor: Encoding) -> Iterator[Callable[[], NDArray[np.uint8]] | None]
 def _pieces(
     weight: DenseWeight | GGMLWeight, importance: Importance | None
 ) -> Iterator[tuple[DenseWeight | GGMLWeight, Importance | None]]:
-    """Rows of one matrix each, with the importance of their columns."""
+    """Yield rows from one matrix at a time, with the importance of their columns."""
     if len(weight.shape) > 2:
         for i in range(weight.shape[0]):
             part = dataclasses.replace(weight, data=weight.data[i])
@@ -136,5 +137,5 @@ def _encoded(
 
 
 def plain(weight: Weight) -> DenseWeight | GGMLWeight:
-    """The weight as a GGUF file can hold it: its own type, else float32."""
+    """Return the weight in a type that a GGUF file can hold: its own if possible, otherwise float32."""
     return weight if isinstance(weight, DenseWeight | GGMLWeight) else DenseWeight(weight.dequantize())

@@ -1,7 +1,7 @@
-"""The importance of the columns of a model's matrices: the mean square of what they are multiplied by.
+"""The importance of the columns of a model's matrices: the mean square of the inputs they are multiplied by.
 
-It is the weight of a column's error in the output of the matrix. Files are those of llama.cpp's `llama-imatrix`: the
-older binary one and the GGUF one. Source: `tools/imatrix/README.md` and the loader of `llama-quantize`.
+It weights a column's error in the output of the matrix. The files are those of llama.cpp's `llama-imatrix`: the older
+binary format and the GGUF one. Source: `tools/imatrix/README.md` and the loader of `llama-quantize`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 @dataclass(frozen=True, slots=True)
 class ColumnSquares:
-    """sums: of squares, float64 [matrices, columns]; one matrix, or one for each expert.
-    counts: rows, [matrices].
+    """Sums of squared inputs of one matrix, or of one matrix per expert.
+
+    sums: sums of squares, float64 [matrices, columns].
+    counts: number of rows, [matrices].
     """
 
     sums: NDArray[np.float64]
     counts: NDArray[np.float64]
 
     def means(self) -> NDArray[np.float32]:
-        """[columns], or [experts, columns]. An expert that no token chose has the mean of the others."""
+        """Return the means, [columns] or [experts, columns].
+
+        An expert that no token chose gets the mean of the other experts.
+        """
         found = self.sums / np.maximum(self.counts, 1)[:, None]
         visited = self.counts > 0
         if visited.any():
@@ -52,8 +57,11 @@ class ColumnSquares:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceMatrix:
-    """squares: by the name of the tensor in GGUF files.
-    dataset: of the text. chunks: pieces of text.
+    """The importance of a model's columns, measured on a text.
+
+    squares: sums of squares by the tensor's name in GGUF files.
+    dataset: name of the text.
+    chunks: number of pieces of text.
     """
 
     squares: Mapping[str, ColumnSquares]
@@ -63,16 +71,16 @@ class ImportanceMatrix:
     chunk_tokens: int = CHUNK_TOKENS
 
     def columns(self) -> dict[str, NDArray[np.float32]]:
-        """The importance of each tensor's columns."""
+        """Return the importance of each tensor's columns."""
         return {name: squares.means() for name, squares in self.squares.items()}
 
 
 def split_text(ids: Sequence[int], max_chunks: int, first: int | None = None) -> list[Tokens]:
-    """Whole pieces of `CHUNK_TOKENS` tokens, or one shorter piece.
+    """Split tokens into whole pieces of `CHUNK_TOKENS` tokens, or one shorter piece.
 
-    first: a token that replaces each piece's first.
+    first: token that replaces each piece's first one.
 
-    Raises UsageError for a text of less than two tokens.
+    Raises UsageError for a text of fewer than two tokens.
     """
     if len(ids) < 2:
         raise UsageError("the calibration text is empty; give some pages of text like that of the model's use")
@@ -85,7 +93,7 @@ def split_text(ids: Sequence[int], max_chunks: int, first: int | None = None) ->
 
 
 def is_text(path: Path) -> bool:
-    """True for a file of text, false for an importance matrix. Raises ModelLoadError if it cannot be read."""
+    """Return True for a text file, False for an importance matrix. Raises ModelLoadError if it cannot be read."""
     try:
         with path.open("rb") as file:
             start = file.read(4096)
@@ -95,7 +103,7 @@ def is_text(path: Path) -> bool:
 
 
 def read_importance(path: Path) -> ImportanceMatrix:
-    """Either of llama.cpp's files. Raises ModelLoadError naming file and reason."""
+    """Read either of llama.cpp's formats. Raises ModelLoadError naming file and reason."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -143,7 +151,7 @@ def _checked(path: Path, name: str, sums: NDArray[np.float64], counts: NDArray[n
 
 
 def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
-    """Entries of a name, calls, and mean squares times calls; then chunks and the name of the text."""
+    """Read the older format: a name, calls, and mean squares times calls per entry; then chunks and the text's name."""
     at = 0
 
     def take(count: int, what: str) -> bytes:
@@ -174,7 +182,7 @@ def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
 
 
 def write_importance(path: Path, matrix: ImportanceMatrix) -> None:
-    """Write the GGUF form, which llama.cpp reads. Raises ModelWriteError naming file or tensor."""
+    """Write the GGUF format, which llama.cpp reads. Raises ModelWriteError naming file or tensor."""
     metadata: dict[str, MetadataValue] = {
         "general.type": "imatrix",
         "imatrix.datasets": [matrix.dataset],
@@ -190,7 +198,7 @@ def write_importance(path: Path, matrix: ImportanceMatrix) -> None:
 
 
 def fitted(columns: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The importance in the shape of a tensor: the older file has the columns of all experts in one row."""
+    """Reshape the importance for a tensor: the older format stores the columns of all experts in one row."""
     if len(shape) > 2 and columns.ndim == 1 and columns.size == shape[0] * shape[-1]:
         return columns.reshape(shape[0], shape[-1])
     return columns

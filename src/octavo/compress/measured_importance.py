@@ -1,4 +1,4 @@
-"""The importance of columns, measured: the model runs over texts, layer by layer in float32."""
+"""Measures the importance of columns by running the model over texts, layer by layer in float32."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from octavo.models import build_graph
 def measure(
     checkpoint: Checkpoint, texts: Sequence[Tokens], report: Callable[[int, int], None] = lambda _done, _total: None
 ) -> dict[str, ColumnSquares]:
-    """The squares for every matrix of the layers, by the name of the stored tensor.
+    """Return the sums of squares for every matrix in the layers, by the name of the stored tensor.
 
-    Embeddings and output head are left out, as in llama.cpp.
-    report: layers done, and all.
+    Embeddings and the output head are left out, as in llama.cpp.
+
+    report: called with the number of finished layers and of all layers.
     """
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     found: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}

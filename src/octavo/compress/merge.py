@@ -1,4 +1,4 @@
-"""An adapter merged into the weights of a model: W + scale B A in float32, on the way to a new file."""
+"""Merges an adapter into the weights of a model: W + scale B A in float32, on the way to a new file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from octavo.quantization.packed import DenseWeight, Weight
 
 
 def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Checkpoint:
-    """The checkpoint with the adapters in its weights, one after another; each path with a factor of its effect.
+    """Return the checkpoint with the adapters merged into its weights one after another, each scaled by a factor.
 
     Raises ModelLoadError naming the adapter's tensor or key that cannot be merged.
     """
@@ -47,7 +47,10 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
 
 
 def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[str, LowRank]:
-    """The parts by the weights that they change. Raises ModelLoadError if a head that is the embedding would differ."""
+    """Return the adapter's parts by the weight that they change.
+
+    Raises ModelLoadError if an output head tied to the embedding would change differently.
+    """
     parts = dict(adapter.parts)
     if HEAD_PLACE in base.weights:
         return parts
@@ -63,7 +66,10 @@ def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[s
 
 
 def _merged(source: Source, part: LowRank, adapter: Adapter, *, is_table: bool) -> Source:
-    """A weight with its part of an adapter, float32. The type is said to be that of the file: the writer rounds."""
+    """Return a float32 weight with its part of an adapter merged in.
+
+    Its declared type stays that of the file, because the writer rounds.
+    """
 
     def make() -> Weight:
         weight = source.make().dequantize()
@@ -74,9 +80,9 @@ def _merged(source: Source, part: LowRank, adapter: Adapter, *, is_table: bool) 
 
 @contextmanager
 def open_merged(path: Path, adapters: Sequence[tuple[Path, float]]) -> Iterator[SourceModel]:
-    """`open_source` of a model with adapters in its weights. Tensors that they do not change stay as they are.
+    """Open a model with adapters merged into its weights, like `open_source`. Other tensors stay as they are.
 
-    Raises ModelLoadError, also for an architecture whose weights have no way back to the tensors of a file.
+    Raises ModelLoadError, also for an architecture whose weights cannot be converted back to a file's tensors.
     """
     with closing(open_checkpoint(path)) as checkpoint:
         changed = merged(checkpoint, adapters)
@@ -94,7 +100,7 @@ def open_merged(path: Path, adapters: Sequence[tuple[Path, float]]) -> Iterator[
 
 
 def changed_tensors(before: Checkpoint, after: Checkpoint) -> dict[str, Source]:
-    """The tensors of a safetensors checkpoint that differ in another form of it, by their names in its files."""
+    """Return the tensors of a safetensors checkpoint that differ in `after`, by their names in its files."""
     table = weight_table(load_architecture(before.architecture))
     old, new = (restored(_sources(each), table.transforms, before.config, "safetensors") for each in (before, after))
     found = {}

@@ -1,6 +1,6 @@
-"""The mixtures that people know by name, and which tensor has which type in them.
+"""The well-known mixtures of types, and the type of each tensor in them.
 
-Source: the rules of llama.cpp's `llama-quantize` (`src/llama-quant.cpp`), so that a name means the same here and there.
+Source: the rules of llama.cpp's `llama-quantize` (`src/llama-quant.cpp`), so that a name means the same in both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from octavo.quantization.packed import DENSE_TYPES
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """base: the type of most tensors.
+    """A named mixture of types.
+
+    base: the type of most tensors.
     file_type: `general.file_type` of llama.cpp.
     """
 
@@ -90,17 +92,17 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 def find_mixture(name: str) -> Mixture | None:
-    """The mixture of that name, in any case."""
+    """Find a mixture by name, ignoring case. Returns None if there is none."""
     key = name.lower()
     return MIXTURES.get(_OTHER_NAMES.get(key, key))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts that the rules ask of a model.
+    """What the rules need to know about a model.
 
     gqa: query heads for each kv head.
-    is_tied: it has no output matrix.
+    is_tied: it has no separate output matrix.
     """
 
     architecture: str
@@ -113,12 +115,12 @@ class ModelFacts:
 
 
 def can_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
-    """True for the weights of matrices that the mixtures quantize."""
+    """Return True for matrices that the mixtures quantize."""
     return len(shape) > 1 and name.endswith("weight") and not _PLAIN.search(name)
 
 
 def fallback(type_name: str, width: int) -> str:
-    """The type for rows of this width: `type_name`, else its substitute in blocks of 32, else F16."""
+    """Return the type for rows of this width: `type_name`, else its substitute with blocks of 32, else F16."""
     if width % BLOCK_SIZES[type_name][0] == 0:
         return type_name
     substitute = _FALLBACKS.get(type_name, "F16")
@@ -126,7 +128,7 @@ def fallback(type_name: str, width: int) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The part of the model that a tensor belongs to: `v`, `down`, `output`, `embedding`, ..., or `other`."""
+    """Return the part of the model that a tensor belongs to: `v`, `down`, `output`, `embedding`, ..., or `other`."""
     if name == "output.weight":
         return "output"
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -135,13 +137,13 @@ def kind_of(name: str) -> str:
 
 
 def layer_order(name: str) -> tuple[int, str]:
-    """The key by which llama.cpp orders tensors: by layer, then by name."""
+    """Return the sort key by which llama.cpp orders tensors: by layer, then by name."""
     found = _BLOCK.match(name)
     return (int(found[1]) if found else -1, name)
 
 
 class Rules:
-    """Chooses the type of every tensor of a model. The first layers of a kind count, so ask in `layer_order`."""
+    """Chooses the type of every tensor of a model. It counts the layers of a kind, so call it in `layer_order`."""
 
     def __init__(self, mixture: Mixture, facts: ModelFacts) -> None:
         self.mixture = mixture
@@ -149,7 +151,7 @@ class Rules:
         self._seen: Counter[str] = Counter()
 
     def choose(self, name: str, shape: tuple[int, ...]) -> str:
-        """The type by the rules; whether the width fits is `fallback`'s business."""
+        """Return the type according to the rules. `fallback` checks whether the width fits."""
         m, kind = self.mixture.name, kind_of(name)
         if self.mixture.base in DENSE_TYPES:
             return self.mixture.base
@@ -176,7 +178,7 @@ class Rules:
         return base if base == "Q8_0" else "Q6_K"
 
     def _low(self, kind: str, index: int) -> str | None:
-        """The mixtures of about two bits."""
+        """Apply the rules of the mixtures with about two bits."""
         facts, is_larger = self.facts, self.mixture.name in ("iq2_s", "iq2_m")
         better = "IQ3_S" if is_larger else "Q2_K"
         if kind in ("v", "qkv", "kv_b"):
@@ -276,5 +278,5 @@ _EMBEDDING = {
 
 
 def _has_more_bits(index: int, count: int) -> bool:
-    """The first and last eighth of the layers, and every third between."""
+    """Return True for the first and last eighth of the layers, and every third layer in between."""
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2

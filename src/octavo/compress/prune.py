@@ -1,10 +1,11 @@
 """Removes parts of a model: layers, heads, feed-forward columns, or single weights. The result is an ordinary model.
 
-Layers go by block influence, one minus the mean cosine between a layer's input and output (Men et al., arXiv
-2403.03853). Heads and feed-forward columns go by activation-weighted magnitude: the mean square of a column's input
-times the sum of the squares of its weights, summed over the heads that share a key. Single weights go in each row by
-|w| times the norm of the input (Sun et al., Wanda, arXiv 2306.11695), or column by column with what is left making up
-for what went (Frantar and Alistarh, SparseGPT, arXiv 2301.00774); a share of each row, or two of every four neighbours.
+Layers are ranked by block influence: one minus the mean cosine between a layer's input and output (Men et al., arXiv
+2403.03853). Heads and feed-forward columns are ranked by activation-weighted magnitude: the mean square of a column's
+input times the sum of the squares of its weights, summed over the heads that share a key. Single weights are ranked in
+each row by |w| times the norm of the input (Sun et al., Wanda, arXiv 2306.11695), or removed column by column while the
+remaining weights compensate (Frantar and Alistarh, SparseGPT, arXiv 2301.00774). Either removes a fraction of each row,
+or two of every four neighbours.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ WorkReport = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """The parts that go.
+    """What to remove.
 
-    layers: their number.
-    heads, ffn: shares of each layer.
-    sparsity: a share, or `2:4`; None means no.
-    multiple: the feed-forward columns that stay are a multiple of it, so that every type of blocks fits.
+    layers: number of layers.
+    heads, ffn: fraction of each layer's heads and feed-forward columns.
+    sparsity: fraction of single weights, or `2:4`; None removes none.
+    multiple: the number of feed-forward columns that stay is a multiple of this, so that every block type fits.
     """
 
     layers: int = 0
@@ -62,9 +63,10 @@ class PruneOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrunedModel:
-    """metadata, tensors: of the GGUF file, as `SourceModel` has them.
+    """A pruned model.
 
-    removed: in words, one line each.
+    metadata, tensors: those of its GGUF file, as in `SourceModel`.
+    removed: what was removed, in words, one line each.
     """
 
     metadata: Mapping[str, MetadataValue]
@@ -79,12 +81,13 @@ def prune(
     options: PruneOptions,
     report: WorkReport = lambda _what, _done, _total: None,
 ) -> PrunedModel:
-    """The model without these parts: layers first, then heads and columns, single weights last.
+    """Remove parts of a model: layers first, then heads and columns, single weights last.
 
-    metadata: of the model as a GGUF file.
-    texts: calibration, whole texts.
-    Raises UsageError for shares that leave nothing and for a model without such parts, ModelLoadError if a GGUF file
-    cannot say what is left.
+    metadata: metadata of the model as a GGUF file.
+    texts: calibration texts, used whole.
+
+    Raises UsageError if nothing would be left or the model has no such parts, ModelLoadError if a GGUF file cannot
+    express what is left.
     """
     _check_names(checkpoint)
     model = _Model(checkpoint, {**metadata}, [])
@@ -107,7 +110,9 @@ class _Model:
     removed: list[str]
 
     def with_config(self, weights: Mapping[str, Source], keys: Mapping[str, MetadataValue], **fields: Any) -> _Model:
-        """The model with exactly these weights, these keys (without prefix) and fields of the configuration."""
+        """Return the model with exactly these weights, and these configuration fields and keys (without prefix)
+        changed.
+        """
         config = dataclasses.replace(self.checkpoint.config, **fields)
         kept = type(self.checkpoint.weights)(weights, self.checkpoint.file)
         prefix = f"{self.metadata['general.architecture']}."
@@ -132,7 +137,7 @@ def _check_names(checkpoint: Checkpoint) -> None:
 
 
 def _check_config(model: _Model, name: str, weights: Mapping[str, Source]) -> None:
-    """Raise ModelLoadError if a reader of the file would see another model."""
+    """Check that a reader of the file would see the same model. Raises ModelLoadError."""
     file = model.checkpoint.file
     factors = {n: file.weight(n).dequantize() for n in ROPE_FACTORS if n in file.tensors}
     shapes = {n: source.shape for n, source in weights.items()}
@@ -150,11 +155,12 @@ def block_influence(
     texts: Sequence[Tokens],
     report: WorkReport = lambda _what, _done, _total: None,
 ) -> NDArray[np.float64]:
-    """[layers], 0: the output points where the input does; the layer whose removal should change least.
+    """Return the influence of each layer, [layers]. 0 means the output has the input's direction, so removal should
+    change least.
 
-    The first layer counts as infinitely important: what it makes of the embedding has another length and meaning.
+    The first layer counts as infinitely important, because its output differs from the embedding in length and meaning.
 
-    Raises UsageError if layers hand on more than one value, NumericalError for values that are no numbers.
+    Raises UsageError if layers pass on more than one value, NumericalError for values that are not finite.
     """
     layers = layers_of(graph)
     values: list[Values] = [()] * len(texts)
@@ -172,7 +178,7 @@ def block_influence(
 
 
 def _up_to_head(layer: Graph) -> Graph:
-    """The segment without what comes after its layers: the choice of rows, the last norm and the head."""
+    """Return the segment without what follows its layers: the selection of rows, the final norm and the head."""
     names = [node.op.name for node in layer.nodes]
     if "gather" not in names:
         return layer
@@ -218,7 +224,7 @@ def _without_layers(model: _Model, texts: Sequence[Tokens], count: int, report: 
 
 
 def _fields_of_layers(config: Any, total: int, kept: Sequence[int]) -> dict[str, tuple[Any, ...]]:
-    """The fields of a configuration that have a value for each layer, with those of the layers that are kept."""
+    """Return the configuration fields that have one value per layer, reduced to the layers that are kept."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     of_layers = {name: value for name, value in values.items() if isinstance(value, tuple) and len(value) == total}
     return {name: tuple(value[i] for i in kept) for name, value in of_layers.items()}
@@ -277,7 +283,7 @@ def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptio
 def _mean_squares(
     model: _Model, texts: Sequence[Tokens], parts: tuple[str, ...], report: WorkReport
 ) -> dict[str, NDArray[np.float64]]:
-    """Of the inputs of the matrices with these names, by weight."""
+    """Return the mean squares of the inputs of the matrices with these names, by weight."""
     sums: dict[str, NDArray[np.float64]] = {}
 
     def observe(parameter: Parameter, x: Array, index: int | None) -> None:
@@ -299,12 +305,12 @@ def _column_scores(source: Source, squares: NDArray[np.float64]) -> NDArray[np.f
 
 
 def _best(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """The places of the highest scores, in their order."""
+    """Return the indices of the highest scores, in ascending order."""
     return np.sort(np.argsort(-scores, kind="stable")[:count])
 
 
 def _spread(kept: NDArray[np.intp], size: int) -> NDArray[np.intp]:
-    """The rows of these groups of `size` rows."""
+    """Return the rows in these groups of `size` rows."""
     return (kept[:, None] * size + np.arange(size)).reshape(-1)
 
 
@@ -321,7 +327,7 @@ def _keep_columns(weights: dict[str, Source], stem: str, kept: NDArray[np.intp])
 
 
 def dense_source(source: Source, make: Callable[[], NDArray[np.float32]], shape: tuple[int, ...], step: str) -> Source:
-    """A weight in float32 in the place of another one."""
+    """Return a float32 weight that replaces another one."""
     return replace(
         source,
         type_name="F32",
@@ -337,7 +343,7 @@ def _part(source: Source, kept: Callable[[NDArray[np.float32]], NDArray[np.float
 
 
 def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, report: WorkReport) -> _Model:
-    """Layer by layer: each is pruned by what its inputs are in the pruned model, and then computed again."""
+    """Prune layer by layer: each layer is pruned for its inputs in the pruned model, and then computed again."""
     sparsity = options.sparsity
     if isinstance(sparsity, float) and not 0 < sparsity < 1:
         raise UsageError(f"--sparsity {sparsity:g} must lie between 0 and 1")
@@ -369,9 +375,9 @@ def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, repor
 def sparse_matrix(
     matrix: NDArray[np.float32], inputs: NDArray[np.float64], sparsity: float | Literal["2:4"], method: Method
 ) -> NDArray[np.float32]:
-    """[out, in] with zeros.
+    """Return the matrix [out, in] with some weights set to zero.
 
-    inputs: X^T X [in, in] for sparsegpt, its diagonal [in] for wanda; X are rows of inputs.
+    inputs: for sparsegpt X^T X [in, in], for wanda its diagonal [in], where X are rows of inputs.
     """
     if method == "sparsegpt":
         return _sparsegpt(matrix, inputs, sparsity)
@@ -380,7 +386,7 @@ def sparse_matrix(
 
 
 def _kept(scores: NDArray[np.floating], sparsity: float | Literal["2:4"]) -> NDArray[np.bool_]:
-    """True for the weights that stay: the highest scores of each row, or of every four neighbours."""
+    """Return True for the weights that stay: the highest scores of each row, or of every four neighbours."""
     rows, columns = scores.shape
     if sparsity == "2:4":
         if columns % _OF_FOUR:
@@ -397,7 +403,7 @@ def _kept(scores: NDArray[np.floating], sparsity: float | Literal["2:4"]) -> NDA
 def _sparsegpt(
     matrix: NDArray[np.float32], products: NDArray[np.float64], sparsity: float | Literal["2:4"]
 ) -> NDArray[np.float32]:
-    """Algorithm 1 of arXiv 2301.00774, with the mask of a block of columns chosen when it is reached."""
+    """Apply algorithm 1 of arXiv 2301.00774, choosing the mask of a block of columns when it is reached."""
     w, h = matrix.astype(np.float64), products.copy()
     dead = np.diag(h) == 0
     h[dead, dead] = 1

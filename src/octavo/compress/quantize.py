@@ -1,4 +1,4 @@
-"""Makes a GGUF file of smaller types from a model: the choice of types, and the work."""
+"""Quantizes a model to a GGUF file: chooses the types and does the work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """A tensor, the type that it gets, and why if that needs words."""
+    """A tensor, the type it gets, and the reason if it needs explaining."""
 
     tensor: SourceTensor
     type_name: str
@@ -45,8 +45,10 @@ class TypeChoice:
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """overrides: (pattern, type), the first that is found in a tensor's name decides.
-    keep: tensors that stay as they are. Patterns are regular expressions.
+    """Types that the user sets. Patterns are regular expressions.
+
+    overrides: (pattern, type); the first pattern found in a tensor's name decides.
+    keep: patterns of tensors that stay as they are.
     """
 
     overrides: Sequence[tuple[re.Pattern[str], str]] = ()
@@ -54,7 +56,7 @@ class TypeOptions:
 
 
 def parse_type(text: str) -> str:
-    """A type that a tensor can get. Raises UsageError naming all."""
+    """Return a type that a tensor can have. Raises UsageError listing all of them."""
     known = quantizer_types() | DENSE_TYPES.keys()
     if text.upper() not in known:
         raise UsageError(f"type {text!r} is unknown; a tensor can be {', '.join(sorted(known))}", param="type")
@@ -62,7 +64,7 @@ def parse_type(text: str) -> str:
 
 
 def parse_mixture(text: str) -> Mixture:
-    """A mixture by its name. Raises UsageError naming all."""
+    """Return a mixture by its name. Raises UsageError listing all of them."""
     if (mixture := find_mixture(text)) is None:
         raise UsageError(f"type {text!r} is unknown; known are {', '.join(MIXTURES)}", param="type")
     return mixture
@@ -71,7 +73,7 @@ def parse_mixture(text: str) -> Mixture:
 def choose_types(
     model: SourceModel, mixture: Mixture, options: TypeOptions, *, has_importance: bool = False
 ) -> list[TypeChoice]:
-    """The type of each tensor, in the order of the model.
+    """Choose the type of each tensor, in the order of the model.
 
     Raises UsageError for an override that does not fit the width of its tensor, and for patterns that match nothing.
     """
@@ -95,7 +97,7 @@ def _choose(tensor: SourceTensor, rules: Rules, options: TypeOptions) -> TypeCho
 
 
 def _fixed(tensor: SourceTensor, options: TypeOptions) -> TypeChoice | None:
-    """The choice for a tensor that no mixture decides; None for the others. Raises UsageError."""
+    """Return the choice for a tensor whose type no mixture decides, or None for other tensors. Raises UsageError."""
     name, shape = tensor.name, tensor.shape
     if any(pattern.search(name) for pattern in options.keep):
         return TypeChoice(tensor, tensor.type_name, "kept")
@@ -114,18 +116,18 @@ def _fixed(tensor: SourceTensor, options: TypeOptions) -> TypeChoice | None:
 
 
 def free_tensors(model: SourceModel, options: TypeOptions) -> list[SourceTensor]:
-    """The tensors whose type a size decides: those that `options` leave free and whose rows are whole blocks.
+    """Return the tensors whose type a size limit decides: `options` leave them free, and their rows are whole blocks.
 
-    Raises what `choose_types` raises.
+    Raises the errors of `choose_types`.
     """
     _check_patterns(model, options)
     return [t for t in model.tensors if t.shape[-1] % _LEAST_BLOCK == 0 and _fixed(t, options) is None]
 
 
 def check_size(model: SourceModel, options: TypeOptions, bits: float, smallest: Mapping[str, int]) -> None:
-    """Raise UsageError if the model needs more bits per weight.
+    """Check that the model can be stored in this many bits per weight. Raises UsageError.
 
-    smallest: the least bytes of every free tensor.
+    smallest: minimum number of bytes of every free tensor.
     """
     least = sum(choice.nbytes for choice in _choices_beside(model, options, smallest).values()) + sum(smallest.values())
     if _budget(model, bits) < least:
@@ -134,12 +136,12 @@ def check_size(model: SourceModel, options: TypeOptions, bits: float, smallest: 
 
 
 def _budget(model: SourceModel, bits: float) -> int:
-    """The bytes of all tensors at so many bits per weight."""
+    """Return the size in bytes of all tensors at this many bits per weight."""
     return int(bits * _num_values(model) / 8)
 
 
 def _choices_beside(model: SourceModel, options: TypeOptions, free: Container[str]) -> dict[str, TypeChoice]:
-    """The types of the tensors that are not free."""
+    """Return the types of the tensors that are not free."""
     taken = {}
     for tensor in model.tensors:
         if tensor.name not in free:
@@ -155,9 +157,9 @@ def _num_values(model: SourceModel) -> int:
 def choose_by_size(
     model: SourceModel, options: TypeOptions, bits: float, losses: Mapping[str, Sequence[Option]]
 ) -> list[TypeChoice]:
-    """The types with the least loss within so many bits per weight, in the order of the model.
+    """Choose the types with the least loss within this many bits per weight, in the order of the model.
 
-    losses: the options of every free tensor. The size is one that `check_size` accepts.
+    losses: the options of every free tensor. The size must have passed `check_size`.
     """
     taken = _choices_beside(model, options, losses)
     free = [tensor for tensor in model.tensors if tensor.name in losses]
@@ -168,7 +170,7 @@ def choose_by_size(
 
 
 def nearest_file_type(choices: Sequence[TypeChoice]) -> int:
-    """`general.file_type` of the mixture whose base is the type of most weights."""
+    """Return `general.file_type` of the mixture whose base is the type of most weights."""
     counts: Counter[str] = Counter()
     for choice in choices:
         counts[choice.type_name] += math.prod(choice.tensor.shape)
@@ -195,8 +197,9 @@ def quantize_model(
 ) -> list[Path]:
     """Write the model with these types, and return its files.
 
-    The bytes are the same for every number of threads.
-    Raises ModelWriteError naming file or tensor; then no file of that name is new.
+    The bytes are the same for any number of threads.
+
+    Raises ModelWriteError naming file or tensor; in that case no file with the name has been created.
     """
     data = importance or ImportanceMatrix({})
     columns = data.columns()
@@ -227,7 +230,7 @@ def _encoding_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Encod
 
 
 def _importance_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Importance | None:
-    """That of the tensor if it fits: [columns], or [experts, columns]."""
+    """Return the tensor's importance if it fits: [columns], or [experts, columns]."""
     found = columns.get(choice.tensor.name)
     shape = choice.tensor.shape
     if found is None or choice.type_name in DENSE_TYPES:
@@ -255,5 +258,5 @@ def _metadata(model: SourceModel, file_type: int, data: ImportanceMatrix) -> dic
 
 
 def bits_per_weight(choices: Sequence[TypeChoice]) -> float:
-    """The mean over all tensors."""
+    """Return the mean number of bits per weight over all tensors."""
     return 8 * sum(choice.nbytes for choice in choices) / max(sum(math.prod(c.tensor.shape) for c in choices), 1)

@@ -1,10 +1,10 @@
-"""The loss that each tensor of a model causes when it is quantized, measured on a text.
+"""Measures on a text how much loss each tensor of a model causes when it is quantized.
 
-One tensor at a time is replaced by its form in one type, the probe, and the KL divergence of the next tokens from the
-model with float16 weights is measured. A small error of the weights moves the divergence by its square, so for another
-type it is multiplied by the ratio of the weighted squared errors of both types. The layers before the tensor are not
-computed again: their results are kept. The two outer layers at each end are measured, and every third one between: the
-divergence for a unit of weighted error is interpolated (its logarithm) for the same tensor of the layers between them.
+One tensor at a time is replaced by its form in one type, the probe. The loss is the KL divergence of the next tokens
+from those of the model with float16 weights. Since the divergence grows with the square of a small weight error, it is
+converted to other types by the ratio of the weighted squared errors. Layers before the tensor are not recomputed,
+because their results are kept. Only the two outer layers at each end and every third layer in between are measured. For
+the layers between them, the divergence of the same tensor per unit of weighted error is interpolated (its logarithm).
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ def _silent(_done: int, _total: int) -> None:
 
 
 def candidates(width: int) -> list[str]:
-    """The types whose blocks fit rows of this width."""
+    """Return the types whose blocks fit rows of this width."""
     return [name for name in CANDIDATES if width % BLOCK_SIZES[name][0] == 0]
 
 
 def types_of(tensor: SourceTensor) -> list[str]:
-    """The types that a tensor could have, its own among them."""
+    """Return the types that a tensor could have, including its own."""
     return list(dict.fromkeys([*candidates(tensor.shape[-1]), tensor.type_name]))
 
 
 def least_bytes(tensor: SourceTensor) -> int:
-    """Bytes of a tensor in the smallest of its types."""
+    """Return the size in bytes of a tensor in the smallest of its types."""
     return min(stored_bytes(name, tensor.shape) for name in types_of(tensor))
 
 
 @dataclass(frozen=True, slots=True)
 class FloatWeights(Mapping[str, Weight]):
-    """The weights of a checkpoint in float16, vectors in float32, and some of them replaced."""
+    """The weights of a checkpoint in float16, with vectors in float32, some of them replaced."""
 
     checkpoint: Checkpoint
     replaced: Mapping[str, DenseWeight] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class FloatWeights(Mapping[str, Weight]):
         return len(self.checkpoint.weights)
 
     def info(self, name: str) -> DenseWeight:
-        """Type and size, of an array that takes no memory."""
+        """Return the type and size of a weight, as an array that takes no memory."""
         source = self.checkpoint.weights.info(name)
         is_stored = len(source.shape) < 2 or source.type_name in ("F16", "F32")
         kind = DENSE_TYPES[source.type_name] if is_stored and name not in self.replaced else np.float16
@@ -104,7 +104,7 @@ class FloatWeights(Mapping[str, Weight]):
 
 
 def as_float16(name: str, values: NDArray[np.float32]) -> DenseWeight:
-    """Raise UsageError naming the tensor if a number is too large."""
+    """Convert the numbers to float16. Raises UsageError naming the tensor if one is too large."""
     try:
         return DenseWeight(values).converted("F16")
     except ValueError as error:
@@ -112,9 +112,9 @@ def as_float16(name: str, values: NDArray[np.float32]) -> DenseWeight:
 
 
 def calibration_texts(ids: Sequence[int], first: int | None) -> NDArray[np.int32]:
-    """Pieces spread evenly over the tokens of a text, [texts, tokens].
+    """Return pieces spread evenly over the tokens of a text, [texts, tokens].
 
-    first: replaces the first token of each.
+    first: token that replaces the first one of each piece.
 
     Raises UsageError for a text of fewer than two tokens.
     """
@@ -130,9 +130,9 @@ def calibration_texts(ids: Sequence[int], first: int | None) -> NDArray[np.int32
 
 
 class Measurements:
-    """The divergences that are known, by tensor, in a JSON file that is written after each: a kill loses one of them.
+    """The known divergences by tensor, in a JSON file rewritten after each, so that a killed run loses only one.
 
-    The file belongs to one model, text and version of Octavo; another one's is not read.
+    The file belongs to one model, text and version of Octavo. A file that belongs to others is not read.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Measurements:
 
 
 class Sensitivity:
-    """Measures divergences and errors of the tensors of one model."""
+    """Measures the divergences and errors of one model's tensors."""
 
     def __init__(
         self,
@@ -167,7 +167,9 @@ class Sensitivity:
         importance: Mapping[str, Importance],
         divergence: RowDivergence,
     ) -> None:
-        """importance: of columns, by GGUF name.
+        """Prepare to measure a model.
+
+        importance: importance of columns, by GGUF name.
         divergence: `octavo.quality.figures.kl_divergence`.
         """
         self._checkpoint = checkpoint
@@ -185,7 +187,7 @@ class Sensitivity:
     def measure(self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent) -> None:
         """Add the divergences of the tensors to `known`, from the last layer to the first.
 
-        report: tensors done.
+        report: called with the number of finished tensors.
         """
         tensors = measured_of(tensors)
         weights = self._checkpoint.weights
@@ -231,7 +233,7 @@ class Sensitivity:
         return max(float(self._divergence(self._base, logits).mean()), 0.0)
 
     def probed(self, name: str, tensor: SourceTensor) -> DenseWeight:
-        """The weight `name` of the graph, a part of `tensor` or all of it, in the type of the probe."""
+        """Return the graph's weight `name`, which is all or part of `tensor`, in the type of the probe."""
         values = self._checkpoint.weights[name].dequantize()
         importance = _fitted(self._importance.get(tensor.name), values.shape)
         probe = probe_of(values.shape[-1])
@@ -244,7 +246,10 @@ class Sensitivity:
     def options(
         self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent
     ) -> list[list[Option]]:
-        """The options of each tensor, its `types_of`, with the losses expected of them. Its own type loses nothing."""
+        """Return the options of each tensor, its `types_of`, with their expected losses.
+
+        A tensor's own type has no loss.
+        """
         errors = []
         for done, tensor in enumerate(tensors, 1):
             errors.append(self._errors(tensor, candidates(tensor.shape[-1])))
@@ -266,7 +271,7 @@ class Sensitivity:
         ]
 
     def _errors(self, tensor: SourceTensor, types: Sequence[str]) -> dict[str, float]:
-        """The weighted squared error of each type, of rows spread over the tensor."""
+        """Return the weighted squared error of each type, for rows spread over the tensor."""
         weight = tensor.make()
         matrices = weight.shape[0] if len(weight.shape) > 2 else 1
         importance = _fitted(self._importance.get(tensor.name), weight.shape)
@@ -286,7 +291,7 @@ class Sensitivity:
 
 
 class _Rest:
-    """The layers from `first` to the end, in which weights of the layers `first` to `last` are replaced.
+    """The layers from `first` to the end, with weights replaced in layers `first` to `last`.
 
     What comes after `last` is compiled once.
     """
@@ -304,7 +309,7 @@ class _Rest:
         self._after = None if graphs[2] is None else TextRunner(graphs[2], weights, owner._texts, owner.rows)
 
     def run(self, weights: FloatWeights) -> NDArray[np.float32]:
-        """The logits with these weights."""
+        """Return the logits with these weights."""
         with TextRunner(self._changed, weights, self._owner._texts, self._owner.rows) as runner:
             values = runner.run(self._inputs)
         [logits] = values if self._after is None else self._after.run(values)
@@ -319,7 +324,7 @@ class _Rest:
 
 
 def measured_of(tensors: Sequence[SourceTensor]) -> list[SourceTensor]:
-    """The tensors that are measured; the others lie between two layers that are."""
+    """Return the tensors to measure; all others are in layers between two of theirs."""
     series = _series(tensors)
     found = []
     for tensor in tensors:
@@ -331,12 +336,12 @@ def measured_of(tensors: Sequence[SourceTensor]) -> list[SourceTensor]:
 
 
 def _kind(tensor: SourceTensor) -> tuple[str, tuple[int, ...]]:
-    """The same for the same part of different layers."""
+    """Return a key that is equal for the same part of different layers."""
     return re.sub(r"^blk\.\d+\.", "blk.*.", tensor.name), tensor.shape
 
 
 def _series(tensors: Sequence[SourceTensor]) -> dict[tuple[str, tuple[int, ...]], dict[int, str]]:
-    """The names of the same part of all layers, by layer."""
+    """Return the names of the same part in all layers, by layer."""
     series: dict[tuple[str, tuple[int, ...]], dict[int, str]] = {}
     for tensor in tensors:
         series.setdefault(_kind(tensor), {})[layer_order(tensor.name)[0]] = tensor.name
@@ -344,7 +349,7 @@ def _series(tensors: Sequence[SourceTensor]) -> dict[tuple[str, tuple[int, ...]]
 
 
 def _interpolated(tensors: Sequence[SourceTensor], scales: Mapping[str, float]) -> dict[str, float]:
-    """The scales of all tensors from those of some layers."""
+    """Interpolate the scales of all tensors from those of some layers."""
     found: dict[str, float] = {}
     for names in _series(tensors).values():
         layers = sorted(layer for layer, name in names.items() if name in scales)
@@ -354,14 +359,14 @@ def _interpolated(tensors: Sequence[SourceTensor], scales: Mapping[str, float]) 
 
 
 def probe_of(width: int) -> str:
-    """The type in which a tensor of such rows is measured."""
+    """Return the type in which a tensor with rows of this width is measured."""
     return next(name for name in _PROBES if width % BLOCK_SIZES[name][0] == 0)
 
 
 def _rounded(
     tensor: str, type_name: str, x: NDArray[np.float32], importance: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Rows of a tensor rounded to a type. Raises UsageError naming the tensor."""
+    """Round rows of a tensor to a type. Raises UsageError naming the tensor."""
     try:
         return GGMLWeight.from_bytes(type_name, quantize(type_name, x, importance), x.shape).dequantize()
     except ValueError as error:
@@ -375,7 +380,7 @@ def _matrix(weight: DenseWeight | GGMLWeight, index: int) -> DenseWeight | GGMLW
 
 
 def _fitted(columns: Importance | None, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """[matrices, columns], of one matrix or of every one."""
+    """Return the importance as [matrices, columns], for one matrix or several."""
     if columns is None:
         return None
     rows = columns.reshape(-1, columns.shape[-1])

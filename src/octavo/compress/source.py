@@ -1,4 +1,4 @@
-"""A model as the tensors and the metadata of a GGUF file, wherever it comes from."""
+"""A model as the tensors and metadata of a GGUF file, wherever it comes from."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from octavo.quantization.packed import DenseWeight, GGMLWeight
 class SourceTensor:
     """A tensor under its name in GGUF files.
 
-    make: its numbers, as stored; release: gives their pages back.
-    stored: the names of the tensors in the source that it is made of.
+    make: returns its numbers, as stored.
+    release: frees their pages.
+    stored: names of the tensors in the source that it is made of.
     """
 
     name: str
@@ -36,7 +37,9 @@ class SourceTensor:
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """metadata: as a GGUF file of the model has it, numbers in their types.
+    """A model in the form of a GGUF file.
+
+    metadata: as in a GGUF file of the model, with numbers in their types.
     tensors: in the order of the file.
     """
 
@@ -49,7 +52,7 @@ class SourceModel:
         return str(self.metadata.get("general.architecture", ""))
 
     def facts(self, has_importance: bool) -> ModelFacts:
-        """The facts that the rules of mixtures ask. Keys that are missing count as one."""
+        """Return what the rules of mixtures need to know. Missing keys count as one."""
 
         def largest(key: str, default: int) -> int:
             numbers = np.atleast_1d(np.asarray(self.metadata.get(f"{self.architecture}.{key}", default)))
@@ -70,7 +73,7 @@ class SourceModel:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[SourceModel]:
-    """Open a GGUF file (any part of a split one), or a safetensors checkpoint as the GGUF file that it would be.
+    """Open a GGUF file (any part of a split one), or a safetensors checkpoint in the form of a GGUF file.
 
     Raises ModelLoadError naming file and reason.
     """
@@ -92,7 +95,7 @@ def open_source(path: Path) -> Iterator[SourceModel]:
 def as_source(
     path: Path, metadata: Mapping[str, MetadataValue], file: TensorFiles, sources: Mapping[str, Source]
 ) -> SourceModel:
-    """A model of these tensors, by GGUF name, which are made of those of a file."""
+    """Make a model of these tensors, which are given by GGUF name and come from the tensors of a file."""
     return SourceModel(path, metadata, [_tensor(file, *item) for item in sources.items()])
 
 

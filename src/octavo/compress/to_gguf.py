@@ -1,4 +1,4 @@
-"""A safetensors checkpoint as the tensors and metadata of a GGUF file, made on demand."""
+"""Converts a safetensors checkpoint to the tensors and metadata of a GGUF file, on demand."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ _TOLERANCE = 1e-6  # relative: GGUF files have float32 numbers
 
 
 def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict[str, Source]]:
-    """Metadata, and tensors by GGUF name in the order of the layers.
+    """Return metadata, and tensors by GGUF name in the order of the layers.
 
     The configuration that a reader of the metadata gets is compared with the checkpoint's, field by field.
-    Raises ModelLoadError for an architecture without a form in GGUF files, a field, token or tensor that such a file
-    cannot say, and a checkpoint that is quantized.
+
+    Raises ModelLoadError for an architecture without a GGUF form; for a field, token or tensor that a GGUF file cannot
+    express; and for a quantized checkpoint.
     """
     form, path = gguf_form(checkpoint.architecture), checkpoint.path
     stored, keys = _stored_form(checkpoint)
@@ -60,13 +61,13 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
 
 
 def text_reader(checkpoint: Checkpoint) -> ConfigReader:
-    """The configuration of the text as the GGUF file of a checkpoint has it. Raises what `gguf_form_of` raises."""
+    """Return the text configuration as the checkpoint's GGUF file has it. Raises the errors of `gguf_form_of`."""
     stored, keys = _stored_form(checkpoint)
     return ConfigReader(keys, f"{stored.name}.")
 
 
 def _stored_form(checkpoint: Checkpoint) -> tuple[Stored, Keys]:
-    """The model as its file has it, and the keys of its configuration, which are checked."""
+    """Return the model as its file stores it, and its configuration's keys, which are checked."""
     path, form = checkpoint.path, gguf_form(checkpoint.architecture)
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
@@ -80,7 +81,7 @@ def _stored_form(checkpoint: Checkpoint) -> tuple[Stored, Keys]:
 
 
 def model_name(path: Path) -> str:
-    """That of the folder or, in the hub's cache, of the repository."""
+    """Return the name of the folder or, in the hub's cache, of the repository."""
     hub = (part.split("--")[-1] for part in path.parts if part.startswith("models--"))
     return next(hub, path.parent.resolve().name)
 
@@ -90,11 +91,12 @@ def _prefixed(name: str, keys: Keys) -> Keys:
 
 
 def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
-    """Those of the model.
+    """Return the weights of the model.
 
-    is_part: of one that also sees or hears; those of its layers that read text are taken.
+    is_part: the model is multimodal; take only the layers that read text.
 
-    Some of these no graph uses: Gemma 3n has keys and values in layers that share others', and llama.cpp asks for them.
+    Some of these are not used by any graph: Gemma 3n has keys and values in layers that share others', and llama.cpp
+    requires them.
     """
     found = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
     further = [name for name in found if is_part or _is_further(name, checkpoint.config.num_layers)]
@@ -121,7 +123,7 @@ def _is_of_layer(name: str, num_layers: int) -> bool:
 
 
 def _is_further(name: str, num_layers: int) -> bool:
-    """True for tensors that predict further tokens: of layers after the last, or under a name of their own."""
+    """Return True for tensors of multi-token prediction: in layers after the last, or under their own name."""
     stem = TensorName.parse(name)
     return stem.stem.startswith("mtp") or (stem.stem.startswith("layers.*.") and stem.numbers[0] >= num_layers)
 
@@ -133,11 +135,11 @@ def tensors_in_gguf(
     own: Mapping[str, str] | None = None,
     steps: Sequence[Transform] = (),
 ) -> dict[str, Source]:
-    """The tensors by GGUF name: the embedding, the layers, and what comes after them.
+    """Return the tensors by GGUF name: the embedding, the layers, and what comes after them.
 
-    name: the architecture there.
+    name: the architecture's GGUF name.
     own: stems of the graph -> stems of this model's file, where its table has several.
-    steps: transforms of the tensors under the names of checkpoints.
+    steps: transforms of the tensors, under checkpoint names.
     """
     table = weight_table(load_architecture(name))
     known = {**GGUF_STEMS, **table.names}
@@ -152,7 +154,7 @@ def tensors_in_gguf(
 
 
 def float_vector(source: Source) -> Source:
-    """Vectors are float32 in GGUF files, whatever the checkpoint has."""
+    """Convert a vector to float32, as GGUF files store it, whatever the checkpoint's type."""
     if len(source.shape) != 1 or source.type_name == "F32":
         return source
     return dataclasses.replace(source, type_name="F32", make=lambda: DenseWeight(source.make().dequantize()))
@@ -168,7 +170,7 @@ def _order(name: str) -> tuple[float, str]:
 
 
 def _factors(keys: Keys) -> dict[str, Source]:
-    """The tensors among the keys."""
+    """Return the tensors among the keys."""
     found = {}
     for name in ROPE_FACTORS:
         if name in keys:
@@ -178,7 +180,7 @@ def _factors(keys: Keys) -> dict[str, Source]:
 
 
 def _sampling(checkpoint: Checkpoint) -> dict[str, MetadataValue]:
-    """`general.sampling.*` of generation_config.json. Raises ModelLoadError for a value without a key."""
+    """Convert generation_config.json to `general.sampling.*`. Raises ModelLoadError for a value without a key."""
     path = checkpoint.path.parent / FILE_NAME
     if not path.is_file():
         return {}
@@ -193,14 +195,17 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, MetadataValue]:
 
 
 def _check_config(checkpoint: Checkpoint, metadata: Keys, name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelLoadError naming the fields that a reader of the file would see differently."""
+    """Check that a reader of the file gets the same configuration.
+
+    Raises ModelLoadError naming the fields that differ.
+    """
     read: ModelConfig = load_architecture(name).Config.from_gguf(ConfigReader(metadata, f"{name}."), shapes)
     if different := list(differences(checkpoint.config, read, "")):
         raise ModelLoadError(f"{checkpoint.path}: GGUF files cannot say this model's {', '.join(different[:5])}")
 
 
 def differences(a: object, b: object, name: str) -> Iterator[str]:
-    """The names of fields with different values."""
+    """Yield the names of fields with different values."""
     if dataclasses.is_dataclass(a) and dataclasses.is_dataclass(b):
         # A field that the other architecture lacks must have its default; one that counts only at load is not compared.
         for field in dataclasses.fields(a):

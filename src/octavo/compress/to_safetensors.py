@@ -1,4 +1,4 @@
-"""A model as a folder that transformers reads: from a GGUF file, or from a safetensors checkpoint in another type."""
+"""Writes a model as a folder for transformers: from a GGUF file, or from a safetensors checkpoint in another type."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ def write_checkpoint(
     report: Report = lambda _done, _total: None,
     adapters: Sequence[tuple[Path, float]] = (),
 ) -> int:
-    """Write the model into a new folder, in place of one of that name, and return the bytes of its tensors.
+    """Write the model to a new folder, replacing one with the same name, and return the size of its tensors in bytes.
 
-    type_name: of all tensors, `F32`, `F16` or `BF16`. Return None if each as it is stored.
-    adapters: merged into the weights, each with a factor of its effect. The folder appears when all of it is complete
-    and has been read again.
-    Raises ModelLoadError for what such a folder cannot say, ModelWriteError naming a file or tensor.
+    type_name: type of all tensors, `F32`, `F16` or `BF16`. None keeps each as it is stored.
+    adapters: adapters to merge into the weights, each with a factor for its effect.
+
+    The folder appears once it is complete and has been read back. Raises ModelLoadError for what such a folder cannot
+    express, ModelWriteError naming a file or tensor.
     """
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{checkpoint.path}: quantized by {checkpoint.quantization}; float weights are needed")
@@ -106,14 +107,14 @@ def _as_json(value: Mapping[str, Any]) -> str:
 
 
 def _sources(checkpoint: Checkpoint) -> dict[str, Source]:
-    """The tensors under their names in transformers, or in the files if these are safetensors."""
+    """Return the tensors under their names in transformers, or in the source's files if those are safetensors."""
     if checkpoint.format == "safetensors":
         return _stored(checkpoint)
     return names_in_transformers(checkpoint, {name: checkpoint.weights.info(name) for name in checkpoint.weights})
 
 
 def _merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> dict[str, Source]:
-    """The same with adapters in them."""
+    """Return the tensors of `_sources` with adapters merged in."""
     # Adapters are read by a part of the package that most conversions do not need.
     from octavo.compress.merge import changed_tensors, merged
 
@@ -124,9 +125,9 @@ def _merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> d
 
 
 def names_in_transformers(checkpoint: Checkpoint, weights: Mapping[str, Source]) -> dict[str, Source]:
-    """Weights of the checkpoint's graph as the tensors of transformers that they come from, by name.
+    """Convert weights of the checkpoint's graph to the transformers tensors that they come from, by name.
 
-    Raises ModelLoadError for an architecture whose form there is not declared.
+    Raises ModelLoadError for an architecture whose transformers form is not declared.
     """
     form, table = hf_form(checkpoint.architecture), weight_table(load_architecture(checkpoint.architecture))
     stems = {stem: name for name, stem in table.names.items() if not name.startswith(("blk.", "position_embd"))}
@@ -146,7 +147,10 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Source]:
 
 
 def config_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Its config.json. A head that config.json takes for the embedding is said to be one of its own."""
+    """Return the checkpoint's config.json.
+
+    If it ties an output head that is stored separately, the result does not tie it.
+    """
     config: dict[str, Any] = {**read_json_object(checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES)}
     if not getattr(checkpoint.config, "tie_word_embeddings", True):
         for section in (config, config.get("text_config")):
@@ -156,7 +160,7 @@ def config_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
-    """config.json, read back and compared with the configuration of the file."""
+    """Return config.json, read back and compared with the configuration of the file."""
     form = hf_form(checkpoint.architecture)
     values = {**checkpoint.file.metadata}
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
@@ -202,7 +206,7 @@ def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """The files beside the weights: tokenizer, template, configuration of answers, licence."""
+    """Copy the files that accompany the weights: tokenizer, chat template, generation configuration and licence."""
     for path in [*sorted(source.iterdir()), *named_template_paths(source)]:
         is_weight = path.name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf"))
         if path.is_file() and not is_weight and not path.name.startswith(".") and path.name != "config.json":
@@ -212,7 +216,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 
 def _check(checkpoint: Checkpoint, folder: Path) -> None:
-    """Open the result. Raises ModelLoadError if it is another model."""
+    """Open the result and check that it is the same model. Raises ModelLoadError."""
     written = open_checkpoint(folder)
     try:
         if written.weights.shapes != checkpoint.weights.shapes:

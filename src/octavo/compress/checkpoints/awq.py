@@ -1,7 +1,7 @@
-"""AWQ: columns that large inputs reach are scaled up before rounding, and the ranges of groups are clipped.
+"""AWQ: columns with large inputs are scaled up before rounding, and the ranges of groups are clipped.
 
 Source: Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv 2306.00978. The errors are those of the product
-for all inputs, computed from their Gram matrix, in place of a sample of inputs.
+    over all inputs, computed from their Gram matrix, instead of over a sample of inputs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ does."""
 
 
 def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequence[Floats], form: GridForm) -> Floats:
-    """The scale of the columns [columns] with the least error of the matrices that read them.
+    """Return the scale of the columns [columns] with the least error over all matrices that read them.
 
-    The candidates are the paper's, powers of the inputs' root mean squares, alone and over a power of the weights'
-    means; and powers of a scale of its own for each column, which a descent finds. Each matrix counts by its error
-    relative to rounding without a scale: queries with large numbers would leave the values nothing otherwise.
+    The candidates are the paper's (powers of the inputs' root mean squares, alone and divided by a power of the
+    weights' means) and powers of a separate scale for each column, found by gradient descent. Each matrix counts by its
+    error relative to rounding without a scale. Otherwise queries with large numbers would leave no precision for the
+    values.
     """
     grams = _of_groups(statistics.gram, form)
     sample = _sample(matrices, _evening(matrices, grams, form))
@@ -45,7 +46,7 @@ def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequ
 
 
 def _best(scales: Iterable[Floats], best: Floats, sample: Floats, grams: Floats, form: GridForm) -> Floats:
-    """Of the scales and `best` the one with the least error."""
+    """Return whichever of the scales and `best` has the least error."""
     least = _error(sample, best, grams, form)
     for scale in scales:
         error = _error(sample, scale, grams, form)
@@ -55,7 +56,7 @@ def _best(scales: Iterable[Floats], best: Floats, sample: Floats, grams: Floats,
 
 
 def _evening(matrices: Sequence[Floats], grams: Floats, form: GridForm) -> list[np.float32]:
-    """A factor of each matrix that gives them the same error of rounding."""
+    """Return one factor per matrix that makes their rounding errors equal."""
     errors = []
     for matrix in matrices:
         step = max(1, len(matrix) // _SAMPLED_ROWS)
@@ -65,7 +66,7 @@ def _evening(matrices: Sequence[Floats], grams: Floats, form: GridForm) -> list[
 
 
 def _sample(matrices: Sequence[Floats], factors: Sequence[np.float32]) -> Floats:
-    """About `_SAMPLED_ROWS` rows, evenly spread over all matrices, times the factors of their matrices."""
+    """Return about `_SAMPLED_ROWS` rows, evenly spread over all matrices and multiplied by their matrices' factors."""
     step = max(1, sum(map(len, matrices)) // _SAMPLED_ROWS)
     found, first = [], 0
     for matrix, factor in zip(matrices, factors, strict=True):
@@ -84,17 +85,17 @@ def _powers(fold: ColumnFold, squares: Floats, matrices: Sequence[Floats], form:
 
 
 def _even(fold: ColumnFold, scale: Floats) -> Floats:
-    """A scale of the producer's rows, around 1, as one of the columns."""
+    """Centre a scale of the producer's rows on 1, and expand it to the columns."""
     scale = np.maximum(scale, 1e-4)
     return fold.spread((scale / np.sqrt(scale.max() * scale.min())).astype(np.float32))
 
 
 def _descended(fold: ColumnFold, squares: Floats, rows: Floats, form: GridForm, start: Floats) -> Floats:
-    """The scale with the least error that rounding is expected to make, by Adam over its logarithms.
+    """Minimize the expected rounding error over the scale, with Adam on its logarithms.
 
-    A code's error is as likely anywhere within a step, and the steps of a group are its range after scaling. So the
-    error of a group is its range squared times the sum of squares / scale^2 over its columns; the range depends on two
-    columns of each row alone.
+    A code's error is equally likely anywhere within a step, and the step of a group is proportional to its range after
+    scaling. So the error of a group is its range squared times the sum of squares / scale^2 over its columns. In each
+    row, the range depends on only two columns.
     """
     size = form.columns(rows.shape[1])
     firsts = np.arange(0, rows.shape[1], size)
@@ -127,7 +128,7 @@ def _descended(fold: ColumnFold, squares: Floats, rows: Floats, form: GridForm, 
 
 
 def _relative_size(matrices: Sequence[Floats], form: GridForm) -> Floats:
-    """The mean magnitude of each column's weights, relative to the largest of their groups."""
+    """Return the mean magnitude of each column's weights, relative to the largest in their groups."""
     sums = np.zeros(matrices[0].shape[1], np.float32)
     for matrix in matrices:
         for begin in range(0, len(matrix), _SAMPLED_ROWS):
@@ -140,7 +141,7 @@ def _relative_size(matrices: Sequence[Floats], form: GridForm) -> Floats:
 
 
 def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
-    """The error of each group's part of the product, summed: those of different groups have nothing in common."""
+    """Return the sum of each group's error in the product. Errors of different groups are treated as independent."""
     parts = grouped(rows * scale, form)
     rounded = grid_of(parts.min(-1), parts.max(-1), form).rounded(parts, form.largest).reshape(rows.shape)
     error = grouped(rounded / scale - rows, form).swapaxes(0, 1)  # [groups, rows, columns]
@@ -148,7 +149,7 @@ def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
 
 
 def _of_groups(gram: Floats, form: GridForm) -> Floats:
-    """The parts of a Gram matrix between columns of one group, damped, [groups, columns, columns]."""
+    """Return the blocks of a Gram matrix between columns of the same group, damped: [groups, columns, columns]."""
     size = form.columns(len(gram))
     parts = np.stack([gram[i : i + size, i : i + size] for i in range(0, len(gram), size)])
     places = np.arange(size)
@@ -157,6 +158,6 @@ def _of_groups(gram: Floats, form: GridForm) -> Floats:
 
 
 def quantized(matrix: Floats, statistics: InputStatistics, form: GridForm) -> GroupedWeight:
-    """The matrix [rows, columns] rounded, with the grid of each group that makes the error of the product least."""
+    """Round the matrix [rows, columns], choosing each group's grid to minimize the error of the product."""
     grid = clipped_grid(grouped(matrix, form), _of_groups(statistics.gram, form), form)
     return on_grid(matrix, grid, form)

@@ -1,4 +1,4 @@
-"""Texts for calibration, as pieces of tokens: plain text, or JSON lines with texts or conversations."""
+"""Calibration texts, as pieces of tokens, from plain text or from JSON lines with texts or conversations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 
 
 def read_calibration(path: Path, checkpoint: Checkpoint, max_chunks: int) -> list[Tokens]:
-    """Pieces of `CHUNK_TOKENS` tokens, at most `max_chunks`, spread evenly over the file; or one shorter piece.
+    """Return pieces of `CHUNK_TOKENS` tokens, at most `max_chunks`, spread evenly over the file; or one shorter piece.
 
-    A `.jsonl` file has an object a line: `text`; `prompt` with `completion`; or `messages` or `conversations`, to which
-    the model's chat template is applied. Raises UsageError naming file, line and reason.
+    A `.jsonl` file has one object per line: `text`; `prompt` with `completion`; or `messages` or `conversations`, to
+    which the model's chat template is applied. Raises UsageError naming file, line and reason.
     """
     text = _read(path)
     tokenizer = load_tokenizer(checkpoint)
@@ -59,7 +59,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _encoded(where: str, line: str, encoder: PromptEncoder) -> list[int]:
-    """The tokens of one line."""
+    """Return the tokens of one line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

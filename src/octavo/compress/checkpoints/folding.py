@@ -1,7 +1,7 @@
-"""Scales of columns that cost nothing: the matrices are multiplied by them, and what makes their input is divided.
+"""Column scales at no cost: matrices are multiplied by a scale, and whatever produces their input is divided by it.
 
-The producer is found in the graph: a norm whose output goes into matrices alone, the values of an attention, or the
-`up` half of a gated MLP. Source: SmoothQuant (Xiao et al., arXiv 2211.10438) and AWQ (Lin et al., arXiv 2306.00978).
+The producer is found in the graph: a norm whose output only feeds matrices, the values of an attention, or the `up`
+half of a gated MLP. Source: SmoothQuant (Xiao et al., arXiv 2211.10438) and AWQ (Lin et al., arXiv 2306.00978).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from octavo.quantization.ggml_blocks import Floats
 
 @dataclass(frozen=True, slots=True)
 class ColumnFold:
-    """Matrices with one input, and the vectors or matrices whose elements or rows make it.
+    """Matrices that share an input, and the vectors or matrices whose elements or rows produce it.
 
-    consumers: all matrices that read it.
+    consumers: all matrices that read the input.
     producers: a norm's weight and bias, or a matrix and its bias.
-    heads: of an attention between the two, as (heads of the input, heads of the producer, columns of each), or None if
-    there is none.
+    heads: heads of an attention in between, as (heads of the input, heads of the producer, columns of each); None if
+        there is none.
     """
 
     consumers: tuple[Parameter, ...]
@@ -38,7 +38,7 @@ class ColumnFold:
         return len(self.producers[0].shape) == 1
 
     def shared(self, columns: Floats) -> Floats:
-        """A figure for each column of the input as one for each row of the producer: the mean over shared heads."""
+        """Convert one number per input column to one per producer row, taking the mean over shared heads."""
         if self.heads is None:
             return columns
         heads, kv_heads, width = self.heads
@@ -46,7 +46,7 @@ class ColumnFold:
         return found
 
     def spread(self, rows: Floats) -> Floats:
-        """A figure for each row of the producer as one for each column of the input."""
+        """Convert one number per producer row to one per input column."""
         if self.heads is None:
             return rows
         heads, kv_heads, width = self.heads
@@ -54,7 +54,7 @@ class ColumnFold:
 
 
 def find_folds(layer: Graph) -> list[ColumnFold]:
-    """The folds of a layer, in the order of its operations."""
+    """Find the folds of a layer, in the order of its operations."""
     makers = {node.output: node for node in layer.nodes}
     readers: dict[Value, list[Node]] = {}
     for node in layer.nodes:
@@ -100,10 +100,11 @@ def _present(*parameters: Parameter | None) -> tuple[Parameter, ...]:
 
 
 def smoothing_scale(largest: Floats, matrices: Sequence[Floats], strength: float) -> Floats:
-    """SmoothQuant's: the largest input of each column to the power of `strength`, over that of the weights to the rest.
+    """Return SmoothQuant's scale: each column's largest input to the power of `strength`, divided by its largest weight
+    to the power of 1 - `strength`.
 
-    largest: of the inputs, [columns].
-    matrices: that read them, [rows, columns].
+    largest: largest magnitude of each column of the inputs, [columns].
+    matrices: the matrices that read them, [rows, columns].
     """
     weights = np.max([np.abs(matrix).max(0) for matrix in matrices], axis=0)
     scale = np.power(np.maximum(largest, 1e-5), strength) / np.power(np.maximum(weights, 1e-5), 1 - strength)

@@ -1,7 +1,7 @@
-"""GPTQ: columns are rounded one after the other, and those to come make up for the error.
+"""GPTQ: columns are rounded one after another, and the remaining columns compensate for the error.
 
 Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization", arXiv 2210.17323, algorithm 1 with lazy updates by
-blocks of columns and the Cholesky form of the inverse.
+    blocks of columns and the Cholesky form of the inverse.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _MAX_DAMPING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GPTQOptions:
-    """act_order: columns in the order of their importance, the largest first.
-    damping: added to the diagonal of the Gram matrix, as a share of its mean.
+    """Options of GPTQ.
+
+    act_order: process columns in order of importance, the most important first.
+    damping: amount added to the diagonal of the Gram matrix, as a fraction of its mean.
     """
 
     act_order: bool = False
@@ -35,12 +37,12 @@ class GPTQOptions:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """The part of the work that matrices with the same inputs share, by columns in the order of the work.
+    """The part of the work shared by matrices with the same inputs. Columns are in processing order.
 
     upper: U with inverse(gram) = U^T U after damping.
-    importance: of each column, above zero.
-    dead: columns that no input reaches.
-    order: None if it is that of the matrix.
+    importance: importance of each column, greater than zero.
+    dead: columns whose input is always zero.
+    order: processing order of the columns; None if it is that of the matrix.
     """
 
     upper: Floats
@@ -50,7 +52,7 @@ class Factor:
 
 
 def factor_of(gram: Floats, options: GPTQOptions) -> Factor:
-    """The factor for inputs with this Gram matrix. Raises ValueError for one without a Cholesky factor."""
+    """Compute the factor for inputs with this Gram matrix. Raises ValueError if it has no Cholesky factor."""
     importance = np.diagonal(gram).copy()
     order = None
     if options.act_order:
@@ -62,10 +64,10 @@ def factor_of(gram: Floats, options: GPTQOptions) -> Factor:
 
 
 def quantized(matrix: Floats, factor: Factor, form: GridForm) -> GroupedWeight:
-    """The matrix [rows, columns] on the grid.
+    """Round the matrix [rows, columns] to the grid.
 
-    The grid of a group is searched when its first column is reached, with the importance of its columns. Columns that
-    no input reaches become zero. Raises ValueError for numbers beyond float16 scales.
+    A group's grid is searched when its first column is reached, weighted by the importance of its columns. Columns
+    whose input is always zero become zero. Raises ValueError for numbers beyond float16 scales.
     """
     order = factor.order
     columns = matrix.T.copy() if order is None else matrix.T[order]
@@ -79,7 +81,7 @@ def quantized(matrix: Floats, factor: Factor, form: GridForm) -> GroupedWeight:
 
 
 def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
-    """The upper triangle U with inverse(gram) = U^T U, after damping; more of it as long as there is no factor."""
+    """Return the upper triangle U with inverse(gram) = U^T U, increasing the damping until there is a factor."""
     mean = float(np.where(dead, 1, np.diagonal(gram)).mean())
     while damping <= _MAX_DAMPING:
         try:
@@ -94,10 +96,11 @@ def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
 
 
 def _root(gram: Floats, dead: NDArray[np.bool_], added: float) -> Floats:
-    """The upper triangle R with gram = R R^T, whose diagonal is 1 where it is dead, plus `added`.
+    """Return the upper triangle R with gram = R R^T, after setting the diagonal to 1 where it is dead and adding
+    `added`.
 
-    It is the Cholesky factor of the reversed matrix, which is computed in float64 and in place: for wide matrices the
-    products of their inputs are what memory is needed for. Raises LinAlgError if there is none.
+    This is the Cholesky factor of the reversed matrix, computed in float64 and in place, because for wide matrices the
+    Gram matrix takes most of the memory. Raises LinAlgError if there is no factor.
     """
     exact = gram[::-1, ::-1].astype(np.float64)
     places = np.arange(len(gram))
@@ -118,7 +121,7 @@ def _root(gram: Floats, dead: NDArray[np.bool_], added: float) -> Floats:
 
 
 def _inverse(upper: Floats) -> Floats:
-    """The inverse of a triangular matrix with zeros below: by halves, so that nearly all of it is products."""
+    """Invert an upper triangular matrix by halves, so that nearly all of the work is matrix products."""
     size = len(upper)
     if size <= BLOCK:
         return np.asarray(np.linalg.inv(upper), np.float32)
@@ -131,7 +134,7 @@ def _inverse(upper: Floats) -> Floats:
 
 
 def _rounded(columns: Floats, shared: Factor, form: GridForm) -> tuple[NDArray[np.uint8], Grid]:
-    """The codes [rows, columns] and the grid [rows, groups] of columns [columns, rows], which are overwritten."""
+    """Return the codes [rows, columns] and grid [rows, groups] for columns [columns, rows], which are overwritten."""
     width, rows = columns.shape
     factor, importance = shared.upper, shared.importance
     size = form.columns(width)

@@ -1,4 +1,4 @@
-"""Whole numbers of few bits with a scale for each group of columns: where the grid of a group lies, and its codes."""
+"""Integer grids of a few bits with a scale for each group of columns: how a group's grid is chosen, and its codes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _ZERO_SHIFTS = (0, -1, 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class GridForm:
-    """bits: of a code.
-    group: columns with one scale; None means the whole row.
+    """Form of a grid.
+
+    bits: bits per code.
+    group: columns that share a scale; None means the whole row.
     symmetric: zero is the middle code.
     """
 
@@ -36,28 +38,31 @@ class GridForm:
         return (1 << self.bits) - 1
 
     def columns(self, width: int) -> int:
-        """The columns of a group."""
+        """Return the number of columns in a group."""
         return self.group or width
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """scale * (code - zero). Both float32, of one shape; scales are float16 numbers of either sign, zeros are whole."""
+    """Grids whose values are scale * (code - zero).
+
+    Both are float32 of the same shape. Scales are float16 numbers of either sign, and zeros are whole numbers.
+    """
 
     scale: Floats
     zero: Floats
 
     def codes(self, values: Floats, largest: int) -> Floats:
-        """The nearest codes, as whole float32 numbers.
+        """Return the nearest codes, as whole float32 numbers.
 
-        values: of the grid's shape, or with a dimension more.
+        values: has the grid's shape, optionally with one more dimension.
         """
         scale, zero = self._for(values)
         found: Floats = np.clip(np.rint(values / scale) + zero, 0, largest)
         return found
 
     def rounded(self, values: Floats, largest: int) -> Floats:
-        """The numbers that the nearest codes mean."""
+        """Return the numbers that the nearest codes represent."""
         scale, zero = self._for(values)
         found: Floats = (self.codes(values, largest) - zero) * scale
         return found
@@ -69,11 +74,11 @@ class Grid:
 
 
 def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
-    """The grid from the lowest to the highest number of each group, with zero among its numbers.
+    """Return the grid from the lowest to the highest number of each group, which always includes zero.
 
     Source: `Quantizer.find_params` of GPTQ (Frantar et al., arXiv 2210.17323) and `pseudo_quantize_tensor` of AWQ (Lin
-    et al., arXiv 2306.00978). A zero is at least 1: version 1 of GPTQ's format stores it less one.
-    Raises ValueError for numbers beyond float16 scales.
+        et al., arXiv 2306.00978). Zeros are at least 1, because version 1 of GPTQ's format stores zero - 1. Raises
+        ValueError for numbers beyond float16 scales.
     """
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if form.symmetric:
@@ -89,19 +94,20 @@ def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
 
 
 def searched_grid(values: Floats, weights: Floats, form: GridForm) -> Grid:
-    """The grid of each row of values [*, columns] with the least squared error under weights [columns].
+    """Return the grid of each row of values [*, columns] with the least squared error, weighted by weights [columns].
 
-    The candidates are ranges of 1 to 0.5 of the whole one; symmetric ones with either sign of the scale.
+    The candidates are ranges from 1 to 0.5 of the full one; symmetric ones are tried with either sign of the scale.
     """
     return _best_grid(values, form, lambda grid: _squared_error(grid, values, weights, form))
 
 
 def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
-    """The grid of each group of values [rows, groups, columns] with the least error of the product.
+    """Return the grid of each group of values [rows, groups, columns] with the least error of the product.
 
-    grams: [groups, columns, columns], products of the inputs of each group's columns. AWQ's clipping, with the error
-    over all inputs in place of a sample of them. Then the zeros beside the best one are tried, and for the codes that
-    each zero gives, the scale of least squares.
+    This is AWQ's clipping, with the error over all inputs instead of a sample of them. Zeros next to the best one are
+    tried as well, each with the least-squares scale for the codes it gives.
+
+    grams: [groups, columns, columns], products of the inputs of each group's columns.
     """
     best = _best_grid(values, form, lambda grid: _product_error(grid, values, grams, form))
     least = _product_error(best, values, grams, form)
@@ -112,7 +118,7 @@ def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
 
 
 def _fitted(grid: Grid, values: Floats, grams: Floats, form: GridForm) -> Grid:
-    """The grid with the scale that makes the product's error least while codes and zeros stay."""
+    """Return the grid with the scale that minimizes the product's error for the same codes and zeros."""
     steps = (grid.codes(values, form.largest) - grid.zero[..., None]).swapaxes(0, 1)  # [groups, rows, columns]
     products = steps @ grams
     wanted = np.einsum("gro,rgo->rg", products, values)
@@ -143,7 +149,7 @@ def _candidates(values: Floats, form: GridForm) -> Iterator[Grid]:
 
 
 def _better(best: Grid, least: Floats, other: Grid, error: Floats) -> tuple[Grid, Floats]:
-    """Of each group the grid with the smaller error, and that error."""
+    """Return, for each group, the grid with the smaller error, and that error."""
     wins = error < least
     grid = Grid(np.where(wins, other.scale, best.scale), np.where(wins, other.zero, best.zero))
     return grid, np.where(wins, error, least)
@@ -162,18 +168,18 @@ def _product_error(grid: Grid, values: Floats, grams: Floats, form: GridForm) ->
 
 
 def grouped(values: Floats, form: GridForm) -> Floats:
-    """values [rows, columns] as [rows, groups, columns of a group]."""
+    """Reshape values [rows, columns] to [rows, groups, columns of a group]."""
     return values.reshape(len(values), -1, form.columns(values.shape[1]))
 
 
 def nearest(values: Floats, form: GridForm) -> GroupedWeight:
-    """The matrix rounded to the nearest codes of the whole range of each group."""
+    """Round the matrix to the nearest codes, using the full range of each group."""
     parts = grouped(values, form)
     return on_grid(values, grid_of(parts.min(-1), parts.max(-1), form), form)
 
 
 def on_grid(values: Floats, grid: Grid, form: GridForm) -> GroupedWeight:
-    """The matrix rounded to the nearest codes of a grid [rows, groups]."""
+    """Round the matrix to the nearest codes of a grid [rows, groups]."""
     codes = grid.codes(grouped(values, form), form.largest).astype(np.uint8).reshape(values.shape)
     return grouped_weight(codes, grid, form)
 
@@ -181,7 +187,7 @@ def on_grid(values: Floats, grid: Grid, form: GridForm) -> GroupedWeight:
 def grouped_weight(
     codes: NDArray[np.uint8], grid: Grid, form: GridForm, order: NDArray[np.int32] | None = None
 ) -> GroupedWeight:
-    """The canonical weight of codes [rows, columns], in `order` if there is one, with the grid [rows, groups]."""
+    """Return the canonical weight of codes [rows, columns] with the grid [rows, groups], in `order` if given."""
     zeros = None if form.symmetric else grid.zero.astype(np.uint8)
     middle = (form.largest + 1) // 2 if form.symmetric else 0
     return GroupedWeight(

@@ -1,4 +1,4 @@
-"""The inputs of matrices in a calibration run: their products with each other, and the largest of each column."""
+"""Statistics of matrix inputs in a calibration run: their Gram matrix, and the largest magnitude of each column."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _TINY = np.float32(1e-30)  # so that rows of zeros stay
 
 @dataclass(slots=True)
 class InputStatistics:
-    """gram: sum of x^T x, [columns, columns].
-    largest: magnitude of each column.
-    rows: that were seen.
-    factor: GPTQ's, once it was computed.
+    """Statistics of a matrix's inputs.
+
+    gram: sum of x^T x, [columns, columns].
+    largest: largest magnitude of each column.
+    rows: number of rows seen.
+    factor: GPTQ's factor, once it has been computed.
     """
 
     gram: Floats
@@ -33,22 +35,23 @@ class InputStatistics:
         return cls(np.zeros((width, width), np.float32), np.zeros(width, np.float32))
 
     def add(self, x: Array) -> None:
-        """x: [rows, columns]."""
+        """Add inputs x: [rows, columns]."""
         self.gram += x.T @ x
         np.maximum(self.largest, np.abs(x).max(0), out=self.largest)
         self.rows += len(x)
 
     def scaled(self, scale: Floats) -> InputStatistics:
-        """Those of inputs whose columns were divided by `scale`."""
+        """Return the statistics of the inputs after dividing their columns by `scale`."""
         gram: Floats = self.gram / scale / scale[:, None]
         return InputStatistics(gram, self.largest / scale, self.rows)
 
 
 class InputObserver:
-    """Collects the statistics of each stored matrix; matrices of one input share theirs.
+    """Collects the statistics of each stored matrix; matrices with the same input share them.
 
-    tensor_of: the name of the stored matrix that a parameter, and of a stack the matrix with this number, is made of;
-    None: its inputs are not wanted. evenness: see `evened`.
+    tensor_of: maps a parameter, and the index in a stack, to the name of the stored matrix; None if its inputs are not
+        needed.
+    evenness: see `evened`.
     """
 
     def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None], evenness: float) -> None:
@@ -70,11 +73,12 @@ class InputObserver:
 
 
 def evened(x: Array, evenness: float) -> Array:
-    """The rows [rows, columns], scaled so that this share of their weight in a Gram matrix is the same for all.
+    """Scale the rows [rows, columns] so that this fraction of their weight in a Gram matrix is equal for all.
 
-    The rest goes by their squares, and the mean square becomes 1. An evenness of 0 leaves the rows as they are. Then
-    attention sinks, such as the first token of a text, count for nearly everything: before some `down_proj` of
-    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens. Squares beyond float32 make all of it NaN.
+    The rest of their weight follows their squares, and the mean square becomes 1. An evenness of 0 leaves the rows
+    unchanged. In that case attention sinks, such as the first token of a text, dominate: before some `down_proj` of
+    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens. If squares overflow float32, the result is all
+    NaN.
     """
     if evenness == 0:
         return x

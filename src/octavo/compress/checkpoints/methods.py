@@ -1,4 +1,4 @@
-"""The types of quantized checkpoints: what each makes of a matrix, and its `quantization_config`."""
+"""The types of quantized checkpoints: how each quantizes a matrix, and its `quantization_config`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _STEPS: Mapping[MethodKind, tuple[int, int]] = {"awq": (8, 1), "mxfp4": (1, _MXF
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The options of a type; None means its default.
+    """The options of a type; None means the type's default.
 
-    group_size: 32, 64, 128 or -1, a whole row.
-    strength: of smoothing, from 0 (none of it) to 1.
+    group_size: 32, 64, 128, or -1 for a whole row.
+    strength: strength of smoothing, from 0 (none) to 1.
     """
 
     group_size: int | None = None
@@ -61,9 +61,9 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationMethod:
-    """A type with its options.
+    """A quantization type with its options.
 
-    model_dtype: of the model's other weights, such as `bfloat16`.
+    model_dtype: dtype of the model's other weights, such as `bfloat16`.
     """
 
     kind: MethodKind
@@ -78,11 +78,11 @@ class QuantizationMethod:
 
     @property
     def evenness(self) -> float:
-        """Of the inputs of a matrix, see `inputs.evened`."""
+        """Evenness of a matrix's inputs, see `input_statistics.evened`."""
         return _EVENNESS.get(self.kind, 0.0)
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raise UsageError for a matrix [rows, columns] that the type cannot hold."""
+        """Check that the type can hold a matrix [rows, columns]. Raises UsageError."""
         width = shape[1]
         remedy = f"or leave it as it is with --keep '{re.escape(tensor.removesuffix('.weight'))}'"
         if self.kind in _WITH_GROUPS and width % self.form.columns(width):
@@ -102,7 +102,7 @@ class QuantizationMethod:
                 )
 
     def scale(self, fold: ColumnFold, statistics: InputStatistics, matrices: Sequence[Floats]) -> Floats | None:
-        """The scale of the columns that these matrices have in common, or None if they stay as they are."""
+        """Return the scale for the columns of these matrices, which share an input, or None to leave them unscaled."""
         if self.kind == "awq":
             return awq.searched_scale(fold, statistics, matrices, self.form)
         if self.kind == "w8a8" and fold.is_norm and self.strength > 0:
@@ -110,11 +110,9 @@ class QuantizationMethod:
         return None
 
     def weight(self, matrix: Floats, statistics: InputStatistics | None) -> Weight:
-        """The canonical weight of a matrix.
+        """Return the canonical weight of a matrix. Raises ValueError for numbers beyond the type.
 
         statistics: None for an expert that no token chose.
-
-        Raises ValueError for numbers beyond the type.
         """
         check_finite(matrix)
         if self.kind == "gptq" and statistics is not None:
@@ -132,7 +130,7 @@ class QuantizationMethod:
         return at_load.quantized(DenseWeight(matrix), "int8" if self.kind == "w8a8" else self.kind)
 
     def tensors(self, weight: Any) -> dict[str, StoredTensor]:
-        """The stored tensors of a weight that `weight` made, by the part of the name after that of the layer."""
+        """Return the stored tensors of a weight made by `weight`, by the part of the name after the layer's."""
         if self.kind == "awq":
             return awq_layout.tensors(weight)
         if self.kind in ("gptq", "rtn"):
@@ -142,9 +140,9 @@ class QuantizationMethod:
         return compressed_tensors.tensors(weight)
 
     def config(self, skipped: Sequence[str]) -> dict[str, Any]:
-        """The `quantization_config`.
+        """Return the `quantization_config`.
 
-        skipped: the modules with a matrix that is not quantized.
+        skipped: modules whose matrix is not quantized.
         """
         if self.kind in ("gptq", "rtn"):
             return _gptq_config(self.form, self.options, skipped)
@@ -163,7 +161,7 @@ class QuantizationMethod:
 
 
 def choose_method(type_name: str, choices: Choices, widths: Sequence[int], model_dtype: str) -> QuantizationMethod:
-    """The method of a type for matrices of these widths. Raises UsageError for an option that the type does not have.
+    """Return the method of a type for matrices of these widths. Raises UsageError for an option the type does not have.
 
     The default group is the largest of 128, 64 and 32 that divides all widths, or else the whole row.
     """

@@ -1,4 +1,4 @@
-"""The matrices of a checkpoint that are quantized: which they are, and in which layer each is used."""
+"""Which matrices of a checkpoint are quantized, and which layer uses each of them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _KEEPS_COLUMNS = (Permute, Split, Stack, Fold)
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPlan:
-    """A model cut into layers, with the stored matrices that are quantized in each, by name.
+    """A model cut into layers, with the names of the stored matrices to quantize in each.
 
     layers: segments of the graph.
-    matrices: of each layer, in the order of its operations.
-    left: matrices of the layers that keep their type.
+    matrices: those of each layer, in the order of its operations.
+    left: matrices in the layers that keep their type.
     """
 
     checkpoint: Checkpoint
@@ -44,7 +44,7 @@ class QuantizationPlan:
 
     @property
     def names(self) -> list[str]:
-        """All matrices that are quantized."""
+        """Names of all matrices to quantize."""
         return [name for layer in self.matrices for name in layer]
 
     def shape(self, tensor: str) -> tuple[int, ...]:
@@ -52,19 +52,22 @@ class QuantizationPlan:
 
     @property
     def skipped_modules(self) -> list[str]:
-        """The modules with a matrix that keeps its type, the output head among them."""
+        """Modules whose matrix keeps its type, including the output head."""
         heads = [n for n in self.checkpoint.file.tensors if n.split(".")[-2:-1] == ["lm_head"]] or ["lm_head.weight"]
         return [name.removesuffix(".weight") for name in dict.fromkeys([*heads, *self.left])]
 
     def stored_name(self, parameter: Parameter, index: int | None = None) -> str | None:
-        """The stored tensor that a parameter is made of, or the matrix `index` of a stack; None if it is a part."""
+        """Return the stored tensor of a parameter, or of matrix `index` of a stack.
+
+        None if it is only a part of one.
+        """
         tensors = self.checkpoint.weights.info(parameter.name).tensors
         if index is not None and len(tensors) == parameter.shape[0]:
             return tensors[index]
         return tensors[0] if len(tensors) == 1 and index is None else None
 
     def addend(self, tensor: str) -> float | None:
-        """The constant that the model adds to a stored tensor; None for one whose rows or columns it moves."""
+        """Return the constant that the model adds to a stored tensor, or None if it reorders its rows or columns."""
         found = _transforms(self, tensor)
         if all(isinstance(transform, Fold) for transform in found):
             return sum(transform.addend for transform in found if isinstance(transform, Fold))
@@ -72,12 +75,12 @@ class QuantizationPlan:
 
 
 def plan_quantization(checkpoint: Checkpoint, keep: Sequence[re.Pattern[str]]) -> QuantizationPlan:
-    """The plan for a float checkpoint of safetensors files.
+    """Plan the quantization of a float checkpoint in safetensors files.
 
-    keep: patterns of tensors that stay as they are.
+    keep: patterns of tensors that keep their type.
 
-    Raises UsageError for another checkpoint, a pattern that is found in no matrix, and a model whose file holds its
-    matrices in another form than the formats do.
+    Raises UsageError if the checkpoint is of another kind, a pattern matches no matrix, or the model stores its
+    matrices in a layout that the formats do not support.
     """
     _check_source(checkpoint)
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
@@ -122,34 +125,34 @@ def _check_source(checkpoint: Checkpoint) -> None:
 
 
 def _can_be_quantized(plan: QuantizationPlan, tensor: str) -> bool:
-    """True for a matrix whose rows and columns are those of the graph's."""
+    """Return True if the matrix has the same rows and columns as in the graph."""
     shape = plan.shape(tensor)
     keeps_columns = all(isinstance(transform, _KEEPS_COLUMNS) for transform in _transforms(plan, tensor))
     return tensor.endswith(".weight") and len(shape) == 2 and shape[0] >= _SMALLEST_ROWS and keeps_columns
 
 
 def _is_in_layer(plan: QuantizationPlan, tensor: str) -> bool:
-    """True for a matrix inside the layers, which readers take for that of a linear layer."""
+    """Return True for a matrix inside a layer, which readers treat as the weight of a linear layer."""
     return tensor.endswith(".weight") and len(plan.shape(tensor)) == 2 and bool(_graph_name(plan, tensor).numbers)
 
 
 def _graph_name(plan: QuantizationPlan, tensor: str) -> TensorName:
-    """The name before the transforms."""
+    """Return the graph's name for a tensor, before the transforms."""
     table = weight_table(load_architecture(plan.checkpoint.architecture))
     return TensorName.parse(checkpoint_name(tensor, table))
 
 
 def _transforms(plan: QuantizationPlan, tensor: str) -> list[Transform]:
-    """The transforms of a stored tensor while it is loaded."""
+    """Return the transforms applied to a stored tensor when it is loaded."""
     table = weight_table(load_architecture(plan.checkpoint.architecture))
     stem = _graph_name(plan, tensor).stem
     return [t for t in table.transforms if t.stem == stem and t.only in (None, "safetensors")]
 
 
 class WorkingWeights:
-    """The float32 weights of a checkpoint in work: stored tensors that were changed stand in for those of the file.
+    """The float32 weights of a checkpoint while it is being quantized: changed tensors replace those of the file.
 
-    Every look-up in `weights` makes the weight again.
+    Every look-up in `weights` computes the weight again.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -162,7 +165,7 @@ class WorkingWeights:
         self.weights = Weights(MappingProxyType(made), checkpoint.file)
 
     def stored(self, name: str) -> NDArray[np.float32]:
-        """The numbers of a stored tensor as they are now."""
+        """Return the current numbers of a stored tensor."""
         weight = self.changed[name] if name in self.changed else self._file.weight(name)
         return weight.dequantize()
 

@@ -1,5 +1,8 @@
-"""Quantizes a checkpoint layer by layer: the inputs of a layer's matrices are observed, the matrices are quantized, and
-the layer runs again with its new weights before the next one."""
+"""Quantizes a checkpoint layer by layer.
+
+The inputs of a layer's matrices are observed and the matrices are quantized. Then the layer runs again with its new
+weights, to produce the inputs of the next one.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ StepReport = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class LayerQuantizer:
-    """The work on one model.
+    """Quantizes one model.
 
-    texts: for calibration; none for a method that needs no inputs.
-    unseen: matrices of experts that no token of the texts chose; they are rounded to the nearest.
+    texts: calibration texts; empty for a method that needs no inputs.
+    unseen: matrices of experts that no token of the texts chose; they are rounded to nearest.
     """
 
     plan: QuantizationPlan
@@ -43,7 +46,7 @@ class LayerQuantizer:
     _done: int = 0
 
     def run(self) -> None:
-        """Work on the layers that are not finished. Raises ModelWriteError naming tensor or file."""
+        """Quantize the layers that are not finished. Raises ModelWriteError naming tensor or file."""
         weights = WorkingWeights(self.plan.checkpoint)
         finished = self.place.num_finished()
         if finished:
@@ -61,7 +64,7 @@ class LayerQuantizer:
         self.report(self._done, sum(map(self._steps, range(len(self.plan.layers)))))
 
     def _layer(self, index: int, weights: WorkingWeights) -> dict[str, StoredTensor]:
-        """The stored tensors of a layer, quantized and folded ones alike; its values are kept for the next layer."""
+        """Return the stored tensors of a layer, quantized or folded; its output values are kept for the next layer."""
         layer = self.plan.layers[index]
         inputs: dict[str, InputStatistics] = {}
         if self.method.needs_inputs:
@@ -78,7 +81,7 @@ class LayerQuantizer:
         return tensors
 
     def _check_finite(self, layer: Graph, weights: WorkingWeights) -> None:
-        """A NaN would spread through the activations of all layers after it."""
+        """Check that the weights are finite, because a NaN would spread through the activations of all later layers."""
         info = self.plan.checkpoint.weights.info
         tensor = ""
         try:
@@ -112,7 +115,7 @@ class LayerQuantizer:
             self._step()
 
     def _fold(self, fold: ColumnFold, weights: WorkingWeights, inputs: dict[str, InputStatistics]) -> None:
-        """Scale the columns of the matrices with one input, and divide what makes it."""
+        """Scale the columns of matrices that share an input, and divide whatever produces it."""
         producers = [self._producer(parameter) for parameter in fold.producers]
         consumers = [self._consumer(parameter) for parameter in fold.consumers]
         if None in producers or None in consumers:
@@ -138,7 +141,7 @@ class LayerQuantizer:
             inputs[name] = scaled
 
     def _producer(self, parameter: Parameter) -> str | None:
-        """The stored tensor, if its elements or rows are those of the parameter."""
+        """Return the stored tensor if its elements or rows are those of the parameter, else None."""
         name = self.plan.stored_name(parameter) if parameter.part is None else None
         return name if name is not None and self.plan.addend(name) is not None else None
 
@@ -146,9 +149,9 @@ class LayerQuantizer:
         return self.plan.stored_name(parameter) if parameter.part is None else None
 
     def _divide(self, name: str, scale: Floats, weights: WorkingWeights) -> Floats:
-        """Divide the elements of a vector or the rows of a matrix, and return by what after all.
+        """Divide the elements of a vector or the rows of a matrix, and return the divisors that were actually applied.
 
-        A vector is rounded to its stored type; that of the matrices then makes up for the rounding.
+        A vector is rounded to its stored type, so its actual divisors differ; scaling the matrices by them compensates.
         """
         stored = weights.stored(name)
         if stored.ndim > 1:
@@ -167,7 +170,10 @@ class LayerQuantizer:
     def _quantize(
         self, index: int, weights: WorkingWeights, inputs: dict[str, InputStatistics]
     ) -> dict[str, StoredTensor]:
-        """Take the statistics out of `inputs`: matrices of one input share them, and the last one frees them."""
+        """Quantize the matrices of a layer, removing statistics from `inputs` as they are used.
+
+        Matrices with the same input share statistics, and the last one frees them.
+        """
         found: dict[str, StoredTensor] = {}
         for name in self.plan.matrices[index]:
             statistics = inputs.pop(name, None)

@@ -1,7 +1,7 @@
-"""The state of a calibration run on disk: finished layers, and the values that the next one begins with.
+"""The on-disk state of a calibration run: finished layers, and the input values of the next one.
 
-A layer counts as finished when its file has its name; the values after it are on the disk before. A run that was killed
-goes on after the last finished layer.
+A layer counts as finished once its file has its final name; its output values are written before that. A killed run
+resumes after the last finished layer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_PLAN_BYTES = 1 << 22
 class Workplace:
     """The folder of unfinished work.
 
-    plan: all that the result depends on; work for another plan is thrown away.
+    plan: everything the result depends on; work for a different plan is discarded.
     """
 
     def __init__(self, folder: AtomicFolder, plan: Mapping[str, object]) -> None:
@@ -51,14 +51,14 @@ class Workplace:
             return False
 
     def num_finished(self) -> int:
-        """The layers that need no work any more."""
+        """Number of finished layers."""
         count = 0
         while self._layer(count).exists():
             count += 1
         return count
 
     def write_layer(self, index: int, tensors: Mapping[str, StoredTensor]) -> None:
-        """Keep the tensors of a finished layer, and drops the values it began with."""
+        """Write the tensors of a finished layer, and delete its input values."""
         write_safetensors(
             self._layer(index),
             [SafeTensor(n, t.type_name, t.data.shape, lambda t=t: [t.data.tobytes()]) for n, t in tensors.items()],  # type: ignore[misc]
@@ -66,11 +66,11 @@ class Workplace:
         self._values(index).unlink(missing_ok=True)
 
     def open_layer(self, index: int) -> TensorFiles:
-        """The tensors of a finished layer."""
+        """Open the tensors of a finished layer."""
         return open_safetensors(self._layer(index))
 
     def write_values(self, index: int, layer: Graph, texts: Sequence[Tokens], values: Iterable[Values]) -> None:
-        """Keep the values that the layer before `index` hands to it, text by text as they are computed."""
+        """Write the values that layer `index` receives from the one before, text by text as they are computed."""
         shapes = [(len(text) if v.rows is TOKENS else 1, v.cols) for text in texts for v in layer.outputs]
         arrays = (np.ascontiguousarray(array, np.float32) for text in values for array in text)
         tensors = [
@@ -82,11 +82,11 @@ class Workplace:
             pass
 
     def values(self, index: int, count: int) -> StoredValues:
-        """The values that layer `index` begins with, for so many texts."""
+        """Open the input values of layer `index` for `count` texts."""
         return StoredValues(self._values(index) if index else None, count)
 
     def remove(self) -> None:
-        """Remove all of it, once the model is complete."""
+        """Remove the folder, once the model is complete."""
         for path in sorted(self._work.iterdir()):
             path.unlink()
         self._work.rmdir()
@@ -99,7 +99,7 @@ class Workplace:
 
 
 class StoredValues(Sequence[Values]):
-    """The values of each text, mapped from a file; empty ones for the first layer. Close it."""
+    """The values of each text, mapped from a file; empty ones for the first layer. Close it after use."""
 
     def __init__(self, path: Path | None, count: int) -> None:
         self._file = None if path is None else open_safetensors(path)

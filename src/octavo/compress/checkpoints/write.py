@@ -1,4 +1,4 @@
-"""The folder of a quantized checkpoint: tensors, configuration, and the files beside them."""
+"""Writes the folder of a quantized checkpoint: tensors, configuration, and the accompanying files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ _NOT_COPIED = ("config.json", *QUANTIZATION_FILES)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """nbytes: of all tensors.
+    """What was written.
+
+    nbytes: size of all tensors.
     unseen: experts that no token chose.
-    resumed: layers that were found finished.
+    resumed: number of layers that an earlier run had finished.
     """
 
     nbytes: int
@@ -57,11 +59,12 @@ def quantize_checkpoint(
     max_shard_bytes: int | None,
     report: StepReport,
 ) -> Result:
-    """Write the checkpoint. It appears under its name when it is complete, in place of what has that name.
+    """Write the checkpoint. It appears under its name once complete, replacing anything that has this name.
 
-    Work that a killed run for the same result left behind is taken up.
-    Raises ModelWriteError naming file or tensor; then unfinished work stays in `DESTINATION.partial` if a layer of it
-    is finished.
+    Work left behind by a killed run for the same result is resumed.
+
+    Raises ModelWriteError naming file or tensor. If a layer is finished by then, unfinished work stays in
+    `DESTINATION.partial`.
     """
     with AtomicFolder(destination) as folder:
         place = Workplace(folder, _identity(plan, method, texts))
@@ -84,7 +87,7 @@ def quantize_checkpoint(
 
 
 def _identity(plan: QuantizationPlan, method: QuantizationMethod, texts: Sequence[Tokens]) -> dict[str, object]:
-    """All that the result depends on."""
+    """Return everything that the result depends on."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.tobytes())
@@ -101,7 +104,7 @@ def _identity(plan: QuantizationPlan, method: QuantizationMethod, texts: Sequenc
 
 
 def _expected_bytes(plan: QuantizationPlan, method: QuantizationMethod) -> int:
-    """About the size of the tensors."""
+    """Estimate the size of the tensors."""
     taken = {*plan.names}
     infos = plan.checkpoint.file.tensors.values()
     whole = sum(info.nbytes for info in infos if info.name not in taken)
@@ -110,7 +113,7 @@ def _expected_bytes(plan: QuantizationPlan, method: QuantizationMethod) -> int:
 
 
 def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_bytes: int | None) -> int:
-    """Write the tensors of all layers and those that stay, in the order of the layers."""
+    """Write the tensors of all layers and the unchanged ones, in the order of the layers."""
     source, taken = plan.checkpoint.file, {*plan.names}
     with ExitStack() as opened:
         files = [opened.enter_context(closing(place.open_layer(i))) for i in range(len(plan.layers))]
@@ -123,7 +126,10 @@ def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_
 
 
 def _copied(file: TensorFiles, name: str, pool: ThreadPoolExecutor) -> SafeTensor:
-    """A tensor of the source as it is. Making its bytes raises ModelWriteError for a NaN or an infinity."""
+    """Return a tensor of the source unchanged.
+
+    Making its bytes raises ModelWriteError if a number is NaN or infinite.
+    """
     info, weight = file.tensors[name], file.source(name)
     if info.type_name not in DENSE_TYPES or not info.shape:
         return _made(file, name)
@@ -142,7 +148,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """Copy the tokenizer, the template, the sampling and what else is beside the weights; never code."""
+    """Copy the tokenizer, chat template, sampling defaults and other files beside the weights, but never code."""
     for path in [*sorted(source.iterdir()), *named_template_paths(source)]:
         is_index = path.name.endswith(".index.json")
         if path.suffix not in _COPIED or path.name in _NOT_COPIED or is_index or not path.is_file():
@@ -158,7 +164,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 
 def _write_config(plan: QuantizationPlan, method: QuantizationMethod, folder: Path) -> None:
-    """The configuration comes last: without it the folder is no model."""
+    """Write the configuration last: without it the folder is not a model."""
     config = config_of_folder(plan.checkpoint)
     config["quantization_config"] = method.config(plan.skipped_modules)
     write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
-"""The forms in which `octavo convert` writes architectures, one in each file, found by the architecture's file name.
+"""How `octavo convert` writes each architecture, one per file, found by the architecture's file name.
 
-A module here has `GGUF`, the form in GGUF files, or `HF`, that in checkpoints of transformers, or both. Files with a
-leading underscore are shared parts.
+Each module here has `GGUF`, the form in GGUF files, `HF`, the form in transformers checkpoints, or both. Files whose
+names begin with an underscore hold shared parts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from octavo.errors import ModelLoadError
 
 
 def gguf_form(architecture: str) -> GGUFForm:
-    """The form in GGUF files of a module under `octavo.models`. Raises ModelLoadError listing those that have one."""
+    """Return the GGUF form of a module under `octavo.models`.
+
+    Raises ModelLoadError listing the modules that have one.
+    """
     return cast(GGUFForm, _declared(architecture, "GGUF", "GGUF"))
 
 
 def hf_form(architecture: str) -> HFForm:
-    """The same for checkpoints of transformers."""
+    """Return the form of a module in transformers checkpoints, like `gguf_form`."""
     return cast(HFForm, _declared(architecture, "HF", "safetensors"))
 
 

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file from a model's configuration: the way back of `Config.from_gguf`.
+"""The metadata of a GGUF file made from a model's configuration: the reverse of `Config.from_gguf`.
 
 Source: the GGUF specification, and the keys that llama.cpp reads.
 """
@@ -34,12 +34,12 @@ Sources = Mapping[str, Source]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A model as its GGUF file has it.
+    """A model as its GGUF file stores it.
 
-    config: that a reader of the file gets.
-    weights: those that are tensors there, under the names of the graph.
-    steps: transforms of these tensors under the names of checkpoints, whose rows or numbers differ in the file.
-    name: that of its architecture, if it is not the form's.
+    config: configuration that a reader of the file gets.
+    weights: the weights that are tensors in the file, under the graph's names.
+    steps: transforms of these tensors, under checkpoint names, for rows or numbers that differ in the file.
+    name: name of its architecture, if it differs from the form's.
     """
 
     config: Any
@@ -52,13 +52,14 @@ class Stored:
 class GGUFForm:
     """The `GGUF` of an architecture that `octavo convert` can write.
 
-    name: `general.architecture`, from a configuration if it decides.
-    keys: from a configuration and the part of its config.json about text to the keys, without the prefix; the tensor of
-    rotary factors is among them under its own name, and so are keys that have no prefix. They are read back and
-    compared.
-    whole: from the whole config.json to further keys.
-    stems: from a configuration to stems of the graph and of its files, where the table of weights has several.
-    stored: what a file has in another place than a checkpoint, if it does; keys then come from its configuration.
+    name: `general.architecture`, or a function from a configuration that decides it.
+    keys: function from a configuration and the part of its config.json about text to the keys, without the prefix. The
+        tensor of rotary factors is included under its own name, as are keys without a prefix. All are read back and
+        compared.
+    whole: function from the whole config.json to additional keys.
+    stems: function from a configuration to the file's stems by graph stem, where the weight table has several.
+    stored: returns what a file stores in another place than a checkpoint, if anything; keys then come from its
+        configuration.
     """
 
     name: str | Callable[[Any], str]
@@ -68,16 +69,16 @@ class GGUFForm:
     stored: Callable[[Any, ConfigReader, Sources], Stored] | None = None
 
     def name_of(self, cfg: Any) -> str:
-        """The name of a model with this configuration."""
+        """Return the architecture's name for a model with this configuration."""
         return self.name if isinstance(self.name, str) else self.name(cfg)
 
     def stored_of(self, cfg: Any, reader: ConfigReader, weights: Sources) -> Stored:
-        """`stored` of a model, with its name."""
+        """Return the model as `stored` gives it, with its name."""
         found = Stored(cfg, weights) if self.stored is None else self.stored(cfg, reader, weights)
         return replace(found, name=found.name or self.name_of(found.config))
 
     def stems_of(self, cfg: Any) -> Mapping[str, str]:
-        """`stems` of a model with this configuration."""
+        """Return `stems` for a model with this configuration."""
         return {} if self.stems is None else self.stems(cfg)
 
 
@@ -89,9 +90,10 @@ def decoder_keys(
     theta: float = 10000.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
 ) -> Keys:
-    """The keys that decoders share.
+    """Return the keys that decoders share.
 
-    rope, theta: as in `hf_rope`; norm_eps: as in `DecoderConfig.read_gguf`.
+    rope, theta: as in `hf_rope`.
+    norm_eps: as in `DecoderConfig.read_gguf`.
     """
     keys: Keys = {
         "block_count": cfg.num_layers,
@@ -113,7 +115,7 @@ def decoder_keys(
 
 
 def classic_keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
-    """The keys of a model of `_classic`, with those of its rotary embedding if it has one."""
+    """Return the keys of a model based on `_classic`, including those of its rotary embedding if it has one."""
     width = next((key for key in _WIDTHS if reader.has(key)), None)
     keys: Keys = {
         "block_count": cfg.num_layers,
@@ -132,24 +134,27 @@ def classic_keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
 
 
 def layer_norm_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """The keys that decoders share, for LayerNorm."""
+    """Return the keys that decoders share, for LayerNorm."""
     return decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
 
 
 def sectioned_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """The keys that decoders share, with the three sections of a rotary embedding for images and an empty fourth."""
+    """Return the keys that decoders share, with three rotary sections for images and an empty fourth."""
     sections = rope_section(reader).counts("mrope_section", 3)
     return {**decoder_keys(cfg, reader), "rope.dimension_sections": np.array([*sections, 0], np.int32)}
 
 
 def deepstack_keys(reader: ConfigReader) -> Keys:
-    """The number of layers behind which features of an image are added, without which llama.cpp takes no images."""
+    """Return the number of layers after which image features are added; without it llama.cpp accepts no images."""
     layers = reader.section("vision_config").value("deepstack_visual_indexes")
     return {"n_deepstack_layers": len(layers)} if isinstance(layers, list) else {}
 
 
 def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """The experts. Raises ModelLoadError if some layers have none, which GGUF files cannot say."""
+    """Return the keys of the experts.
+
+    Raises ModelLoadError if some layers have none, which GGUF files cannot express.
+    """
     if cfg.mlp.experts is None:
         return {}
     if reader.value("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
@@ -164,7 +169,7 @@ def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 
 
 def routed_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """The keys that decoders share, with DeepSeek's choice of experts, dense first layers and shared experts."""
+    """Return the keys that decoders share, with DeepSeek's expert routing, dense first layers and shared experts."""
     routing = cfg.mlp.experts
     assert routing is not None
     keys: Keys = {
@@ -181,9 +186,9 @@ def routed_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 
 
 def scan_keys(scan: ScanHeads, taps: int) -> Keys:
-    """The keys of Mamba 2.
+    """Return the keys of Mamba 2.
 
-    taps: of the convolution.
+    taps: number of taps of the convolution.
     """
     return {
         "ssm.conv_kernel": taps,
@@ -195,9 +200,9 @@ def scan_keys(scan: ScanHeads, taps: int) -> Keys:
 
 
 def channel_keys(channels: Channels, taps: int) -> Keys:
-    """The keys of Mamba 1.
+    """Return the keys of Mamba 1.
 
-    taps: of the convolution.
+    taps: number of taps of the convolution.
     """
     return {
         "ssm.conv_kernel": taps,
@@ -208,7 +213,7 @@ def channel_keys(channels: Channels, taps: int) -> Keys:
 
 
 def stateful_keys(cfg: StateSpaceConfig) -> Keys:
-    """The keys of models that have state spaces alone."""
+    """Return the keys of models made only of state spaces."""
     return {
         "block_count": cfg.num_layers,
         "context_length": cfg.max_position_embeddings,
@@ -221,7 +226,7 @@ def stateful_keys(cfg: StateSpaceConfig) -> Keys:
 
 
 def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
-    """The window, and the layers that have it unless every `pattern`-th one has none, which is the default."""
+    """Return the key of the window and, unless every `pattern`-th layer has none (the default), the layers with one."""
     keys: Keys = {}
     if windows := {window for window in cfg.attention.windows if window is not None}:
         keys["attention.sliding_window"] = windows.pop()
@@ -232,9 +237,9 @@ def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
 
 
 def rope_keys(params: RopeParams, positions: int, section: ConfigReader, theta: float) -> Keys:
-    """The rotary embedding. A kind without keys of its own is found when the keys are read back.
+    """Return the keys of the rotary embedding. A kind that has no keys is detected when the keys are read back.
 
-    positions: the context length in tokens.
+    positions: context length in tokens.
     section, theta: as in `hf_rope`.
     """
     rotary_dim = 2 * len(params.frequencies)

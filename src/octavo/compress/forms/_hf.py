@@ -1,4 +1,4 @@
-"""The config.json of a model from its configuration: the way back of `Config.from_hf`, for `octavo convert`.
+"""The config.json made from a model's configuration, for `octavo convert`: the reverse of `Config.from_hf`.
 
 Source: the configuration classes of transformers.
 """
@@ -23,9 +23,10 @@ JSONObject = dict[str, Any]
 class HFForm:
     """The `HF` of an architecture that `octavo convert --to safetensors` can write from a GGUF file.
 
-    model_type, class_name: those of transformers.
-    keys: from a configuration and the metadata to config.json, without these two; they are read back and compared.
-    prefix: of all tensors but the head.
+    model_type, class_name: names used by transformers.
+    keys: function from a configuration and the metadata to config.json, without these two. It is read back and
+        compared.
+    prefix: prefix of all tensors except the head.
     """
 
     model_type: str
@@ -35,7 +36,7 @@ class HFForm:
 
 
 def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "rms_norm_eps") -> JSONObject:
-    """The keys that decoders share.
+    """Return the keys that decoders share.
 
     reader: metadata with the architecture's prefix.
     """
@@ -61,7 +62,7 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
 
 
 def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
-    """The same with those of experts."""
+    """Return the keys that decoders share, with those of experts."""
     assert cfg.mlp.experts is not None
     keys = {
         **decoder_json(cfg, reader),
@@ -76,7 +77,7 @@ def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
 
 
 def window_json(cfg: DecoderConfig) -> JSONObject:
-    """The windows, layer by layer."""
+    """Return the windows, layer by layer."""
     windows = {window for window in cfg.attention.windows if window is not None}
     kinds = ["full_attention" if window is None else "sliding_attention" for window in cfg.attention.windows]
     return {"sliding_window": windows.pop() if windows else None, "layer_types": kinds}
@@ -108,10 +109,11 @@ def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObje
 
 
 def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
-    """The numbers behind a table of llama3's factors, the way back of `_rope.llama3`.
+    """Recover the parameters behind a table of llama3 factors: the reverse of `_rope.llama3`.
 
-    Between both ends the share of a plain frequency is a line over it. Its two coefficients give the high factor and
-    the length, as only their quotients with the low factor count: that one is 1, as in the published files.
+    Between both ends, the share of a plain frequency is a linear function of it. Its two coefficients give the high
+    factor and the length. Only their ratios to the low factor matter, so the low factor is 1, as in the published
+    files.
     """
     factor = float((plain / scaled).max())
     shares = (scaled / plain - 1 / factor) / (1 - 1 / factor)
@@ -129,5 +131,5 @@ def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
 
 
 def _short(number: Any) -> float:
-    """A float32 of a GGUF file as the decimal number that was written: 1e-05, not 9.999999747378752e-06."""
+    """Convert a float32 of a GGUF file to the decimal that was written: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number)))

@@ -1,4 +1,4 @@
-"""GLM 4 of 2024 and ChatGLM 3 as a GGUF file."""
+"""GLM 4 (2024) and ChatGLM 3 as a GGUF file."""
 
 from __future__ import annotations
 

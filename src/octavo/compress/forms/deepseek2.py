@@ -17,7 +17,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """The usual keys have the lengths of the cache; those of the heads follow."""
+    """Return the keys. The usual ones hold the sizes of the cache, and additional ones those of the heads."""
     keys: Keys = {
         **routed_keys(cfg, reader),
         "attention.kv_lora_rank": cfg.latent_dim,
@@ -35,7 +35,10 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _indexer_keys(topk: int, reader: ConfigReader, num_layers: int) -> Keys:
-    """The context length is that of the model, of which Octavo uses the part without the indexer."""
+    """Return the keys of the indexer.
+
+    The context length is the model's; Octavo only uses the part that needs no indexer.
+    """
     keys: Keys = {
         "context_length": reader.integer("max_position_embeddings"),
         "attention.indexer.top_k": topk,

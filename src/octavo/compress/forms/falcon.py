@@ -8,7 +8,10 @@ from octavo.models.falcon import Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """llama.cpp reads no biases of this architecture."""
+    """Return the keys.
+
+    Raises ModelLoadError if there are biases, which llama.cpp does not read for this architecture.
+    """
     if reader.flag("bias", False):
         raise reader.error("bias", True, "GGUF files have no biases of Falcon")
     return {**classic_keys(cfg, reader), "attention.head_count_kv": cfg.num_kv_heads}

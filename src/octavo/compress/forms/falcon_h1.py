@@ -1,4 +1,4 @@
-"""Falcon H1 as a GGUF file, which has the multipliers in its weights."""
+"""Falcon H1 as a GGUF file, with the multipliers applied to its weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _constant(rows: int, factor: float) -> Callable[[Any], NDArray[np.float32]]:
 
 
 def _scan_factors(cfg: Config) -> NDArray[np.float64]:
-    """Those of the rows of the gate, of x, b and c, and of the steps."""
+    """Return the factors of the rows of the gate, of x, b and c, and of the steps."""
     inner, _, heads = mamba_rows(cfg.scan)
     gate, *_, step = cfg.multipliers.ssm
     return np.concatenate([np.full(inner, gate), row_factors(cfg), np.full(heads, step)])

@@ -18,7 +18,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def gemma_json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    """The keys of Gemma 2 and 3."""
+    """Return the keys of Gemma 2 and 3."""
     keys = decoder_json(cfg, reader) | window_json(cfg)
     gelu = "gelu_pytorch_tanh"
     assert cfg.attention.scale is not None

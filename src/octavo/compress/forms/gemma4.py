@@ -11,7 +11,7 @@ from octavo.models.gemma4 import DEFAULTS, GLOBAL_THETA, LOCAL_THETA, Config, gl
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """The plain keys are those of the global layers."""
+    """Return the keys. Those without a suffix describe the global layers."""
     reader = text_section(reader, DEFAULTS)
     windows, dim = cfg.attention.windows, cfg.global_head_dim
     local = reader.section("rope_parameters").section("sliding_attention")

@@ -9,7 +9,7 @@ from octavo.models.granite import Config
 
 
 def granite_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """The usual keys with the multipliers."""
+    """Return the usual keys with the multipliers."""
     return {
         **decoder_keys(cfg, reader),
         "attention.scale": 1.0 if cfg.attention.scale is None else cfg.attention.scale,

@@ -11,7 +11,10 @@ from octavo.models.granitehybrid import SHARED, Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """A layer without kv heads is a state space. Without experts, the shared MLP is the plain one."""
+    """Return the keys. A layer without kv heads is a state space.
+
+    Without experts, the shared MLP becomes the plain one.
+    """
     kinds = reader.texts("layer_types", cfg.num_layers)
     heads = [cfg.num_kv_heads if kind in ("attention", "full_attention") else 0 for kind in kinds]
     keys: Keys = {

@@ -8,7 +8,7 @@ from octavo.models.hunyuan_dense import Config, stretched_theta
 
 
 def hunyuan_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """The usual keys. The base is the enlarged one, which `alpha` gives."""
+    """Return the usual keys. The rotary base is the one enlarged by `alpha`."""
     theta = stretched_theta(reader, cfg.head_dim)
     return decoder_keys(cfg, reader, rope=None if theta is None else ConfigReader({"rope_theta": theta}))
 

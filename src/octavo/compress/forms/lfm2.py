@@ -10,7 +10,7 @@ from octavo.models.lfm2 import Config
 
 
 def lfm2_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """A layer without kv heads is a convolution. Raises ModelLoadError if it has biases, which have no place."""
+    """Return the keys. A layer without kv heads is a convolution. Raises ModelLoadError if convolutions have biases."""
     if reader.flag("conv_bias", False):
         raise reader.error("conv_bias", True, "GGUF files have no place for the biases of convolutions")
     if reader.has("layer_types"):

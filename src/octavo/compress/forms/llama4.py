@@ -8,7 +8,7 @@ from octavo.models.llama4 import Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """The plain keys have the width of plain layers."""
+    """Return the keys. The usual key for the MLP's width describes the layers without experts."""
     width = cfg.mlp.intermediate_size
     keys: Keys = {
         **decoder_keys(cfg, reader, theta=500_000.0),
@@ -22,7 +22,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _step(reader: ConfigReader, num_layers: int) -> int:
-    """Raise ModelLoadError if experts are not in every n-th layer."""
+    """Return n if every n-th layer has experts. Raises ModelLoadError if the layers follow no such pattern."""
     step = reader.integer("interleave_moe_layer_step", 1)
     layers = reader.value("moe_layers")
     if layers and layers != list(range(step - 1, num_layers, step)):

@@ -26,7 +26,10 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _num_dense_layers(reader: ConfigReader) -> int:
-    """By `mlp_layer_types` of transformers, or `moe_layer_freq` of the authors, 1 for a layer with experts."""
+    """Count the first layers without experts, by transformers' `mlp_layer_types` or the authors' `moe_layer_freq`.
+
+    In `moe_layer_freq`, 1 marks a layer with experts.
+    """
     kinds = reader.value("mlp_layer_types") or reader.value("moe_layer_freq")
     return sum(kind in ("dense", 0) for kind in kinds) if isinstance(kinds, list) else 0
 

@@ -1,4 +1,4 @@
-"""Mistral as a file. It has the name llama there, but with the scaled queries of Ministral 3 that of mistral3."""
+"""Mistral as a file, where it is called llama, or mistral3 if it has the scaled queries of Ministral 3."""
 
 from __future__ import annotations
 

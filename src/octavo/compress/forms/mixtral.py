@@ -1,4 +1,4 @@
-"""Mixtral as a file: it has the name llama there."""
+"""Mixtral as a file, where it is called llama."""
 
 from __future__ import annotations
 

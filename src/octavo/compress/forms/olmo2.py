@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 as a file: both have the name olmo2 there."""
+"""OLMo 2 and 3 as a file, where both are called olmo2."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _SECTIONS = [11, 11, 10]  # of the rotary embedding, for images
 
 
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
-    """Qwen 3.5 has architectures of its own, with value heads in another order."""
+    """Return the model as the file stores it: Qwen 3.5 has its own architectures, with value heads in another order."""
     if not reader.text("model_type", "qwen3_next").startswith("qwen3_5"):
         return Stored(cfg, weights)
     name = "qwen35" if cfg.mlp.experts is None else "qwen35moe"
@@ -27,7 +27,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
 
 
 def _tiled(delta: DeltaHeads) -> tuple[Transform, ...]:
-    """The first value head of each key head, then the second ones."""
+    """Reorder value heads: the first of each key head, then the second of each."""
     share = delta.num_v_heads // delta.num_k_heads
     heads = np.arange(delta.num_v_heads).reshape(delta.num_k_heads, share).T.reshape(-1)
     values = (heads[:, None] * delta.value_dim + np.arange(delta.value_dim)).reshape(-1)
@@ -57,7 +57,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _interval(reader: ConfigReader, num_layers: int) -> int:
-    """Raise ModelLoadError if attention is not in every n-th layer."""
+    """Return n if every n-th layer has attention. Raises ModelLoadError if the layers follow no such pattern."""
     interval = reader.integer("full_attention_interval", _INTERVAL)
     if not reader.has("layer_types"):
         return interval

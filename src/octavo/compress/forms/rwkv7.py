@@ -15,7 +15,10 @@ _RANKS = {
 
 
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:  # noqa: ARG001
-    """llama.cpp asks the first layer for a mix of values and does not use it: that of the rates fills its place."""
+    """Return the model as the file stores it.
+
+    llama.cpp requires a value mix in the first layer but does not use it, so that of the rates fills its place.
+    """
     parts = ("in.weight", "out.weight", "out.bias")
     unused = {f"layers.0.attn.v_{part}": weights[f"layers.0.attn.a_{part}"] for part in parts}
     return Stored(cfg, {**unused, **weights})

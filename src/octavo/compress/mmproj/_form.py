@@ -28,7 +28,7 @@ class MmprojForm:
     keys: the keys after `clip.vision.` that only this family writes, and `image_size`, from a configuration and the
         image processor. They are read back and compared.
     stored: the configuration that a reader of the file gets, and the weights under the names of its graph.
-    further: tensors that no graph uses, made from the text model.
+    further: additional tensors that no graph uses, made from the text model.
     activation: the activation of the layers, unless the configuration has one.
     norm_eps: the epsilon of the norms, unless the configuration has one.
     projector_key: the key of `projector`.
