@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _URL_WIDTH = 32
-_HEALTH_S = 30.0  # wait for a server's first answer
+_HEALTH_S = 30.0  # time to wait for a server's first answer
 _EXIT_FAILED = 6
 
 
@@ -244,7 +244,7 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
         raise UsageError(f"--url {url}: {error}") from None
     async with client:
         try:
-            await client.get("/health", timeout=_HEALTH_S)  # the batch waits for a server that stops later
+            await client.get("/health", timeout=_HEALTH_S)  # if the server stops later, the batch waits for it
         except httpx.ReadTimeout:
             raise UsageError(
                 f"--url {url}: the server accepted the connection but sent nothing for {_HEALTH_S:g} s; "

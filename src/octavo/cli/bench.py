@@ -51,7 +51,7 @@ def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_
 
 _model = click.argument("model", shell_complete=complete_model, default=DEFAULT_MODEL)
 _as_json = click.option("--json", "as_json", is_flag=True, help="write JSON")
-# Ceilings in the header of a step's table, in units of 10^9/s.
+# Upper bounds in the header of a step's table, in units of 10^9/s.
 _BANDWIDTHS = {"read from memory": "{:.1f} GB/s from memory", "read from L2": "{:.0f} GB/s from L2"}
 
 

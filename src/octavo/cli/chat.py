@@ -129,7 +129,7 @@ class _Loaded:
 
     def replace(self, name: str) -> None:
         """Load another model; if that fails, reload this one. Raises OctavoError."""
-        find_model(name, {})  # a wrong name or a failed download must not unload the current model
+        find_model(name, {})  # an invalid name or a failed download must not unload the current model
         before = self._options
         self._options = {key: value for key, value in before.items() if key not in _OF_ONE_MODEL}
         self.close()
@@ -167,12 +167,12 @@ class _Conversation:
     def __init__(self, loaded: _Loaded, given: Options, system: str | None, *, trims: bool) -> None:
         self._loaded = loaded
         self._given = dict(given)
-        self.adapter = ""  # name; empty for none
+        self.adapter = ""  # name, or empty for none
         self._system = system
         self._trims = trims
         self._messages: list[dict[str, Any]] = []
-        self._waiting: list[Path] = []  # images of the next message
-        self._texts: list[str] = []  # of documents of the next message
+        self._waiting: list[Path] = []  # images for the next message
+        self._texts: list[str] = []  # texts of documents for the next message
         self._items: dict[str, MediaItem | ItemSeries] = {}  # by path as written in the messages
         self._clear("")
 

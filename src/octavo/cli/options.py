@@ -48,7 +48,7 @@ _SAMPLING_HELP: dict[str, str] = {
     "logprobs": "with --json: log-probabilities of each token and this many of the most likely ones",
     "skip_special_tokens": "leave control tokens out of the text",
 }
-# Longer than any useful answer; stops a model that repeats itself.
+# Longer than any useful answer, but stops a model that repeats itself.
 MAX_ANSWER_TOKENS = 4096
 # As in `octavo.loader.generation_config`; importing that module takes a tenth of a second.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")

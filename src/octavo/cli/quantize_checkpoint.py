@@ -85,7 +85,7 @@ def is_checkpoint_type(name: str, destination: Path) -> bool:
 def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
     """Raise UsageError for an option that GGUF types do not support."""
     for name, flag in _OPTIONS.items():
-        if options[name] is not None and options[name] is not False:  # zero counts as given
+        if options[name] is not None and options[name] is not False:  # zero counts as a given value
             asked = "--bpw" if options["type_name"] is None else f"--type {options['type_name']}"
             raise UsageError(
                 f"{flag} does not apply to {asked} and a GGUF file; it is for gptq, rtn, awq or w8a8 checkpoints",

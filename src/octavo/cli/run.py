@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
-_ADAPTER = "lora"  # the name of the adapter of --lora
+_ADAPTER = "lora"  # name of the --lora adapter
 _DASHED_PROMPT = re.compile(r"-(?!-?[\w-]+=)(?:\s|\d|.*\s)", re.DOTALL)
 
 
@@ -140,7 +140,7 @@ def run(
             click.echo(_summary(report["timings"]), err=True)
         if "max_tokens" not in sampling_options:
             say_limit(parts[-1])
-        with suppress(KeyboardInterrupt):  # the answer is complete; a later start can write the cache
+        with suppress(KeyboardInterrupt):  # the answer is complete, and a later run can write the cache
             llm.wait_until_kept()
 
 
@@ -272,7 +272,7 @@ def _model_and_prompt(
     texts = [_read(file) for file in files]
     if rest == ["-"] or (has_input and "-" not in files):
         texts.append(_read("-"))
-    # A script without input has an empty one.
+    # A script without input has an empty standard input.
     prompt = "\n\n".join(text for text in (*texts, question) if text.strip())
     if not prompt and not has_images:
         raise UsageError("the prompt is empty: octavo run [MODEL] PROMPT")

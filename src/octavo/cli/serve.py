@@ -96,7 +96,7 @@ def serve(
         fixed = EngineConfig(override_generation_config=options.get("override_generation_config")).sampling_overrides
         options["override_generation_config"] = json.dumps({**fixed, **default_sampling})
     configs = configs_of(words, _with_adapters(options, config), config.alias)
-    read_aliases(config.alias, list(configs))  # raises
+    read_aliases(config.alias, list(configs))  # raises UsageError for a wrong alias
     _check_replicas(config, list(configs.values()))
     for each in configs.values():
         mark_own_file(each.model)

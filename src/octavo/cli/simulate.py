@@ -24,8 +24,8 @@ HELP = (
     "local_latency, local_link (between sockets), efficiency"
 )
 _NODES = (2, 4, 8, 16, 32, 64)
-_SHOWN = 4  # choices per number of machines
-MOST_CANDIDATES = 256  # of one rank per row of logits
+_SHOWN = 4  # choices shown per number of machines
+MOST_CANDIDATES = 256  # per rank and row of logits
 
 
 def write_simulation(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.media.processor import ImageLayout, ImageProcessor, UInt8
 
 MAX_DECODE_SECONDS = 10.0
-MAX_REEL_SECONDS = 60.0  # of computing for a document or a video
+MAX_REEL_SECONDS = 60.0  # computing time for a document or a video
 MAX_IMAGE_PIXELS = 50_000_000
 _LIBRARIES: Mapping[FileKind, tuple[tuple[str, str, str], ...]] = {
     "image": (("PIL", "Pillow", "vision"),),
@@ -166,7 +166,7 @@ class _WorkerProcess(ConfinedProcess):
 
     def __init__(self, kind: FileKind) -> None:
         self._kind = kind
-        # Nothing of this environment, which may hold keys.
+        # Pass on nothing of this environment, which may contain keys.
         environment = {"OPENBLAS_NUM_THREADS": "1"}
         super().__init__(Path(__file__).with_name("picture_worker.py"), environment, kind)
 

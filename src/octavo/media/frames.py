@@ -13,7 +13,7 @@ from octavo.errors import UsageError
 from octavo.media.processor import Picture
 from octavo.media.reels import VideoHeader
 
-_USUAL_RATE = 24.0  # where a file does not say it
+_USUAL_RATE = 24.0  # for files that do not specify it
 
 
 class Frames:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.errors import UsageError
 
-_MAX_PARTS = 1 << 16  # of a file that are looked at
+_MAX_PARTS = 1 << 16  # maximum number of parts of a file to look at
 _ORIENTATION = 0x0112
 _TURNED = frozenset({5, 6, 7, 8})
 _MARKER = re.compile(rb"\xff+([^\xff])")  # the first byte may be repeated
@@ -95,7 +95,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
         if found is None:
             return
         marker, at = found[1][0], found.end()
-        if marker == 0xDA:  # the pixels
+        if marker == 0xDA:  # start of the pixels
             return
         if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD9:
             continue
@@ -166,13 +166,13 @@ def _webp_size(name: bytes, body: bytes) -> tuple[int, int] | None:
 def _read_gif(data: bytes) -> ImageHeader:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    in_extension = False  # a row of blocks, of which an empty one is the last
+    in_extension = False  # inside a series of blocks that ends with an empty one
     for _ in range(_MAX_PARTS):
         byte = data[at]
         if in_extension:
             in_extension = byte > 0
             at += byte + 1
-        elif byte == 0x2C:  # the first frame, which may reach beyond the screen
+        elif byte == 0x2C:  # the first frame, which may extend beyond the screen
             left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
             return ImageHeader("GIF", max(width, left + frame_width), max(height, top + frame_height))
         else:

@@ -12,7 +12,7 @@ from octavo.errors import UsageError
 from octavo.media.processor import Picture
 
 MAX_PAGES = 100
-_SCALE = 2.0  # 144 pixels an inch
+_SCALE = 2.0  # 144 pixels per inch
 _LONGEST_SIDE = 2048  # in pixels
 _MAX_CHARS = 4_000_000
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from octavo.media.processor import Picture, UInt8
     from octavo.media.reels import Reel
 
-# Beside the pixels, of which several copies are made.
+# Memory besides the pixels, and per pixel, since several copies are made of them.
 _BASE_BYTES, _BYTES_OF_PIXEL = 1 << 30, 32
-# Against a decoder that hangs without computing, or that a busy machine leaves waiting.
-_WAIT = 6.0  # times the limit of computing
+# Limits a decoder that hangs without computing, or that has to wait on a busy machine.
+_WAIT = 6.0  # multiple of the computing time limit
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def _warm_up(kind: str) -> None:
 
         list(Pages(blank_document()).pictures([0]))
         Pages(blank_document()).texts()
-        codecs.lookup("utf-16-le")  # of texts that are not empty
+        codecs.lookup("utf-16-le")  # for texts that are not empty
     elif kind == "video":
         from octavo.media.frames import Frames, blank_video
 
@@ -104,7 +104,7 @@ def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], d
         refusal = "needs more memory to decode than it may use"
     except EOFError:
         refusal = "is damaged: it ends early"
-    except Exception as error:  # whatever a file can provoke in a decoder
+    except Exception as error:  # anything that a file can provoke in a decoder
         refusal = "is damaged: it ends early" if "truncated" in str(error) else f"is damaged: {type(error).__name__}"
     finally:
         limits.stop_clock()
@@ -125,7 +125,7 @@ def _tiles(data: bytes, request: dict[str, Any]) -> tuple[UInt8, ...]:
     from octavo.media.processor import read_processor
 
     ImageFile.LOAD_TRUNCATED_IMAGES = False
-    Image.MAX_IMAGE_PIXELS = None  # the caller has compared the size with its own limit
+    Image.MAX_IMAGE_PIXELS = None  # the caller has already compared the size with its own limit
     header = ImageHeader(**request["header"])
     image = Image.open(io.BytesIO(data), formats=[header.kind])
     if image.size != (header.stored_width, header.stored_height):

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     UInt8: TypeAlias = npt.NDArray[np.uint8]
 
 
-# Widths and heights of pictures that are cut into as many tiles as can be.
+# Widths and heights of pictures that are split into the maximum number of tiles.
 _PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
 
-# Of a video in families without a rule of their own: tokens of a frame, frames, and bytes of their tiles in all.
+# Limits for videos in families without their own rule: tokens per frame, frames, and bytes of all tiles.
 _FRAME_TOKENS, _MOST_FRAMES, _MOST_FRAME_BYTES = 256, 32, 44 << 20
 
 __all__ = ["ImageLayout", "ImageProcessor", "ImageTile", "Picture", "UInt8", "image_families", "read_processor"]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 FileKind: TypeAlias = Literal["image", "document", "video"]
 
-_BEGIN = 1024  # bytes in which a PDF file has its signature
+_BEGIN = 1024  # a PDF file has its signature within this many bytes
 _MATROSKA = b"\x1a\x45\xdf\xa3"
-# Photos in the container of MP4: HEIC and AVIF.
+# Photos in an MP4 container: HEIC and AVIF.
 _STILL = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")
 
 

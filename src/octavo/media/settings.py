@@ -13,7 +13,7 @@ from octavo.errors import ModelLoadError
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
-BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # the numbers of Pillow's filters
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # numbers of Pillow's filters
 
 VIDEO_FILE = "video_preprocessor_config.json"
 

@@ -119,8 +119,8 @@ class _Lane:
     places: Shares
     tokens: Shares
     tickets: dict[Ticket, None] = field(default_factory=dict)  # in order of arrival; clients may repeat an id
-    _mean_stay_s: float = 0.0  # of requests that were answered
-    _mean_in_flight: float = 0.0  # sequences, when these ended
+    _mean_stay_s: float = 0.0  # of answered requests
+    _mean_in_flight: float = 0.0  # mean number of running sequences when requests ended
     _next_place_at: float = 0.0  # the retry time given to the last refused request
 
     def add(self, ticket: Ticket) -> None:
@@ -174,7 +174,7 @@ class _Lane:
         if ticket.has_started:
             return False
         unstarted = [other for other in self.tickets if not other.has_started]
-        unstarted.sort(key=lambda other: other.priority)  # stable: then by arrival
+        unstarted.sort(key=lambda other: other.priority)  # stable, so equal priorities stay in order of arrival
         later = unstarted[unstarted.index(ticket) + 1 :]
         return sum(other.num_prompts for other in later) < num_waiting
 
@@ -188,7 +188,7 @@ class _Lane:
         rate = self._mean_in_flight / self._mean_stay_s if self._mean_stay_s else _MIN_RATE
         self._next_place_at = max(self._next_place_at, now) + num_sequences / rate
         self._next_place_at = min(self._next_place_at, now + _MAX_RETRY_AFTER_S)
-        # The clock's resolution is not rounded up to a second of its own: (now + 60) - now may exceed 60.
+        # Do not round the clock's error up to another second: (now + 60) - now may exceed 60.
         return max(math.ceil(self._next_place_at - now - _CLOCK_RESOLUTION_S), 1.0)
 
 
@@ -202,7 +202,7 @@ class Admission:
         self._config = config
         self._num_tenants = num_tenants
         self._lanes: dict[str, _Lane] = {}
-        self.is_draining = False  # the server is shutting down: it refuses all further requests
+        self.is_draining = False  # the server is shutting down and refuses all new requests
 
     @property
     def num_requests(self) -> int:

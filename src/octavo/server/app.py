@@ -61,7 +61,7 @@ def build_app(
     bodiless: set[str] = set()
     with_images: set[str] = set()
     for module in modules:
-        # One flat list: the guard must know every route that there is.
+        # One flat list, because the guard must know every route.
         app.router.routes.extend(module.router.routes)
         public.update(getattr(module, "PUBLIC_PATHS", ()))
         bodiless.update(getattr(module, "BODILESS_PATHS", ()))
@@ -100,7 +100,7 @@ class _Application(FastAPI):
         return self.openapi_schema
 
 
-# Errors of starlette and FastAPI leave the application as our error, which the guard answers with.
+# starlette's and FastAPI's errors are raised as our ApiError, and the guard answers with it.
 
 
 async def _on_invalid(_request: Request, error: Exception) -> NoReturn:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _WIDTH = 32  # lines at once for a model that is not loaded
-_SAVE_S = 0.5  # between updates of a running batch's counts
+_SAVE_S = 0.5  # seconds between updates of a running batch's counts
 _AGE_S = 120.0  # after this long without a result, one line runs like a live request
 _MAX_ERRORS = 100  # errors reported about a refused file
 
@@ -51,7 +51,7 @@ class BatchWorker:
 
     def __init__(self, path: str | None, models: ModelManager, salt: bytes, *, age_s: float = _AGE_S) -> None:
         self._models = models
-        self.salt = salt  # of the owners' names, which are those of the store where it outlives the server
+        self.salt = salt  # for owners' names; a store that outlives the server has its own salt
         self._age_s = age_s
         self._thread = ThreadPoolExecutor(1, "octavo-batches")  # all reads and writes of the store, in order
         self._temporary: Path | None = None
@@ -163,7 +163,7 @@ class BatchWorker:
                 if batch.has_ended:
                     self.figures.num_batches -= 1
                     self.figures.ended[batch.status] += 1
-        except (OSError, sqlite3.Error) as error:  # not even the failure could be written
+        except (OSError, sqlite3.Error) as error:  # even the failure could not be written
             logger.error("batches stop until the next one comes or the server starts again: %s", reason_of(error))
 
     async def _run_or_fail(self, batch: StoredBatch) -> None:
@@ -195,7 +195,7 @@ class BatchWorker:
         batch.total, batch.model = total, model
         if errors:
             await self._fail(batch, errors)
-        elif batch.status == "validating":  # else it was cancelled meanwhile
+        elif batch.status == "validating":  # otherwise it has been cancelled
             batch.enter("in_progress")
             await self.use(lambda store: store.save(batch))
 
@@ -273,14 +273,14 @@ class _RunningBatch:
             await use(lambda _: _count(batch, journal))
             if batch.status == "in_progress":
                 await self._run_lines(app, journal)
-            await use(lambda _: _count(batch, journal))  # after all results are written
+            await use(lambda _: _count(batch, journal))  # once all results are written
             if self._problem is not None:
                 raise self._problem
             was_cancelled = batch.status == "cancelling"
             code = "batch_cancelled" if was_cancelled else "batch_expired"
             is_cut = await use(lambda store: _end_rest(store, batch, journal, code))
         finally:
-            with suppress(OSError):  # of a full disk, which ends the batch
+            with suppress(OSError):  # a full disk ends the batch
                 await use(lambda _: journal.end())
         if not was_cancelled:
             batch.enter("finalizing")
@@ -301,7 +301,7 @@ class _RunningBatch:
             self.stop()
             await asyncio.wait({self._lines})
         if not self._lines.cancelled():
-            self._lines.result()  # raises
+            self._lines.result()  # raises the error that ended the lines
 
     def _put(self, journal: Journal, result: LineResult) -> None:
         """Write a result in the store's thread, and the updated counts twice a second."""

@@ -169,7 +169,7 @@ class ServerConfig:
         return None if self.models_memory is None else parse_bytes("models_memory", self.models_memory)
 
 
-_NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # whose default is None
+_NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # fields whose default is None
 
 
 def _check_type(name: str, value: object, default: object) -> None:
@@ -181,7 +181,7 @@ def _check_type(name: str, value: object, default: object) -> None:
             raise UsageError(f"{name} must be True or False, not {value!r}")
     elif isinstance(default, tuple):
         if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
-            raise UsageError(f"{name} must be a tuple of texts that are not empty")  # the value may be a secret
+            raise UsageError(f"{name} must be a tuple of texts that are not empty")  # not shown: it may be a secret
     elif isinstance(default, str) or (default is None and value is not None and name not in _NUMBERS):
         is_text = isinstance(value, str) and value.strip()
         if not is_text:

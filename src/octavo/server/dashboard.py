@@ -47,12 +47,12 @@ def snapshot(state: ServerState) -> dict[str, Any]:
     now = time.monotonic()
     return {
         "version": __version__,
-        "time_s": now,  # of a clock that only runs forward
+        "time_s": now,  # from a clock that never runs backwards
         "uptime_s": now - state.started_at,
         "models": [_model(entry, metrics) for entry in state.models.entries],
         "rejected": dict(metrics.rejected),
         "num_http_errors": sum(
-            # A refusal is counted as such, and a poll that hears "not yet" is no error: both are 503.
+            # Refusals are counted separately, and "not yet" is not an error for a polling client: both are 503.
             count
             for (*_, status), count in metrics.http.items()
             if status >= 500 and status != 503

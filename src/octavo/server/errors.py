@@ -115,7 +115,7 @@ def _to_answer(error: Exception, request_id: str) -> ApiError:
         message = f"the engine stopped while this request ran; it can be sent again (request {request_id})"
         return ApiError(500, message, code="engine_restarting")
     if isinstance(error, (ModelLoadError, InsufficientMemoryError)):
-        # Reaches a caller only where a model is loaded on demand; the details stay in the log.
+        # Callers see this only if a model is loaded on demand. The details stay in the log.
         message = f"the model cannot be loaded; see the server's log (request {request_id})"
         return ApiError(503, message, code="model_loading", headers={"Retry-After": "10"})
     kind = "a fault of the server" if isinstance(error, OctavoError) else "an unexpected fault of the server"

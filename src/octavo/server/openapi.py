@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 
 from octavo.server.protocols.answer_schemas import OPENAI_ERROR, errors
 
-# Tags in the order of the page. A protocol without an entry follows them, without a description.
+# Tags in the order of the page. A protocol without an entry comes after them, without a description.
 _TAGS = {
     "OpenAI": "Chat completions, completions, responses and embeddings",
     "Anthropic": "Messages and token counts",
@@ -30,7 +30,7 @@ _QUESTION = "Name three colors."
 _CHAT = {"messages": [{"role": "user", "content": _QUESTION}]}
 _TEXT = "The sky is blue."
 _DOCUMENTS = ["The sky is blue.", "Grass is green."]
-# By path: a small body to start from. Without one, Swagger UI fills in every field that a schema has.
+# A small example body by path. Without one, Swagger UI fills in every field of the schema.
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {**_CHAT, "max_tokens": 64},
     "/v1/chat/completions/input_tokens": _CHAT,

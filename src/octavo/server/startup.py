@@ -81,14 +81,14 @@ def check_exposure(config: ServerConfig) -> None:
 def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report: LoadReport) -> ServerState:
     """Build the parts of a server. Call this from a running event loop."""
     adapters = _adapters(config, models)
-    # The server tells its engines of adapters, also of those that come later.
+    # The server loads adapters into its engines, including engines that start later.
     models = {name: dataclasses.replace(each, lora_modules=None) for name, each in models.items()}
     responses = ResponseStore(config.response_store)
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
     metrics.max_loras = max((each.max_loras for each in models.values() if each.takes_adapters), default=0)
     metrics.adapter_bytes = lambda: {adapter.name: adapter.nbytes for adapter in adapters.entries}
     shares = None
-    if config.models_memory_bytes is not None or len(models) > 1:  # to ask a GPU loads torch into this process
+    if config.models_memory_bytes is not None or len(models) > 1:  # asking for GPU memory loads torch into this process
         machine = machine_memory(next(iter(models.values())))
         shares = MemoryShares.of(machine, config.models_memory_bytes, len(models))
     manager = ModelManager(
@@ -139,7 +139,7 @@ async def run_server(
     try:
         await asyncio.wait({serving, living}, return_when=asyncio.FIRST_COMPLETED)
         if living.done():
-            living.result()  # raises
+            living.result()  # raises the task's error
         await serving
         if lifetime.was_interrupted:
             raise KeyboardInterrupt
@@ -174,7 +174,7 @@ class _Lifetime:
         self._is_loaded = True
         async with models.use(models.default_name) as model:
             report.ready(model)
-        del model  # the first one may be unloaded, and this never ends
+        del model  # the first model may be unloaded, and this function never returns
         self._state.batches.start(self._app)
         while True:
             await asyncio.sleep(_WATCH_S)

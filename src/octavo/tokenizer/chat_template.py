@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_RENDER_SECONDS = 2.0
 MAX_SOURCE_CHARS = 1 << 20
-_LONG_CHARS = 256 << 10  # a conversation with more that exceeds a template's limits is at fault, not the template
+_LONG_CHARS = 256 << 10  # if a longer conversation exceeds a template's limits, the conversation is at fault
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = frozenset({"messages", "tokenize", "bos_token", "eos_token"})
 
@@ -286,7 +286,7 @@ def _check_roles(messages: Sequence[Message], source: str) -> None:
         role = message["role"]
         if role in _ROLES or any(f"{quote}{role}{quote}" in source for quote in "\"'"):
             continue
-        from difflib import get_close_matches  # here, because few conversations need it
+        from difflib import get_close_matches  # imported here because it is rarely needed
 
         near = get_close_matches(role, _ROLES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(_ROLES)}"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _WORD = "Octavoprobe"
-_LITERAL = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""")  # a list of parts as Python or JSON writes it
-_CALL_ID = "call12345"  # nine letters and digits, which Mistral's templates ask for
+_LITERAL = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""")  # a list of parts as Python or JSON prints it
+_CALL_ID = "call12345"  # nine letters and digits, which Mistral's templates require
 
 
 class ContentForms:
@@ -51,7 +51,7 @@ class ContentForms:
             takes_parts = not self._shows(role, in_parts=False) and self._shows(role, in_parts=True)
             return {**message, "content": _parts(content)} if takes_parts else message
         if not isinstance(content, (list, tuple)) or any(part["type"] != "text" for part in content):
-            return message  # parts other than text only exist for templates that take them
+            return message  # other parts than text exist only for templates that accept them
         if not self._shows(role, in_parts=True):
             return {**message, "content": "\n".join(part["text"] for part in content)}
         return message

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.errors import ModelLoadError
 
-MAX_GROWTH = 64  # times the length of a text, by all replacements together
+MAX_GROWTH = 64  # factor for the length of a text, for all replacements together
 
 Replacement = tuple[str, str]
 """A text, and the one in its place."""
@@ -52,7 +52,7 @@ class ReplacedStream:
     def push(self, text: str) -> str:
         """Add text and return the part that can no longer become part of a match."""
         *done, rest = (self._held + text).split(self._pattern)
-        # Up to here all is decided; the end may still begin a pattern.
+        # Everything up to here is final. The end may still begin a match.
         begins = (n for n in range(min(len(self._pattern) - 1, len(rest)), 0, -1) if rest.endswith(self._pattern[:n]))
         held = next(begins, 0)
         self._held = rest[len(rest) - held :]

@@ -37,7 +37,7 @@ from octavo.tokenizer.vocabulary import (
 logger = logging.getLogger(__name__)
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
-_PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern never finishes
+_PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a badly written pattern never finishes
 _TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _KNOWN_PATTERNS = frozenset(pattern for known in PRE_TOKENIZERS.values() for pattern in known.patterns)
 _KNOWN_PATTERNS |= {tiktoken_vocab.PATTERN}
@@ -152,10 +152,10 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
 
 def _parts(path: Path, content: bytes) -> Mapping[str, Any]:
     """Return the parts of the file that change texts, without its vocabulary, which may be large."""
-    import msgspec  # here, because models in one GGUF file need none of it
+    import msgspec  # imported here because models in one GGUF file do not need it
 
     def chosen(raw: bytes | msgspec.Raw, names: Iterable[str]) -> dict[str, Any]:
-        # The values of other names are only skipped.
+        # The values of other names are skipped.
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         return {name: msgspec.json.decode(fields[name]) for name in names if name in fields}
 
@@ -245,7 +245,7 @@ def _pair(loaded: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[tupl
     """Return the ids that the post-processor puts between two texts, and whether the second text has a different type
     id.
     """
-    pair = loaded.encode("a", "a")  # texts that `_load` has tried
+    pair = loaded.encode("a", "a")  # the texts that `_load` has tried
     texts = pair.sequence_ids
     if 0 not in texts or 1 not in texts:
         return (), False
@@ -274,7 +274,7 @@ def configured_eos(directory: Path, num_tokens: int) -> list[int]:
     """
     for name in ("generation_config.json", "config.json"):
         values = read_optional(directory / name)
-        text = values.get("text_config")  # of a model that also sees
+        text = values.get("text_config")  # in a vision model
         value = values.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
         ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
         for i in ids:

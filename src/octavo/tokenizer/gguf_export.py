@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE_FLAGS = ("lstrip", "rstrip", "single_word")
-_STOP_KEYS = ("eot", "eom")  # further ids that end an answer, besides `eos`
+_STOP_KEYS = ("eot", "eom")  # more ids that end an answer, besides `eos`
 
-# Every kind of boundary that a pre-tokenizer may see differently, in composed form.
+# Every kind of boundary that pre-tokenizers may treat differently, in composed form.
 PROBE_TEXTS = (
     "Hello, world!", " leading", "trailing ", "two  spaces   three    four", "\ttab\t\ttabs", "line\nline\n\nline\r\n",
     " \n \n  x", "it's we'LL I'm they'Ve don't", "1 12 123 1234 12345 3.14159 1,000,000", "x1y22z333",
@@ -73,7 +73,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
 
 def _read(path: Path) -> Mapping[str, Any]:
     """Read a tokenizer.json that the library has already parsed without an error."""
-    import msgspec  # here, because models in one GGUF file need none of it
+    import msgspec  # imported here because models in one GGUF file do not need it
 
     form: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     kind = form["model"].get("type", "BPE" if "merges" in form["model"] else None)
@@ -146,7 +146,7 @@ def _scores(texts: Sequence[str], types: NDArray[np.int32], merges: Sequence[str
 def _pre_tokenizer(path: Path, form: Mapping[str, Any]) -> str:
     """Return the name of the pre-tokenizer with the same patterns as the file, in order."""
     normalizer = form.get("normalizer")
-    if normalizer is not None and normalizer.get("type") != "NFC":  # which the readers of GGUF files leave out
+    if normalizer is not None and normalizer.get("type") != "NFC":  # readers of GGUF files do not normalize
         raise ModelLoadError(f"{path}: GGUF files have no key for the normalizer {normalizer.get('type')!r:.40}")
     patterns = tuple(_patterns(path, form.get("pre_tokenizer")))
     ignores = bool(form["model"].get("ignore_merges", False))

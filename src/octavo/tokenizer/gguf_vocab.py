@@ -37,21 +37,21 @@ logger = logging.getLogger(__name__)
 
 MAX_TOKEN_CHARS = 1 << 11
 MAX_MERGES = 1 << 21
-MAX_MERGE_WORK = 1 << 28  # of the published vocabularies, Gemma's 262,144 tokens need the most, 2^24
+MAX_MERGE_WORK = 1 << 28  # Gemma's 262,144 tokens need the most among published vocabularies, 2^24
 
 _KEY = "tokenizer.ggml."
 _NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown")
-# Models whose mask takes the white space before it.
+# Models whose mask token takes the white space before it.
 _MASKING_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASKING_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3", "modern-bert")
-MAX_WORD_CHARS = 100  # of a word that WordPiece cuts; a longer one is unknown, as in BERT
-# The tokens of BERT: their texts, and their keys. The specification's spelling of the separator is wrong.
+MAX_WORD_CHARS = 100  # longest word that WordPiece splits; a longer one is unknown, as in BERT
+# BERT's tokens: their texts and their keys. The specification misspells the separator's key.
 _BERT_TOKENS = {
     "cls": ("[CLS]", "cls", "bos"),
     "sep": ("[SEP]", "seperator", "eos"),
     "unknown": ("[UNK]", "unknown"),
 }
-# llama.cpp knows RWKV's turns by the name of their template; this is what they are.
+# llama.cpp recognizes RWKV's turns by the name of their template. This is that template.
 _RWKV_TEMPLATE_NAME = "rwkv-world"
 _RWKV_TEMPLATE = (
     "{% for message in messages %}{{ {'user': 'User', 'assistant': 'Assistant'}.get(message['role'], 'System') }}: "
@@ -59,7 +59,7 @@ _RWKV_TEMPLATE = (
 )
 _TOKEN_NAMES = {f"{name}_token": name for name in ("bos", "eos", "cls", "mask")}
 _TOKEN_NAMES |= {"unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
-# `tokenizer.ggml.token_type`, from 1.
+# Values of `tokenizer.ggml.token_type`, from 1.
 TokenType = IntEnum("TokenType", ["NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"])
 
 
@@ -98,7 +98,7 @@ def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     literal = control | frozenset(named.values())
     texts = [text if i in literal else _original_piece(text) for i, text in enumerate(tokens.texts)]
     vocab = dict(zip(reversed(texts), reversed(range(len(texts))), strict=True))
-    # A vocabulary without capitals was made from text without them.
+    # A vocabulary without capitals was trained on text without them.
     is_lower = not any(text != text.lower() for i, text in enumerate(texts) if i not in literal)
     model = models.WordPiece(vocab, unk_token=texts[named["unknown"]], max_input_chars_per_word=MAX_WORD_CHARS)
     plain, special = build_pair(
@@ -212,7 +212,7 @@ def _sentencepiece_merges(metadata: Mapping[str, object], tokens: _Tokens) -> To
     model = _merging_model(metadata, tokens, **fallback)
     runs = [text for text in tokens.vocab if text.strip("\n") == ""]
     if any(len(model.tokenize(run)) > 1 for run in runs):
-        # The library can keep all words whole that are tokens, or none. Other such words are rare: whole lines.
+        # The library can keep either all words that are tokens whole, or none. Other such words are rare: whole lines.
         model.ignore_merges = True
     lines = pre_tokenizers.Split(Regex("[^\n]+|\n+"), "isolated")
     spaces = normalizers.Replace(" ", "▁")
@@ -287,7 +287,7 @@ def _charsmap(metadata: Mapping[str, object]) -> list[normalizers.Normalizer]:
     if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
         with library_errors_as(ModelLoadError, f"{_KEY}precompiled_charsmap cannot be read"):
             steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
-            steps[0].normalize_str("a ﬁ ①")  # a damaged table fails only when it is used
+            steps[0].normalize_str("a ﬁ ①")  # a damaged table fails only when used
     return steps
 
 
@@ -357,7 +357,7 @@ def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
     if max(map(len, texts)) > MAX_TOKEN_CHARS:
         i = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_CHARS)
         raise ModelLoadError(f"{_KEY}tokens: token {i} has {len(texts[i])} characters; the limit is {MAX_TOKEN_CHARS}")
-    # The first of two equal tokens counts: the merges were learnt with it.
+    # The first of two equal tokens counts, because the merges were learnt with it.
     vocab = dict(zip(reversed(texts), reversed(range(len(texts))), strict=True))
     types = np.empty(0, np.int64)
     if _KEY + "token_type" in metadata:
@@ -374,7 +374,7 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
         if _is_reachable(value := metadata[key], key, num_tokens):
             ids[name] = value
     if metadata[_KEY + "model"] not in ("gpt2", "gemma4"):
-        # SentencePiece's ids of these tokens, for files that leave them out.
+        # SentencePiece's ids for these tokens, for files that leave them out.
         kinds = {"unknown": TokenType.UNKNOWN, "bos": TokenType.CONTROL, "eos": TokenType.CONTROL}
         for i, (name, kind) in enumerate(kinds.items()):
             if i < len(types) and types[i] == kind:

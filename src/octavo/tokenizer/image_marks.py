@@ -40,7 +40,7 @@ class ImageMarks:
         if len(pieces) == 1:
             return content
         parts: list[dict[str, str]] = []
-        for i, piece in enumerate(pieces):  # every second one is a number
+        for i, piece in enumerate(pieces):  # every second piece is a number
             if i % 2:
                 parts.append({"type": "image"})
             elif piece:

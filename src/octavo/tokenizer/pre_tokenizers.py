@@ -50,14 +50,14 @@ class PreTokenizer:
     """A way to split text. Each pattern splits the pieces that the previous one left."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word in the vocabulary is one token, whatever the merges are
+    ignore_merges: bool = False  # a word in the vocabulary is one token, regardless of merges
     add_bos: bool = False  # if the file does not specify it
 
 
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"))
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# Each way to split with its names.
+# Each splitting pattern with its names.
 _KINDS = {
     ("default",): _DEFAULT,
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"): PreTokenizer(

@@ -34,7 +34,7 @@ def run_quietly(work: Callable[[], T]) -> T:
 
     try:
         _thread.start_new_thread(run, ())
-    except (RuntimeError, MemoryError):  # no thread can be started: noisy is better than not at all
+    except (RuntimeError, MemoryError):  # no thread can be started; noisy is better than not at all
         return work()
     done.wait()
     if errors:

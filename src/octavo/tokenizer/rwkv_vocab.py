@@ -24,7 +24,7 @@ MAX_TOKEN_BYTES = 1 << 10
 END = "<|rwkv_tokenizer_end_of_text|>"
 """The name of token 0, which ends a text."""
 
-# Only one literal: an expression could be as deep as it is long.
+# Only a single literal, because an expression could be nested as deeply as it is long.
 _LINE = re.compile(r"""([0-9]{1,9}) (b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")) ([0-9]{1,9})""")
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
 _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
@@ -100,7 +100,7 @@ def _token(line: bytes, number: int) -> bytes | None:
         found = _LINE.fullmatch(line.decode())
         token = ast.literal_eval(found[2]) if found else None
         data = token.encode() if isinstance(token, str) else token
-    except (ValueError, SyntaxError):  # no UTF-8 either
+    except (ValueError, SyntaxError):  # includes invalid UTF-8
         return None
     if found is None or not isinstance(data, bytes) or not 0 < len(data) <= MAX_TOKEN_BYTES:
         return None

@@ -27,7 +27,7 @@ class ScoreMerges:
         """
         pieces, end = list(ids), len(ids)
         before, after = list(range(-1, end - 1)), list(range(1, end + 1))
-        # (minus the score, place of the left piece, both pieces, the joined one); outdated ones are passed over.
+        # (minus the score, position of the left piece, both pieces, the joined piece). Outdated entries are skipped.
         queue: list[tuple[float, int, int, int, int]] = []
 
         def propose(left: int, right: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_CHARS = 4 << 20
 MAX_MEMORY_BYTES = 512 << 20
-# Against a template that hangs without computing, or that a busy machine leaves waiting.
+# Limits a template that hangs without computing, or that has to wait on a busy machine.
 _MAX_WAIT_SECONDS = 60.0
 
 

@@ -23,10 +23,10 @@ from octavo.tokenizer.quiet_thread import run_quietly
 from octavo.tokenizer.vocabulary import library_errors_as
 
 MAX_STEPS = 256  # of normalizers, pre-tokenizers and decoders
-MAX_NORMALIZED_BYTES = 32 << 20  # the library keeps 16 more bytes for each of them
-MAX_LETTER_BYTES = 16  # what one letter may become, since added tokens can cut a text into letters
-MAX_SPLIT_GROWTH = 64  # of pre-tokenizers; published ones have at most 16
-MAX_AFFIX_CHARS = 64  # of the marks inside and at the ends of words
+MAX_NORMALIZED_BYTES = 32 << 20  # the library keeps 16 more bytes per byte
+MAX_LETTER_BYTES = 16  # maximum size of one letter, since added tokens can split a text into letters
+MAX_SPLIT_GROWTH = 64  # by pre-tokenizers; published ones have at most 16
+MAX_AFFIX_CHARS = 64  # for the marks inside and at the ends of words
 MAX_WORD_CHARS = 10_000  # WordPiece tries every part of a word
 _CHUNK_CHARS = 1 << 14
 
@@ -43,7 +43,7 @@ class GrowthError(OctavoError):
 
 def _of_replace(step: TextStep) -> int:
     content, pattern = len(step["content"].encode()), step["pattern"]
-    if "Regex" in pattern:  # it may match the empty text before each character and at the end
+    if "Regex" in pattern:  # it may match the empty string before each character and at the end
         return 1 + 2 * content
     if not (size := len(pattern["String"].encode())):
         raise ValueError("an empty pattern")
@@ -163,7 +163,7 @@ def growth_of(path: object, parts: Mapping[str, Any]) -> TextGrowth:
         raise ModelLoadError(
             f"{path}: the pre_tokenizer may multiply a text by {split_growth:,}; the limit is {MAX_SPLIT_GROWTH}"
         )
-    if num_bytes * growth.factor > MAX_NORMALIZED_BYTES:  # the library normalizes them when it loads the file
+    if num_bytes * growth.factor > MAX_NORMALIZED_BYTES:  # the library normalizes them when loading the file
         raise ModelLoadError(f"{path}: the normalizer may multiply the added tokens by {growth.factor:.3g}")
     try:
         with library_errors_as(ModelLoadError, f"{path} cannot encode text"):

@@ -18,10 +18,10 @@ EncodeMany: TypeAlias = Callable[[Sequence[str]], "list[list[int]]"]
 """The token ids of several texts."""
 
 PIECE_CHARS = 1 << 15
-_WINDOW_CHARS = 1 << 11  # before the end of a piece, where cuts are looked for
-_WIDTHS = (256, 251, 243)  # around a cut; no period divides them alike
-_TRIES = 4  # of each kind
-# The kinds of cuts, best first. Runs of white space are never cut: patterns look at their ends.
+_WINDOW_CHARS = 1 << 11  # search range for cuts before the end of a piece
+_WIDTHS = (256, 251, 243)  # around a cut; they share no period
+_TRIES = 4  # per kind
+# The kinds of cuts, best first. Runs of white space are never cut, because patterns look at their ends.
 _CUTS = (
     re.compile(r"(?<=[^\W\d_])(?=\s[^\W\d_])"),  # before a single space between two letters
     re.compile(r"(?<=\S)(?=\s)"),
@@ -51,7 +51,7 @@ def _find_cut(text: str, limit: int, encode: EncodeMany) -> tuple[int, int] | No
     start = limit - _WINDOW_CHARS
     for kind in _CUTS:
         places = [match.start() for match in kind.finditer(text, start, limit)]
-        # From the end, and then from everywhere: a run at the end may allow none.
+        # From the end, and then from everywhere, because a run at the end may not allow a cut.
         spread = places[:: max(1, len(places) // _TRIES)]
         for place in chain(islice(reversed(places), _TRIES), islice(spread, _TRIES)):
             if (skipped := _try_cut(text, place, encode)) is not None:

@@ -57,7 +57,7 @@ def read_tiktoken(directory: Path, config: Mapping[str, Any]) -> tokenizers.Toke
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    for token in _added_tokens(path, config, len(ranks)):  # the library numbers them as they come
+    for token in _added_tokens(path, config, len(ranks)):  # the library numbers them in this order
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     return tokenizer
 

@@ -21,8 +21,8 @@ from octavo.tokenizer.vocabulary import BYTE_OF_CHAR, GUARD, TokenCoding
 _CHUNK_BYTES = 1 << 16
 _NUM_BYTES = 256
 _TOKENS_AT_ONCE = 1 << 13
-# The largest factor by which a normalizer shortens a text in UTF-8. Canonical composition makes one character of four
-# at most (a letter with three marks), and its bytes are no fewer than a quarter of theirs.
+# The largest factor by which a normalizer shortens a text in UTF-8. Canonical composition turns at most four characters
+# (a letter with three marks) into one, which has at least a quarter of their bytes.
 _SHRINKING: Mapping[str, int] = {"NFC": 4, "NFD": 1, "Prepend": 1}
 _KEEPS_TEXT = frozenset({"Split", "ByteLevel", "Digits", "Punctuation", "Metaspace"})
 
@@ -44,7 +44,7 @@ class TokenSizes:
 
     def least_tokens(self, text: str) -> int:
         """Return the minimum number of tokens in this text, without those that are added to every text."""
-        # A guard is removed, and a typed one looks the same.
+        # A guard is removed, and one typed by a user looks the same.
         data = text.replace(GUARD, "").encode("utf-8", "replace").translate(None, self.missing)
         shrinking = 1 if text.isascii() else self.shrinking
         least = -(-len(data) // (self.longest * shrinking))
@@ -82,7 +82,7 @@ def _shrinking(backend: tokenizers.Tokenizer) -> int | None:
     if not isinstance(model, tokenizers.models.BPE):
         return None
     for step in _steps(backend.normalizer, "normalizers"):
-        if step["type"] == "Replace":  # of a guard, or of a space by a longer character
+        if step["type"] == "Replace":  # replaces a guard, or a space by a longer character
             if step["pattern"] not in ({"String": GUARD}, {"String": " "}) or step["content"] not in ("", "▁"):
                 return None
         elif step["type"] in _SHRINKING:
@@ -115,7 +115,7 @@ def _most(tokens: Sequence[str], literal: Sequence[bytes]) -> NDArray[np.int64]:
 
     literal: tokens that are their own text
     """
-    # Beyond the alphabet all characters count as one more.
+    # All characters beyond the alphabet count as one more.
     table = np.full(1 + max(map(ord, BYTE_OF_CHAR)), _NUM_BYTES, np.int64)
     table[[*map(ord, BYTE_OF_CHAR)]] = [*BYTE_OF_CHAR.values()]
     most = np.ones(_NUM_BYTES + 1, np.int64)

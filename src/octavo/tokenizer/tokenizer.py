@@ -25,7 +25,7 @@ keep_tokenizers_on_one_thread()
 
 NO_REPLACEMENTS = Replacements()
 
-# On longer texts any pattern may reach the library's limit of attempts.
+# On longer texts, any pattern may reach the library's limit of attempts.
 _QUIET_CHARS = 1 << 18
 
 
@@ -69,21 +69,21 @@ class Tokenizer:
     tokens: Sequence[str]  # [V]
     coding: TokenCoding
     literal_ids: frozenset[int]  # tokens whose bytes are their own text: added and control tokens
-    special_token_ids: frozenset[int]  # control tokens, which `skip_special_tokens` leaves out
-    prefix_ids: tuple[int, ...]  # start of every text: BOS, if the model wants it
-    suffix_ids: tuple[int, ...]  # end of every text
-    strip_leading_space: bool  # the vocabulary adds the first space of a text
+    special_token_ids: frozenset[int]  # control tokens, omitted by `skip_special_tokens`
+    prefix_ids: tuple[int, ...]  # at the start of every text: BOS, if the model needs it
+    suffix_ids: tuple[int, ...]  # at the end of every text
+    strip_leading_space: bool  # the vocabulary adds a space before a text
     bos_token_id: int | None
     eos_token_ids: frozenset[int]  # all ids that end an answer: end of text, of turn and of message
     chat_template: TemplateSet | None
-    growth: TextGrowth = NO_GROWTH  # of texts in the model's normalizer
-    may_panic: bool = False  # the model has its own patterns, which may give up on short texts
+    growth: TextGrowth = NO_GROWTH  # by the model's normalizer
+    may_panic: bool = False  # the model has its own patterns, which may give up even on short texts
     separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
-    marks_second: bool = False  # the tokens of a pair's second text are of another type
+    marks_second: bool = False  # the tokens of a pair's second text have another type id
     replacements: Replacements = NO_REPLACEMENTS
-    joiner: Joiner | None = None  # joins what `plain` and `special` make, if their merges cannot
-    special_tokens: Mapping[str, str] = field(default_factory=dict)  # `pad_token` and its like, which templates write
-    padding: Padding | None = None  # of every text of a model that was trained with texts of one length
+    joiner: Joiner | None = None  # joins the tokens of `plain` and `special` if their own merges cannot
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # `pad_token` and similar, for templates
+    padding: Padding | None = None  # set for a model that was trained on texts of a fixed length
 
     @property
     def vocab_size(self) -> int:
@@ -158,7 +158,7 @@ class Tokenizer:
                     self.growth.check(text)
             except GrowthError as error:
                 raise UsageError(f"the text is too long: {error}") from None
-            # `encode` stops all other threads of Python; this call does not.
+            # `encode` blocks all other Python threads; this call does not.
             found = [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
             return found if self.joiner is None else list(map(self.joiner.join, found))
 
@@ -219,7 +219,7 @@ class Tokenizer:
     def _guarded(self) -> re.Pattern[str]:
         """A pattern that matches the names of all control tokens. Some vocabularies have thousands."""
         names = (self.tokens[i] for i in self.special_token_ids)
-        # A name of one character cannot be broken; none of the published vocabularies has one.
+        # A one-character name cannot be split, but no published vocabulary has one.
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 

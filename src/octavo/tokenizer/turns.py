@@ -28,7 +28,7 @@ def fit_turns(
         return prompt, 0
     head = messages[: begins[0]]
 
-    # Dropping more never makes a prompt longer: the fewest that suffice are found by halving.
+    # Dropping more turns never makes a prompt longer, so a binary search finds the minimum.
     low, high, best = 1, len(begins) - 1, encode([*head, *messages[begins[-1] :]])
     while low < high:
         middle = (low + high) // 2

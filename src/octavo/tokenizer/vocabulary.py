@@ -14,11 +14,11 @@ from octavo.errors import OctavoError
 
 MAX_TOKENS = 1 << 20  # the largest published vocabularies have 262,144
 
-# For the log: a file names a token that cannot come.
+# For the log: a file names a token that can never occur.
 UNREACHABLE = "%s: %s is %r, but the vocabulary has %d tokens; it is ignored"
 
 # Inserted into the text of a special token that a user typed, so that it is not parsed as the token; the normalizer
-# removes it. Two noncharacters, which Unicode reserves for internal use by a program.
+# removes it. It consists of two noncharacters, which Unicode reserves for internal use by a program.
 GUARD = "\ufdd0\ufdef"
 
 # Tokens that end a turn or a text, by their names in published vocabularies.
@@ -51,7 +51,7 @@ class TokenCoding(Enum):
 
     BYTE_LEVEL = "byte-level"  # GPT-2: each character represents a byte
     SENTENCEPIECE = "sentencepiece"  # U+2581 is a space, <0x0A> a byte
-    WORDPIECE = "wordpiece"  # `##` goes on with a word, any other token begins one
+    WORDPIECE = "wordpiece"  # `##` continues a word, and any other token begins one
 
     def to_bytes(self, token: str) -> bytes:
         """Return the bytes of an ordinary token."""
@@ -113,9 +113,9 @@ def build_pair(
     for tokenizer in (plain, special):
         if pre_tokenizer is not None:
             tokenizer.pre_tokenizer = pre_tokenizer
-        for token in in_order:  # the library numbers them as they come
+        for token in in_order:  # the library numbers them in the order in which they are added
             (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         tokenizer.add_tokens(list(user_tokens))
-    plain.encode_special_tokens = bool(in_order)  # in `plain` they only hold their ids
+    plain.encode_special_tokens = bool(in_order)  # in `plain` they only reserve their ids
     special.add_special_tokens(list(control_tokens))
     return plain, special

@@ -77,7 +77,7 @@ class Gemma3Images(ImageProcessor):
         return tuple(resized(part, self.side, self.side, self.resample) for part in parts)
 
     def limited(self, max_tokens: int) -> ImageProcessor:
-        del max_tokens  # without crops the number is fixed
+        del max_tokens  # without crops, the number of tokens is fixed
         return read(self.settings.changed(do_pan_and_scan=False))
 
 

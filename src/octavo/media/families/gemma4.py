@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 
-_BUDGETS = (70, 140, 280, 560, 1120)  # of tokens, with which the models were trained
+_BUDGETS = (70, 140, 280, 560, 1120)  # token limits that the models were trained with
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,7 +68,7 @@ class Gemma4Images(ImageProcessor):
 
 
 def read(settings: ImageSettings) -> ImageProcessor:
-    is_whole = settings.model_type == "gemma4_unified"  # which has no encoder: a token's square is its patch
+    is_whole = settings.model_type == "gemma4_unified"  # it has no encoder: a token's square is its patch
     patch_size, merge_size = settings.side("patch_size", 16), settings.side("pooling_kernel_size", 3)
     max_tokens = settings.side("max_soft_tokens", 280)
     if max_tokens not in _BUDGETS:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = ("granite_docling",)
 
-_LONGEST_GRID = 16  # the marks of rows and columns end there
+_LONGEST_GRID = 16  # the marks for rows and columns end there
 
 
 @dataclass(frozen=True, slots=True)

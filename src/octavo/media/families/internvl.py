@@ -50,7 +50,7 @@ class InternImages(ImageProcessor):
 
 def read(settings: ImageSettings) -> ImageProcessor:
     side = settings.vision("image_size", 448)
-    is_own = settings.model_type == "internvl_chat"  # whose preprocessor knows nothing of tiles
+    is_own = settings.model_type == "internvl_chat"  # its preprocessor has no settings for tiles
     most = settings.side("max_patches", settings.text_count("max_dynamic_patch", 12))
     if is_own and settings.config.get("dynamic_image_size") is False:
         most = 1

@@ -12,7 +12,7 @@ from octavo.media.pixels import Normalization
 from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile
 from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
 
-MODEL_TYPES = ("mistral3", "pixtral", "llava")  # as llava with a vision part `pixtral`
+MODEL_TYPES = ("mistral3", "pixtral", "llava")  # llava if its vision part is `pixtral`
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 _MAX_RATIO = 200
-_NUM_FRAMES = 2  # of a still picture both are the same
-_VIDEO_IMAGES = 8  # a video has at most as many pixels as so many of the largest images
-_VIDEO_PIXELS = 15 << 20  # of all frames, so that a prompt can have them
+_NUM_FRAMES = 2  # for a still picture, both are the same
+_VIDEO_IMAGES = 8  # a video has at most as many pixels as this number of images of the maximum size
+_VIDEO_PIXELS = 15 << 20  # in all frames together, so that they fit into a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class QwenImages(ImageProcessor):
         planned: `count` rounded to whole groups
         """
         side = self.patch_size * self.merge_size
-        new_height, new_width = round(height / side) * side, round(width / side) * side  # halves to even numbers
+        new_height, new_width = round(height / side) * side, round(width / side) * side  # rounds halves to even numbers
         if planned * new_height * new_width > most:
             shrink = math.sqrt((count * height * width) / most)
             new_height = max(side, math.floor(height / shrink / side) * side)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = ("siglip", "siglip2")
 
-_PRECISION = 1e-5  # of the scale of a picture
+_PRECISION = 1e-5  # of a picture's scale
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

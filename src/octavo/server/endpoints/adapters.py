@@ -64,7 +64,7 @@ async def load_adapter(request: Request, body: LoadRequest) -> Response:
 async def unload_adapter(request: Request, body: UnloadRequest) -> Response:
     """Remove an adapter. Running requests keep it; later requests can no longer use it."""
     adapters, is_admin = state_of(request).models.adapters, check_may_change_adapters(request)
-    if not is_admin and (owner := tenant_of(request)):  # without keys all clients are one
+    if not is_admin and (owner := tenant_of(request)):  # without keys, all clients are the same tenant
         adapters.check_owner(body.lora_name, owner)
     await state_of(request).models.unload_adapter(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter {quote(body.lora_name)} removed successfully.")

@@ -18,7 +18,7 @@ from octavo.server.server_state import state_of
 
 router = APIRouter(tags=["Health"])
 
-# Code, and seconds until the next check is useful.
+# Error code, and seconds until the next check makes sense.
 _PROBLEMS = {
     EngineState.RESTARTING: ("engine_restarting", 2),
     EngineState.STALLED: ("engine_stalled", 5),
@@ -56,7 +56,7 @@ async def ready(request: Request) -> HealthStatus:
     default = state.models.entry(None)
     if default.state == "loading" or not state.models.has_begun:
         raise _problem("loading", f"{default.name} is being loaded", "model_loading", 2)
-    # One of several models may have made room for another; it is loaded again when it is asked for.
+    # A model may have been unloaded to make room for another one. It is loaded again on request.
     if default.model is not None and default.state == "loaded":
         _check_engine(default.model)
         if state.admission.is_full(default.model):

@@ -20,7 +20,7 @@ from octavo.server.protocols.protocol import rename_fields
 
 router = APIRouter(tags=["SageMaker"])
 
-# The field that tells the kind of a body, its model, and its endpoint.
+# The field that distinguishes the kinds of body, and each kind's model and endpoint.
 _KINDS: dict[str, tuple[type[RequestModel], Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
     "messages": (ChatCompletionRequest, routes.create_chat_completion),
     "prompt": (CompletionRequest, routes.create_completion),

@@ -32,7 +32,7 @@ from octavo.server.server_state import state_of
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
-MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
+MAX_TOKENS = 1 << 17  # per request to /detokenize; no context is longer
 _TOKENS_AT_ONCE = 1 << 12
 
 router = APIRouter(route_class=JsonRoute, tags=["Tokens"])

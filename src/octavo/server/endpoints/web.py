@@ -16,10 +16,10 @@ router = APIRouter(include_in_schema=False)
 PUBLIC_PATHS = ("/", "/dashboard", "/docs", "/web/")
 
 mimetypes.add_type("text/javascript", ".mjs")
-mimetypes.add_type("text/javascript", ".js")  # before Python 3.12 it is another one
+mimetypes.add_type("text/javascript", ".js")  # Python before 3.12 has a different type
 _FILES = StaticFiles(directory=Path(__file__).parents[1] / "web")
-# No code inline and nothing from other origins (Content Security Policy Level 3): a model's answer stays text even if
-# the page's own code had a fault.
+# No inline code and nothing from other origins (Content Security Policy Level 3): a model's answer stays text even if
+# the page's own code has a bug.
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

@@ -25,9 +25,9 @@ from octavo.server.tool_parsers.grammar import or_json
 from octavo.server.tool_parsers.tool_format import ToolFormat, ToolParser, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer
 
-# The tool format for models whose template has no tools.
+# The tool format for models whose template does not support tools.
 _TAUGHT_FORMAT = "hermes"
-# Enough for the mark that opens the thinking, with white space behind it.
+# Enough for the mark that opens the thinking, and white space after it.
 _NUM_LAST_TOKENS = 16
 
 
@@ -92,8 +92,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     reasoning = find_reasoning_format(template)
     if reasoning is not None:
         is_control_token = _token_id(model.tokenizer, reasoning.close) in model.tokenizer.special_token_ids
-        # Calls that must come leave no room for thinking, and no grammar's text has control tokens. A grammar of calls
-        # beside channels names their tokens.
+        # Forced calls leave no room for thinking, and grammars' texts have no control tokens. Grammars that allow calls
+        # as well as channels name their tokens.
         is_free = tools and spec.tool_choice == "auto" and spec.params.structured_outputs is None
         if params.structured_outputs is not None and (not is_free or (is_control_token and not reasoning.has_channels)):
             reasoning = None
@@ -105,7 +105,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
         images=images if images.sources else None,
         template_arguments=arguments,
         params=params,
-        # With tools the constraint is the one that makes the model call them.
+        # With tools, the constraint is the one that makes the model call them.
         constraint_field="tools" if tools else spec.constraint_field,
     )
     return adapted, AnswerFormat(create_tool_parser, reasoning, spec.parallel_tool_calls, ignored_fields)

@@ -11,7 +11,7 @@ from octavo.server.generation.content import Media, MessagePart, PlainText
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.models.served_model import ServedModel
 
-_BETWEEN = "\n\n"  # a document and other texts
+_BETWEEN = "\n\n"  # between a document and other texts
 
 
 async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:

@@ -33,7 +33,7 @@ class TokenLogprobs:
 class TextDelta:
     """A piece of the text that the user sees, with its tokens' `logprobs` and `token_ids`."""
 
-    index: int  # the choice
+    index: int  # index of the choice
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     token_ids: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class ToolCallDelta:
     """
 
     index: int
-    call_index: int  # 0 for the first call of this choice
+    call_index: int  # 0 for the choice's first call
     call_id: str | None = None
     name: str | None = None
     arguments: str = ""
@@ -85,7 +85,7 @@ class Usage:
     num_completion_tokens: int
     num_reasoning_tokens: int
     metrics: RequestMetrics
-    num_image_tokens: int = 0  # of the prompt's
+    num_image_tokens: int = 0  # image tokens in the prompt
     pins: tuple[Pin, ...] = ()
 
     @property
@@ -103,11 +103,11 @@ class Usage:
 class PromptProgress:
     """Progress of a prompt's prefill. Sent only for requests that follow their progress."""
 
-    index: int  # the first choice of the prompt
+    index: int  # index of the prompt's first choice
     num_tokens: int
     num_cached: int
-    num_processed: int  # cached ones included
-    seconds: float  # since the computation began
+    num_processed: int  # including cached tokens
+    seconds: float  # since the start of the computation
 
 
 ChoiceEvent: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd"
@@ -198,7 +198,7 @@ class ChoiceReader:
         self._is_over = True
         if self._token_ids:
             events.append(self._event(""))
-        # A stop string may cut a call, which then is none to make.
+        # If a stop string cuts a call, there is no call to make.
         if self._num_calls and finish_reason == "stop" and (stop_reason is None or is_object("".join(self._arguments))):
             finish_reason = "tool_calls"
         events.append(ChoiceEnd(self._index, finish_reason, stop_reason))

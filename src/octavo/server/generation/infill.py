@@ -22,9 +22,9 @@ _MARKS = (
 )
 # Before the project's name and before each file.
 _FILE_MARKS = (("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>"), ("<reponame>", "<filename>"))
-# Tokens that only stand around files, so they end a middle.
+# Tokens that only occur around files, so they end a middle.
 _ENDS = ("<|fim_pad|>", "<fim_pad>", "<|file_sep|>", "<file_sep>", "<|repo_name|>", "<repo_name>", "<|file_separator|>")
-_PROJECT, _THIS_FILE = "myproject", "filename"  # names that llama.cpp's server gives them too
+_PROJECT, _THIS_FILE = "myproject", "filename"  # the same names as in llama.cpp's server
 
 
 @dataclass(frozen=True, slots=True)

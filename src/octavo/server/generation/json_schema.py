@@ -37,7 +37,7 @@ from octavo.server.generation.well_formed_schema import (
     shown,
 )
 
-MAX_PROPERTIES = 5000  # of all its objects together
+MAX_PROPERTIES = 5000  # of all objects together
 MAX_PROPERTIES_OF_ONE = 2048
 MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
 MAX_MAXIMUM = 2**31 - 1  # of maxLength, maxItems, maxProperties
@@ -45,14 +45,14 @@ MAX_EXACT_NUMBER = 2**53
 MAX_PATTERN_CHARS = 8192
 MAX_TOOLS = 128
 
-# Those of the engine's compiler.
+# The limits of the engine's compiler.
 _LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_grammar_size=50_000, verbose_errors=False)
 _TIMEOUT_S = 2.0
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
-# In the drafts before 6, `const` does not exist and would be ignored.
+# Drafts before 6 do not have `const` and would ignore it.
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[67]/schema|draft/(2019-09|2020-12)/schema)#?")
 _BEFORE_2020 = re.compile(r".*(draft-0[67]|2019-09)")
 
@@ -85,7 +85,7 @@ _KEYWORDS: dict[str, Any] = {
     **dict.fromkeys(("maxLength", "maxItems", "maxProperties"), Annotated[int, Meta(ge=0, le=MAX_MAXIMUM)]),
 }
 
-# Keywords that say nothing about which values are right: JSON schema's annotations, then OpenAPI's and editors'.
+# Keywords that do not restrict values: JSON Schema's annotations, then OpenAPI's and editors'.
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
 _ANNOTATIONS |= {"$anchor", "$vocabulary", "$id", "id", "contentMediaType", "contentEncoding", "contentSchema"}
 _ANNOTATIONS |= {"example", "externalDocs", "xml", "discriminator", "markdownDescription", "enumDescriptions"}
@@ -215,7 +215,7 @@ class _Checker:
         elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
             raise SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
         elif keyword in ("anyOf", "oneOf"):
-            # The compiler follows all alternatives at once. Its limit would end an answer in the middle.
+            # The compiler follows all alternatives at once. Reaching its limit would end an answer in the middle.
             if (number := sum(map(self._num_optional, value))) > MAX_PROPERTIES_OF_ONE:
                 reason = f"has alternatives with {number:,} optional properties together"
                 raise SchemaError(place, f"{reason}; at most {MAX_PROPERTIES_OF_ONE:,} can be enforced")

@@ -36,10 +36,10 @@ from octavo.tokenizer.turns import fit_turns
 
 T = TypeVar("T")
 
-MAX_PROMPTS = 128  # of one request
+MAX_PROMPTS = 128  # per request
 _MOST_COUNTED = 1 << 17
 
-# Several at once would take processors from the engine, and memory.
+# Several at once would take CPU cores and memory from the engine.
 _LONG_TEXTS = CapacityLimiter(1)
 
 Prepared: TypeAlias = tuple[list[Prompt], int]
@@ -122,7 +122,7 @@ def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int, longest: i
     if longest < limit:
         message += f" for prompt and answer; at most {longest} leave room for one token"
     message += ": shorten it"
-    if isinstance(spec, ChatSpec):  # one that is cut at a token is none
+    if isinstance(spec, ChatSpec):  # a conversation that is cut at a token is no longer one
         return UsageError(message, param="messages", code="context_length_exceeded")
     message += ", or ask for truncate_prompt_tokens"
     return UsageError(message, param="prompt", code="context_length_exceeded")
@@ -140,7 +140,7 @@ async def prepare_inputs(
     limit = model.info.max_model_len
     room = limit if truncate_to == -1 else truncate_to
     if room is not None and (padding := model.tokenizer.padding) is not None:
-        room = max(room, padding.length)  # a shorter one would have the padding in place of the text
+        room = max(room, padding.length)  # a shorter prompt would be all padding
     try:
         whole = await _encode_texts(model, texts, limit if room is None else None)
         prompts, num_truncated = _truncated(whole, room, side)
@@ -255,7 +255,7 @@ def _template_errors() -> Iterator[None]:
     except UsageError as error:
         raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
     except ModelLoadError as error:
-        # The model's template is at fault, not the request.
+        # The template is wrong, not the request.
         raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
 
 
@@ -376,7 +376,7 @@ async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds], max_toke
 
     def encode(text: TextOrIds) -> Prompt:
         ids = _encode_text(model, text, max_tokens)
-        # Equal ids of many texts share their objects, each of which takes four times as much as its place in a list.
+        # Texts share the objects of equal ids, because an int takes four times as much memory as its list entry.
         return Prompt(ids if len(texts) == 1 else tuple(map(known.setdefault, ids, ids)))
 
     num_chars = sum(len(text) for text in texts if isinstance(text, str))

@@ -32,11 +32,11 @@ from octavo.server.models.served_model import ServedModel
 if TYPE_CHECKING:
     from octavo.server.server_state import ServerState
 
-# Outputs that wait here for a slow reader; the engine's client merges what comes beyond that.
+# Outputs that wait here for a slow reader. The engine's client merges further ones.
 _MAX_WAITING_OUTPUTS = 4
-# Messages and tools of a conversation that is planned on another thread: it takes some microseconds for each.
+# With more messages and tools than this, a conversation is planned on another thread: each takes some microseconds.
 _LONG_CHAT = 64
-# Prompts of one request for vectors that the engine has at once.
+# Maximum number of prompts of one request for vectors that the engine processes at once.
 PROMPTS_AT_ONCE = 32
 
 
@@ -81,13 +81,13 @@ class Generation:
         self._ticket = ticket
         self._streams = streams
         self._readers = readers
-        self._num_choices = len(readers) // len(streams)  # of one prompt
+        self._num_choices = len(readers) // len(streams)  # per prompt
         self._num_running = len(streams)
         self._metrics: list[RequestMetrics] = [RequestMetrics()] * len(streams)
         self._events: deque[Event] = deque()
         self._outputs: asyncio.Queue[tuple[int, OutputDelta | Exception]] = asyncio.Queue(_MAX_WAITING_OUTPUTS)
         self._is_over = False
-        # The processed tokens of each prompt that have been told; None: nothing has been told.
+        # The number of processed tokens last reported for each prompt, or None before the first report.
         self._processed: list[int | None] = [None] * len(streams) if is_followed else []
         self._tasks = [asyncio.create_task(self._fetch(i, stream)) for i, stream in enumerate(streams)]
 
@@ -123,7 +123,7 @@ class Generation:
             if running:
                 await asyncio.wait(running)
         finally:
-            # A task that was cancelled before it began has closed nothing.
+            # A task cancelled before it started has not closed its stream.
             for stream in self._streams:
                 await stream.aclose()
 
@@ -216,7 +216,7 @@ async def start_generation(
         prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
         pins = await ticket.wait(partial(find_pins, model, spec, prompts))
         params = _params_of(model, spec, prompts)
-        if is_batch and answer_format.is_plain:  # outputs of each step would take time, and nobody reads them
+        if is_batch and answer_format.is_plain:  # reporting each step's output would take time, and nobody reads it
             params = params.with_output_kind(RequestOutputKind.FINAL_ONLY)
         ticket.add_prompt_tokens(sum(map(len, prompts)))
         options = adapted(separated(spec.options, spec.tenant), model)

@@ -26,8 +26,8 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
     wants, and a call and its result get the same id. If a message with calls has `content` None, it becomes "".
     """
     converted = []
-    ids: dict[str, str] = {}  # those of the last calls, where equal ones were given
-    numbers = count()  # of all calls of the conversation
+    ids: dict[str, str] = {}  # ids of the last calls, where calls had equal ones
+    numbers = count()  # numbers all calls of the conversation
     for message in messages:
         copy = dict(message)
         if (call_id := copy.get("tool_call_id")) is not None:

@@ -22,11 +22,11 @@ from octavo.engine.texts.patterns import PatternError, check_pattern
 from octavo.engine.texts.schemas import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, escaped, resolve
 
 MAX_SCHEMA_CHARS = 512 << 10
-MAX_SCHEMA_DEPTH = 96  # nested objects and arrays of its JSON text
+MAX_SCHEMA_DEPTH = 96  # nested objects and arrays in the schema's JSON text
 TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 
 _MANY = Annotated[list[Any], Meta(min_length=1)]
-# `any` and the booleans are of older drafts.
+# `any` and the booleans are from older drafts.
 _TYPE_NAMES = {*TYPES, "any"}
 _KEYWORDS: dict[str, Any] = {
     **dict.fromkeys(MAPS_OF_SCHEMAS, dict[str, Any]),
@@ -227,5 +227,5 @@ def _referred(root: Any, reference: str, place: str, ids: set[str], anchors: set
     node = resolve(root, reference)
     if isinstance(node, (dict, bool)):
         yield node, unquote(fragment)
-    elif len(ids) == 1:  # else it may begin at a part with an id
+    elif len(ids) == 1:  # otherwise it may start at a part with an id
         raise SchemaError(place, f"is {shown(reference)}, which does not exist")

@@ -27,8 +27,8 @@ from octavo.server.http.route_table import Headers
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + _HOST.pattern, re.IGNORECASE)
-# All browsers send an Origin with every POST, and a Sec-Fetch-Site to this machine. The others are for old ones: every
-# browser calls itself Mozilla.
+# All browsers send an Origin with every POST, and a Sec-Fetch-Site to this machine. The other headers catch old ones:
+# every browser calls itself Mozilla.
 _OF_PAGES = frozenset({b"origin", b"referer", b"cookie"})
 _BROWSER = b"mozilla/"
 
@@ -72,7 +72,7 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str], salt: bytes, admins: Iterable[str] = ()) -> None:
         distinct = list(dict.fromkeys(keys))
         self._digests = [hashlib.sha256(key.encode()).digest() for key in distinct]
-        # A key cannot be guessed from its tenant's name: each try takes 16 MiB and 50 ms.
+        # Keys cannot be guessed from their tenants' names, because each try takes 16 MiB and 50 ms.
         self._tenants = [
             hashlib.scrypt(key.encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=8).hex() for key in distinct
         ]
@@ -100,7 +100,7 @@ class ApiKeys:
         found = -1
         if len(set(given)) == 1:
             digest = hashlib.sha256(given[0]).digest()
-            # All of them are compared, so that the time does not tell which one came close.
+            # All keys are compared, so that the time does not reveal which one came close.
             for i, expected in enumerate(self._digests):
                 if hmac.compare_digest(digest, expected):
                     found = i
@@ -152,7 +152,7 @@ class OriginRules:
             raise bad_request(f"the Host header is not a host: {quote(hosts[0].decode('latin-1'))}")
         host = match[1].lower() if match else ""
         listens_on_loopback = is_loopback(self.host)
-        # With a key, another name is harmless, for example that of a proxy.
+        # With a key, a different name is harmless, for example a proxy's.
         if listens_on_loopback and not self.has_keys and host and not is_loopback(host) and host != self.host.lower():
             remedy = "call it as localhost, or ask for an --api-key behind a proxy"
             raise _forbidden(f"this server does not answer for host {quote(host)}; {remedy}")

@@ -16,7 +16,7 @@ from starlette.requests import Request
 MAX_CLIENT_CHARS = 256
 MAX_LINE_CHARS = 4096
 
-_UNNAMED = ("id", "method", "path", "status")  # fields of the log's line, in front
+_UNNAMED = ("id", "method", "path", "status")  # the fields at the start of a log line
 _QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/dashboard/data"})
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~:@+=-]{1,128}")
@@ -31,13 +31,13 @@ class AccessRecord:
     request_id: str
     method: str
     path: str
-    route: str | None = None  # the path's pattern, None if there is none
+    route: str | None = None  # the path's pattern, or None if no route matches
     client: str = ""
-    client_request_id: str = ""  # the client's own id, where it is another one
+    client_request_id: str = ""  # the client's own id, if it differs
     status: int = 0
     model: str | None = None
     is_chat: bool = False
-    batch_priority: int | None = None  # of a line of a batch, which takes no place in the queue
+    batch_priority: int | None = None  # for a line of a batch, which takes no place in the queue
     num_prompt_tokens: int | None = None
     num_completion_tokens: int | None = None
     num_cached_tokens: int | None = None
@@ -149,7 +149,7 @@ def set_up_logging(*, as_json: bool, level: int = logging.INFO) -> None:
         target.handlers = [handler]
         target.propagate = False
         target.setLevel(level)
-    # Its own access lines and its greetings say nothing that ours do not.
+    # uvicorn's access lines and startup messages contain nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(max(level, logging.WARNING))
-    # Warns of every write to a client that has left.
+    # Warns about every write to a client that has disconnected.
     logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-MAX_ITEMS = 4096  # of a list or an object of a known form
-MAX_TOKEN_IDS = 1 << 20  # of a list of integers
-MAX_FREE_ITEMS = 1 << 15  # of a list or an object of any form, such as a part of a JSON schema
+MAX_ITEMS = 4096  # in a list or an object of a known form
+MAX_TOKEN_IDS = 1 << 20  # in a list of integers
+MAX_FREE_ITEMS = 1 << 15  # in a list or an object of any form, such as part of a JSON schema
 
 _Schema: TypeAlias = "Mapping[str, Any]"
 
@@ -45,7 +45,7 @@ class BodyLimits:
     @cached_property
     def _most_in_list(self) -> int:
         limits = [form.get("maxItems") or self._usual_items(form) for form in self._of_type("array")]
-        return max(limits, default=MAX_ITEMS)  # without any it has a wrong type, which the model refuses
+        return max(limits, default=MAX_ITEMS)  # without limits it has a wrong type, and the model refuses it
 
     @cached_property
     def _most_in_object(self) -> int:

@@ -25,7 +25,7 @@ from octavo.server.http.route_table import Dialect, Headers, RouteTable
 from octavo.server.http.shares import Shares
 
 CLIENT_CLOSED_REQUEST = 499  # only for the log
-# The limit on all bodies that are being read, as a multiple of the largest one without images.
+# The limit on all bodies being read at once, as a multiple of the largest one without images.
 NUM_BUFFERED_BODIES = 32
 
 _LINGER_S = 2.0
@@ -78,11 +78,11 @@ class Guard:
             await self._serve(scope, exchange)
         except ClientGoneError:
             record.status = CLIENT_CLOSED_REQUEST
-        except asyncio.CancelledError:  # by the web server, when it ends
+        except asyncio.CancelledError:  # cancelled by the web server when it ends
             await exchange.fail(shutting_down())
         except Exception as error:
             answer = to_api_error(error, record.request_id)
-            # Its frames hold the body, and some hold the error: such a circle would keep both until a full collection.
+            # Its frames refer to the body, some to the error. The cycle would keep both alive until a full collection.
             error.__traceback__ = None
             await exchange.fail(answer)
         finally:
@@ -197,7 +197,7 @@ class _Exchange:
         headers, body = self._dialect.error_answer(error, self._record.request_id)
         await self.answer(error.status, headers, body, more_body=self.has_more)
         if self.has_more:
-            # A client that waits for `100 Continue` has sent nothing.
+            # A client that waits for `100 Continue` has not sent anything.
             with anyio.move_on_after(0 if b"expect" in self.headers or error.status == 408 else _LINGER_S):
                 while (await self.receive()).get("more_body", False):
                     pass

@@ -25,15 +25,15 @@ from octavo.server.http.route_table import RouteTable
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target
-SEND_BUFFER_BYTES = 256 << 10  # the kernel's, per connection; it doubles this number
-IDLE_TIMEOUT_S = 75  # of a connection between two requests
+SEND_BUFFER_BYTES = 256 << 10  # the kernel's buffer per connection; the kernel doubles this number
+IDLE_TIMEOUT_S = 75  # for a connection between two requests
 
 _REFUSAL_S = 1.0
 _PROBE_PERIOD_S = 1.0
 _CHECK_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
 
-_CHUNK_FRAME_BYTES = 20  # of a chunk without extensions: 16 digits and two line ends
-_UNKNOWN_LENGTH = 1 << 62  # of an answer that ends with its connection
+_CHUNK_FRAME_BYTES = 20  # overhead of a chunk without extensions: 16 digits and two line ends
+_UNKNOWN_LENGTH = 1 << 62  # for an answer that ends with its connection
 
 _ALLOW = {"Allow": "GET, POST"}
 
@@ -82,11 +82,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._awaits_head = True
         self._num_header_bytes = 0
         self._num_trailers = 0
-        self._num_body_bytes = 0  # of this request, as far as it has arrived
+        self._num_body_bytes = 0  # received body bytes of this request
         self._num_chunks = 0
         self._num_extension_bytes = 0
         self._is_in_body = False
-        self._refusal: ApiError | None = None  # of this request or connection; nothing is parsed any more
+        self._refusal: ApiError | None = None  # of this request or connection; once set, nothing is parsed any more
         self._last_data_s = 0.0
 
     # Connection
@@ -103,17 +103,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            # Kept small: data in the kernel cannot be withdrawn from a client that does not read.
+            # Kept small, because data in the kernel cannot be withdrawn from a client that does not read.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if is_over:
-            # Sent when the request arrives: clients that write first would lose an earlier answer.
+            # Sent when the request arrives, because clients that write first would lose an earlier answer.
             message = f"the server has {self._limits.max_connections} connections, its limit; try again later"
             self._refusal = ApiError(503, message, code="server_overloaded", headers={"Retry-After": "1"})
             self._warn("too many connections: one was refused")
         self._start_header_timer(_REFUSAL_S if is_over else self._limits.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.transport is None:  # closed unanswered
+        if self.transport is None:  # closed without an answer
             return
         self._stop_header_timer()
         self._stop_write_timer()
@@ -163,18 +163,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.headers) + self._num_trailers >= MAX_HEADERS:
             self._reject(ApiError(431, f"more than {MAX_HEADERS} headers", code="headers_too_large"))
         if self._is_in_body:
-            self._num_trailers += 1  # and dropped: nothing that decides about a request may come after its body
+            self._num_trailers += 1  # they are dropped: nothing that affects a request may come after its body
         else:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
         self._check_version(version)
-        if version == "1.0":  # it has no 100 Continue (RFC 9110, section 10.1.1)
+        if version == "1.0":  # HTTP/1.0 has no 100 Continue (RFC 9110, section 10.1.1)
             self.expect_100_continue = False
             self.headers[:] = [header for header in self.headers if header[0] != b"expect"]
         if self.parser.should_upgrade():
-            return  # the parser skips the body now; the whole request is parsed once more
+            return  # the parser now skips the body, and the whole request is parsed again
         self._check_codings()
         self._make_target_relative()
         if not self.url.startswith(b"/"):
@@ -227,7 +227,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(bad_request("the request's target has no host, or a user's name in front of it"))
         self.url = target if target.startswith(b"/") else b"/" + target
         hosts = [i for i, (name, _) in enumerate(self.headers) if name == b"host"]
-        if len(hosts) == 1:  # none or two are an error whatever the target is
+        if len(hosts) == 1:  # none or several are an error for any target
             self.headers[hosts[0]] = (b"host", host)
 
     def _parse(self, data: bytes) -> bytes:
@@ -237,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             return self._without_upgrade() + data[upgrade.args[0] :]
-        if begun and self._is_in_body:  # all of the data, unless another request begins in it
+        if begun and self._is_in_body:  # all of the data, unless it contains the beginning of another request
             framed = self._num_body_bytes + _CHUNK_FRAME_BYTES * self._num_chunks - framed
             self._num_extension_bytes += max(len(data) - framed, 0)
             if self._num_extension_bytes > MAX_HEADER_BYTES:
@@ -362,7 +362,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._warn("a client did not read its answer in time; its connection was closed")
         self.transport.abort()
 
-    # A client that has closed its sending half, or left: both look the same until something is sent to it.
+    # The client has closed its sending half or disconnected. Both look the same until something is sent to it.
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return True if the connection stays open for the answer."""
@@ -391,7 +391,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.loop.call_later(_PROBE_PERIOD_S, self._probe)
         elif self.cycle.scope["state"].get("is_event_stream"):
-            self.transport.write(b"2\r\n:\n\r\n")  # a chunk that holds a comment
+            self.transport.write(b"2\r\n:\n\r\n")  # a chunk that contains a comment
         for delay in _CHECK_DELAYS_S:
             self.loop.call_later(delay, self._check_reset)
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message
 
 from octavo.batches.runner import LineAnswer, line_answer
 
-# In an ASGI scope: a `BatchCaller`. No client can set it.
+# Key of a `BatchCaller` in an ASGI scope. No client can set it.
 BATCH = "octavo.batch"
 
 
@@ -56,7 +56,7 @@ async def post(app: ASGIApp, path: str, body: bytes, *, caller: BatchCaller, req
     async def receive() -> Message:
         if parts:
             return {"type": "http.request", "body": parts.pop(), "more_body": False}
-        await asyncio.Event().wait()  # there is no client that could leave
+        await asyncio.Event().wait()  # there is no client that could disconnect
         raise AssertionError
 
     async def send(message: Message) -> None:

@@ -21,7 +21,7 @@ from octavo.errors import UsageError
 from octavo.server.errors import ApiError, bad_request
 
 MAX_DEPTH = 128
-# The fields with a caller's JSON schemas. Nesting that is too deep there is an error of the schema.
+# Fields that contain a caller's JSON schemas. Nesting that is too deep there is the schema's error.
 _SCHEMA_FIELDS = frozenset({"response_format", "tools", "structured_outputs", "guided_json", "text"})
 
 _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}:]', re.DOTALL)
@@ -50,13 +50,13 @@ def _whole_numbers(values: object) -> object:
     return [*map(_whole_number, values)] if has_floats else values  # type: ignore[call-overload]
 
 
-# Limits of a number belong before its conversion: `Annotated[int, Field(ge=0), WHOLE]`.
+# Put a number's limits before its conversion: `Annotated[int, Field(ge=0), WHOLE]`.
 WHOLE = BeforeValidator(_whole_number)
-WHOLE_NUMBERS = BeforeValidator(_whole_numbers)  # of a list of `int`
+WHOLE_NUMBERS = BeforeValidator(_whole_numbers)  # for a list of `int`
 FINITE = BeforeValidator(_finite_number)
 Int = Annotated[int, WHOLE]
 Number = Annotated[float, FINITE]
-Text: TypeAlias = str  # the whole body has been checked for half surrogate pairs
+Text: TypeAlias = str  # the whole body has already been checked for half surrogate pairs
 
 
 class RequestModel(BaseModel):
@@ -146,7 +146,7 @@ def _refuse_constant(name: str) -> float:
     raise bad_request(f"{name} is not a JSON value; leave the field out", code="invalid_json")
 
 
-# Python itself raises ValueError for an integer with more digits than sys.get_int_max_str_digits().
+# Python raises ValueError for an integer with more digits than sys.get_int_max_str_digits().
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
 _LENIENT_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=float)
 
@@ -221,7 +221,7 @@ def _json_type(value: object) -> str:
     return "null" if value is None else _JSON_TYPES.get(type(value), "an object")
 
 
-# pydantic's kind of error -> our code and what a value must be; the texts use pydantic's context.
+# pydantic's kind of error -> our code and a description of valid values, which uses pydantic's context.
 _KINDS: dict[str, tuple[str, str]] = {
     "missing": ("missing_required_parameter", "is required"),
     "extra_forbidden": ("unsupported_parameter", "is not a parameter of this request; leave it out"),
@@ -309,7 +309,7 @@ def _path(error: Mapping[str, Any], body: object) -> Path:
     value: Any = body
     for i, part in enumerate(location):
         is_name = isinstance(value, dict) and part in value
-        # A type may be called as one of its fields is: `text` of a part of type text. Nothing can be within a scalar.
+        # A type may have the same name as a field, such as `text` in a part of type text. Scalars contain nothing.
         is_tag = is_name and part == value.get("type") and not isinstance(value[part], (dict, list))
         if is_tag and i < len(location) - 1:
             continue
@@ -330,7 +330,7 @@ def _judge(error: Mapping[str, Any]) -> tuple[str, str]:
         code = "empty_array"
     elif kind in ("literal_error", "enum") and not isinstance(value, str):
         code = "invalid_type"
-    if context.get("expected") in ("True", "False"):  # JSON has other words
+    if context.get("expected") in ("True", "False"):  # JSON spells them differently
         context = {**context, "expected": context["expected"].lower()}
     is_decimal = any(isinstance(bound, float) for bound in (value, *context.values()))
     return code.format(kind="decimal" if is_decimal else "integer"), words.format(**context, msg=error.get("msg"))

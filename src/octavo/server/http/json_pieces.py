@@ -27,7 +27,7 @@ from octavo.server.http.json_body import (
 )
 
 PIECE_BYTES = 1 << 16
-# Each takes a hundred bytes, and a container some hundreds once it is validated.
+# Each takes a hundred bytes, and a container several hundred once it is validated.
 MAX_CONTAINERS = 1 << 15
 MAX_STRINGS = 1 << 17
 MAX_OTHERS = 1 << 21
@@ -112,7 +112,7 @@ class _Reader:
                 found.append(self.read(self._skip_space(first, last), last, inner, (*path, len(found))))
                 continue
             part: list[Any] = self._decode(first, last, "[", "]")
-            if (kinds := set(map(type, part))) == {int}:  # an integer takes four times as much as its place in a list
+            if (kinds := set(map(type, part))) == {int}:  # an integer takes four times as much memory as its list entry
                 part = [*map(self._integers.setdefault, part, part)]
             elif not kinds.isdisjoint((list, dict)):
                 for i, item in enumerate(part, len(found)):

@@ -16,11 +16,11 @@ from starlette.responses import Response
 from octavo.server.http.body_limits import BodyLimits
 from octavo.server.http.json_body import parse_object, to_bad_request
 
-# A smaller body is parsed and validated within a millisecond or two, and a thread would only cost time.
+# A smaller body is parsed and validated within a millisecond or two, and using a thread would be slower.
 INLINE_BYTES = 1 << 12
 _HUGE_BYTES = 1 << 18
 
-# Several huge bodies at once would take turns with the event loop, which had to wait for all of them.
+# Several huge bodies at once would compete with the event loop, which would have to wait for all of them.
 _HUGE_BODIES = CapacityLimiter(1)
 
 
@@ -28,7 +28,7 @@ class JsonRoute(APIRoute):
     """A route whose body is one JSON object. It stores `has_large_body` in the request's state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # The guard has checked the content type, and lets some clients leave it out.
+        # The guard has checked the content type, which some clients may leave out.
         super().__init__(*args, **{**kwargs, "strict_content_type": False})
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -37,11 +37,11 @@ class JsonRoute(APIRoute):
             return handler
 
         async def handle(request: Request) -> Response:
-            # It is JSON whatever type a client has named; FastAPI would not hand over the body of a form.
+            # It is JSON whatever type the client sent. FastAPI would not pass on the body of a form.
             headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
             strict = _ParsedRequest({**request.scope, "headers": headers}, request.receive)
             state = request.scope["state"]
-            body = state.pop("body")  # its memory is free after this
+            body = state.pop("body")  # so that its memory can be freed
             if self.body_field is not None and not self.body_field.field_info.is_required() and not body.strip():
                 body = b"{}"
             state["has_large_body"] = is_large = len(body) > INLINE_BYTES
@@ -69,7 +69,7 @@ class JsonRoute(APIRoute):
 
     def _read(self, body: bytes) -> BaseModel:
         """Return the validated body."""
-        from octavo.server.http.json_pieces import parse_large_object  # here: it loads the native library
+        from octavo.server.http.json_pieces import parse_large_object  # here because it loads the native library
 
         parsed = parse_large_object(body, self._limits)
         try:

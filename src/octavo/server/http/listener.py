@@ -24,10 +24,10 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import shutting_down
 from octavo.server.http.http_protocol import IDLE_TIMEOUT_S, BoundedProtocol, RateLimitedWarning
 
-_NUM_OTHER_FILES = 16  # for the engine, logs and files that are opened while the server runs
+_NUM_OTHER_FILES = 16  # for the engine, logs and files opened while the server runs
 _BACKLOG = 1024
 _NUM_ACCEPTED_AT_ONCE = 128
-_END_S = 1.0  # for answers that are written when the server must end
+_END_S = 1.0  # for answers still being written when the server must end
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # A password would be asked for on the terminal; a server has none.
+        # OpenSSL would ask for a password on the terminal, which a server does not have.
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         where = f"--ssl-keyfile {key}" if key is not None else "the same file (--ssl-keyfile names another)"
@@ -101,7 +101,7 @@ class WebServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
         self._handshake_timeout = handshake_timeout
-        self.ending = asyncio.Event()  # set to end `serve`
+        self.ending = asyncio.Event()  # set this to end `serve`
 
     async def main_loop(self) -> None:
         """Wake up once a second to update the date header. uvicorn would do so ten times a second."""
@@ -124,7 +124,7 @@ class WebServer(uvicorn.Server):
             for sock in sockets or ()
         ]
         for sock in sockets or ():
-            sock.listen(_BACKLOG)  # how many the kernel holds, which is more than asyncio may accept at once
+            sock.listen(_BACKLOG)  # the kernel's queue, which is longer than what asyncio may accept at once
         self.started = True
 
     def _new_connection(self) -> asyncio.Protocol:
@@ -157,7 +157,7 @@ async def serve(
             await _first_of(draining, received)
             draining.cancel()
     finally:
-        # Also if this task is cancelled, so that waiting tasks are notified.
+        # Runs even if this task is cancelled, so that waiting tasks are notified.
         await _end_requests(app, server)
         await asyncio.wait({serving}, timeout=_END_S * 3)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -175,7 +175,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
             num_connections,
             config.max_connections,
         )
-    # asyncio accepts this many before handling any of them, and a refused one lives on for some rounds.
+    # asyncio accepts this many before handling any, and a refused connection lives on for a few rounds.
     num_spare = num_files - num_connections
     num_at_once = max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 10))
     connection = partial(
@@ -223,7 +223,7 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
     until = time() + _END_S
     while server.server_state.tasks and time() < until:
         await asyncio.sleep(0.02)
-    if server.server_state.tasks:  # of clients that do not read
+    if server.server_state.tasks:  # tasks of clients that do not read
         for connection in tuple(server.server_state.connections):
             connection.transport.abort()
     server.ending.set()

@@ -88,7 +88,7 @@ class EventStream(Response):
         self._last = last
         self._held = held or AsyncExitStack()
         self._held.push_async_callback(chunks.aclose)
-        self._lock = asyncio.Lock()  # held while something is written, which takes long if the client does not read
+        self._lock = asyncio.Lock()  # held during a write, which takes long if the client does not read
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:

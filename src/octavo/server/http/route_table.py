@@ -85,7 +85,7 @@ class RouteTable:
         if path in self._fixed:
             return path if raw_path == path.encode() else None
         for route in self._patterns:
-            # The part before the first parameter must be spelled out: an encoded slash is not a separator.
+            # The part before the first parameter must be literal, because an encoded slash is not a separator.
             prefix = route.path.partition("{")[0].encode()
             if raw_path.startswith(prefix) and route.path_regex.match(path):
                 return route.path

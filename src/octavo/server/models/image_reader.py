@@ -26,12 +26,12 @@ from octavo.prompt import MAX_VALUES_BYTES, MediaItem
 from octavo.server.config import ServerConfig
 from octavo.server.models.media_fetcher import MediaFetcher
 
-MAX_PIXELS = 256_000_000  # of all images of a request, as their files have them
-MAX_FILE_BYTES = 20 << 20  # of one that is fetched, or read from the machine
-# Of the tiles of all images of a request, several times what a prompt may have: those of dropped messages count here.
+MAX_PIXELS = 256_000_000  # of all images in a request, at their original size
+MAX_FILE_BYTES = 20 << 20  # for a file that is fetched, or read from this machine
+# Of the tiles of all images in a request, including dropped messages, and therefore several times a prompt's limit.
 _MAX_TILE_BYTES = 4 * MAX_VALUES_BYTES
-# Threads that wait for a decoder: images have several processes, the other kinds one each, so a slow file holds up
-# others of its kind alone.
+# Threads that wait for a decoder. Images have several processes and other kinds one each, so a slow file delays
+# only files of its own kind.
 _WAITING = {"image": CapacityLimiter(4), "document": CapacityLimiter(1), "video": CapacityLimiter(1)}
 
 

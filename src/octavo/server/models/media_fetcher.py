@@ -86,7 +86,7 @@ class MediaFetcher:
         try:
             return await asyncio.wait_for(self._follow(url), _TOTAL_S)
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, UnicodeError):
-            # The same text whatever went wrong: a server that told more would be a scanner of its network.
+            # The message is the same for every failure. Otherwise the server could be used to scan its network.
             raise UsageError(f"{where}: fetching the image failed", param=where, code="invalid_image_url") from None
 
     async def _follow(self, url: str) -> bytes:

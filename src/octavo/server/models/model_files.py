@@ -18,7 +18,7 @@ from octavo.loader.model_file import find_model_file
 from octavo.server.models.model_manager import ModelEntry
 from octavo.tokenizer.template_files import read_directory_templates, read_gguf_templates
 
-MAX_METADATA_CHARS = 4096  # of one text; longer ones, such as chat templates, are left out
+MAX_METADATA_CHARS = 4096  # per text; longer texts, such as chat templates, are left out
 
 
 @dataclass(frozen=True, slots=True)

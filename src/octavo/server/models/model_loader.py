@@ -85,7 +85,7 @@ class ModelLoader:
         self._report = report
         self._shares = shares
         self._images = ImageReader(config)
-        self._plans: dict[str, ModelPlan] = {}  # the latest of each model
+        self._plans: dict[str, ModelPlan] = {}  # the latest plan of each model
 
     async def estimate(self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress) -> ModelMemory:
         """Estimate the memory that the model will take: weights, workspace and KV cache. Nothing is counted for an only
@@ -173,7 +173,7 @@ async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
     began = time.monotonic()
     first_step = asyncio.create_task(_make_token(client))
     try:
-        with suppress(OctavoError):  # there is none, or it needs other input: requests get the error
+        with suppress(OctavoError):  # it has none, or needs other input: requests get the error
             await _in_thread(lambda: prompts.encode_chat([{"role": "user", "content": "Hello"}]))
         seconds = time.monotonic() - began
         await asyncio.wait({first_step}, timeout=_FIRST_STEP_S)
@@ -201,7 +201,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
     hang).
     """
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # nothing stops the call, even if no request waits for it any more
+    future.set_running_or_notify_cancel()  # from now on nothing stops the call, even if no request waits for it
 
     def run() -> None:
         try:

@@ -47,16 +47,16 @@ class _Residency:
 
     def __init__(self, load: Callable[[_Residency], Coroutine[Any, Any, None]]) -> None:
         self.model: ServedModel | None = None
-        self.memory = ModelMemory(0)  # that it takes
-        self.awake: ModelMemory | None = None  # that it takes when it does not sleep; None: it does not
+        self.memory = ModelMemory(0)  # memory that the model takes
+        self.awake: ModelMemory | None = None  # memory that it takes when awake, or None if it is not asleep
         self.num_users = 0  # requests that use it or wait for it
         self.last_used = 0
-        self.is_leaving = False  # takes no more users
+        self.is_leaving = False  # accepts no more users
         self.loading = LoadStatus("waiting for other models")
         self.idle = asyncio.Event()
         self.idle.set()
         self.task = asyncio.create_task(load(self))
-        # Waiting requests get the error; asyncio need not report that nothing has retrieved it.
+        # Waiting requests get the error, so asyncio need not report that it was never retrieved.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def is_of(self, entry: ModelEntry) -> bool:
@@ -89,9 +89,9 @@ class ModelEntry:
         self.config = config
         self.created = int(time.time())
         self.residency: _Residency | None = None  # the latest
-        self.info: ModelInfo | None = None  # of the last time it was loaded
+        self.info: ModelInfo | None = None  # as of the last time that it was loaded
         self.texts: TokenizerTexts | None = None  # likewise
-        self.last_error: OctavoError | None = None  # of the last attempt to load it
+        self.last_error: OctavoError | None = None  # error of the last attempt to load it
         self.failed_at = 0.0
 
     @property
@@ -150,12 +150,12 @@ class ModelManager:
         self._limit = limit
         self._wait_s = wait_s
         self._max_waiting = max_waiting
-        self._switching = asyncio.Lock()  # one load or unload at a time, because each depends on the free memory
-        self.last_turn = 0  # counts the uses of models
-        self._resident: set[_Residency] = set()  # loaded
+        self._switching = asyncio.Lock()  # one load or unload at a time, because each one depends on the free memory
+        self.last_turn = 0  # counts how often models are used
+        self._resident: set[_Residency] = set()  # loaded models
         self._unloading: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()  # calls of `unload` that nobody waits for
-        self.has_begun = False  # the first model was loaded once
+        self.has_begun = False  # whether the first model has been loaded
 
     @property
     def default_name(self) -> str:
@@ -221,7 +221,7 @@ class ModelManager:
         if not self.has_begun:
             raise OverloadedError("the model is being loaded", code="model_loading", retry_after_s=2.0)
         if entry.last_error is not None and time.monotonic() - entry.failed_at < _RETRY_LOAD_S:
-            raise entry.last_error  # a model that is broken must not keep all others waiting
+            raise entry.last_error  # a broken model must not keep all others waiting
         residency = self._residency(entry)
         if residency.model is None and residency.num_users >= self._max_waiting:
             raise OverloadedError(
@@ -253,7 +253,7 @@ class ModelManager:
             return
         residency.is_leaving = True
         await asyncio.wait({residency.task})
-        await residency.idle.wait()  # other models are loaded and unloaded meanwhile
+        await residency.idle.wait()  # meanwhile, other models are loaded and unloaded
         async with self._switching:
             await self._remove(residency)
 
@@ -271,7 +271,7 @@ class ModelManager:
             async with self._switching:
                 if residency.num_users or residency.is_leaving:
                     continue
-                residency.awake = residency.memory  # who comes from now on wakes it up
+                residency.awake = residency.memory  # from now on, a new request wakes it up
                 try:
                     await residency.model.client.sleep()
                     residency.memory = ModelMemory(residency.memory.main + residency.memory.device)
@@ -305,7 +305,7 @@ class ModelManager:
         async with self.use(given.parent or self.default_name) as model:
             adapter = self.adapters.new(given, path, owner)
             await model.client.add_adapter(adapter.engine_name, str(path), adapter.scale)
-        self.adapters.check(given, path, owner, replaces=replaces)  # others may have loaded one meanwhile
+        self.adapters.check(given, path, owner, replaces=replaces)  # another request may have loaded one meanwhile
         old = self.adapters.put(adapter)
         if old is not None:
             await self._forget(old)
@@ -346,7 +346,7 @@ class ModelManager:
         """Return the residency that a new request joins. Start a new one if there is none or the last one is ending."""
         residency = entry.residency
         if residency is not None and residency.model is not None and not residency.is_leaving:
-            # An engine that was given up is unloaded like an idle one.
+            # An engine that has been given up on is unloaded like an idle one.
             residency.is_leaving = residency.model.client.status().state is EngineState.DEAD
         if residency is None or residency.is_leaving:
             residency = entry.residency = _Residency(partial(self._bring_in, entry))
@@ -365,7 +365,7 @@ class ModelManager:
             if task.cancelled():
                 raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
             if task.done():
-                task.result()  # raises
+                task.result()  # raises the task's error
         if residency.model is None:
             raise OverloadedError(f"{entry.name} is still being loaded", code="model_loading", retry_after_s=10.0)
         if residency.awake is not None:
@@ -403,7 +403,7 @@ class ModelManager:
                 entry.residency = None
             if isinstance(error, OctavoError):
                 entry.last_error, entry.failed_at = error, time.monotonic()
-                if self.has_begun:  # until then the start of the server reports it
+                if self.has_begun:  # before that, the server's startup reports it
                     logger.warning("%s cannot be loaded: %s", entry.name, error)
             raise
 
@@ -448,7 +448,7 @@ class ModelManager:
             self._unloading.add(unloading)
             unloading.add_done_callback(self._unloading.discard)
             await asyncio.shield(unloading)  # the request that needs the memory may give up; the engine must end anyway
-            residency.model = None  # its client reports here: in a cycle its tokenizer would live on
+            residency.model = None  # its client reports here, and this cycle would keep its tokenizer alive
             logger.info("unloaded %s", model.name)
         for entry in self.entries:
             if entry.residency is residency:

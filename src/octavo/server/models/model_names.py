@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo import env
 from octavo.errors import UsageError
 
-DEFAULT_NAME = "default"  # the first model, unless another one has this name
+DEFAULT_NAME = "default"  # means the first model, unless another one has this name
 _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_FOLDER = re.compile(r"models--([^/]+?)--([^/]+)")
 
@@ -23,7 +23,7 @@ def served_name(model: str) -> str:
     path = env.user_path(model)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
-    except (OSError, ValueError):  # too long, or no path at all
+    except (OSError, ValueError):  # too long, or not a path at all
         return model
     if not is_file and not is_folder:
         return model
@@ -72,7 +72,7 @@ class ModelNames:
 
     def __init__(self, models: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> None:
         self._known: dict[str, str] = {}
-        for name, model in reversed(list(models.items())):  # of two ids for one file, the first counts
+        for name, model in reversed(list(models.items())):  # if two ids have the same file, the first one counts
             self._known |= dict.fromkeys((model, str(env.user_path(model).absolute())), name)
         if models:
             self._known[DEFAULT_NAME] = next(iter(models))

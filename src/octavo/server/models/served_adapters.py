@@ -18,8 +18,8 @@ from octavo.errors import ModelLoadError, UsageError
 from octavo.server.errors import ApiError
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
-_MAX_CHARS = 256  # of a name in the engine
-_FOLDER_NAME = re.compile(r"[\w][\w.@+-]{0,127}")  # one component of a path, and no hidden one
+_MAX_CHARS = 256  # maximum length of a name in the engine
+_FOLDER_NAME = re.compile(r"[\w][\w.@+-]{0,127}")  # one component of a path, but not a hidden one
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class ServedAdapters:
         self._quota = quota
         self._by_name: dict[str, ServedAdapter] = {}
         self._next_number = 0
-        self._applied: dict[int, float] = {}  # llama.cpp's scales of requests that name the model itself
+        self._applied: dict[int, float] = {}  # llama.cpp's scales for requests that name the model itself
         self.allows_all = allows_all
 
     @property
@@ -156,7 +156,7 @@ class ServedAdapters:
         if path is None:
             return None
         if known is not None and known.stamps == stamps_of(path):
-            return known  # otherwise its files are new ones
+            return known  # otherwise its files have changed
         adapter = replace(self.new(AdapterGiven(name, str(path)), path), is_of_folder=True, stamps=stamps_of(path))
         self.put(adapter)
         return adapter

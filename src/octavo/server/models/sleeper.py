@@ -52,7 +52,7 @@ class Sleeper:
 
         num_requests: number of requests in the server now
         """
-        is_used = num_requests > 0 or self._models.is_used  # also by a restart, or a load that takes long
+        is_used = num_requests > 0 or self._models.is_used  # includes restarts and long loads
         is_busy = is_used or self._models.last_turn != self._turn or self.is_sleeping
         if is_busy or not self._models.has_begun:
             self._busy_at, self._turn = time.monotonic(), self._models.last_turn

@@ -31,10 +31,10 @@ _NO_ESCAPING = "allow-utf-8"
 _PROCESS = ProcessCollector(registry=None)
 _MODEL_LABELS = ("model_name", "engine")
 
-# By model name and the number of the replica.
+# By model name and replica number.
 _Engines: TypeAlias = Mapping[tuple[str, str], ModelFigures]
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
-# Name, meaning, labels, and the value; or with labels, the values by those labels.
+# Name, meaning, labels and value. If there are labels, the value is a mapping from labels to values.
 _Row: TypeAlias = tuple[str, str, tuple[str, ...], Callable[[ModelFigures], float | _Values]]
 
 
@@ -140,7 +140,7 @@ _COUNTERS: tuple[_Row, ...] = (
     ),
     ("engine_restarts", "Times that the engine's process was started again.", (), lambda f: f.num_restarts),
 )
-# Of loaded models.
+# Figures of loaded models.
 _GAUGES: tuple[_Row, ...] = (
     ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", (), _kv_usage),
     ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", (), _kv_usage),
@@ -222,7 +222,7 @@ def export(metrics: ServerMetrics, accept: str) -> tuple[bytes, str]:
     """Return (body, content type) in the format that fits the Accept header: OpenMetrics or Prometheus's text
     format.
     """
-    # Our names are valid; the escaping of these libraries would replace the colon of the prefix.
+    # Our names are valid, but these libraries' escaping would replace the colon of the prefix.
     if "application/openmetrics-text" in accept:
         body: bytes = openmetrics.generate_latest(_Exposition(metrics), escaping=_NO_ESCAPING)  # type: ignore[no-untyped-call]
         return body, openmetrics.CONTENT_TYPE_LATEST

@@ -24,7 +24,7 @@ from octavo.platform import processes
 from octavo.server.observability.batch_figures import BatchFigures
 from octavo.server.observability.tracing import RequestTracer
 
-# An engine in a long step answers late; a scrape then shows its earlier figures.
+# An engine in a long step answers late. A scrape then shows its previous figures.
 ENGINE_ANSWER_TIMEOUT_S = 0.5
 CancelPhase: TypeAlias = Literal["prefill", "decode"]
 CANCEL_PHASES: tuple[CancelPhase, ...] = ("prefill", "decode")  # prefill: before the first token, in the queue or not
@@ -58,23 +58,23 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 class ModelFigures:
     """The figures of one replica of a model. Its counts never decrease, even if it is restarted or loaded again."""
 
-    client: EngineReplica | None = None  # None: it is unloaded
+    client: EngineReplica | None = None  # None while unloaded
     # Counted when answers leave the server.
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_loaded_tokens: int = 0  # of these, from a store beyond the cache
+    num_loaded_tokens: int = 0  # how many of these were loaded from a store beyond the cache
     num_generated_tokens: int = 0
-    num_corrupted: int = 0  # ended because the model computed a value that is not a number
-    finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one a choice
-    cancelled: Counter[str] = field(default_factory=Counter)  # by CANCEL_PHASES, one a request
-    # The latest of the engine.
-    status: EngineStatus | None = None  # None: unloaded, or not refreshed yet
-    info: ModelInfo | None = None  # None: it was never ready
+    num_corrupted: int = 0  # ended because the model computed a NaN
+    finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one per choice
+    cancelled: Counter[str] = field(default_factory=Counter)  # by CANCEL_PHASES, one per request
+    # The engine's latest figures.
+    status: EngineStatus | None = None  # None while unloaded or not refreshed yet
+    info: ModelInfo | None = None  # None until it is first ready
     num_restarts: int = 0
-    current: EngineMetrics = field(default_factory=EngineMetrics)  # of its process
-    totals: EngineMetrics = field(default_factory=EngineMetrics)  # with the counts of the processes before
-    _ended: EngineMetrics = field(default_factory=EngineMetrics)  # of the processes before
-    _process: tuple[int | None, int] | None = None  # process id and number of restarts; None: none yet
+    current: EngineMetrics = field(default_factory=EngineMetrics)  # figures of the current process
+    totals: EngineMetrics = field(default_factory=EngineMetrics)  # includes the counts of earlier processes
+    _ended: EngineMetrics = field(default_factory=EngineMetrics)  # figures of earlier processes
+    _process: tuple[int | None, int] | None = None  # process id and number of restarts, or None if there is none yet
 
     @property
     def num_running(self) -> int:
@@ -116,7 +116,7 @@ class ModelFigures:
     async def ask(self) -> None:
         """Get the engine's current figures, always within ENGINE_ANSWER_TIMEOUT_S."""
         if self.client is not None:
-            with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state tells the reason
+            with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state shows the reason
                 self._update(self.client.status(), await self.client.metrics())
 
     def _update(self, status: EngineStatus, metrics: EngineMetrics) -> None:
@@ -127,7 +127,7 @@ class ModelFigures:
         process = (status.pid, status.num_restarts)
         if process != self._process:
             self._process, self._ended, self.current = process, self.totals, EngineMetrics()
-        if metrics.num_steps_total >= self.current.num_steps_total:  # else it was on its way for longer
+        if metrics.num_steps_total >= self.current.num_steps_total:  # otherwise it is older and took longer to arrive
             self.current, self.totals = metrics, metrics.after(self._ended)
         self.num_restarts += max(status.num_restarts - (self.status.num_restarts if self.status else 0), 0)
         self.status = status
@@ -165,12 +165,12 @@ class ServerMetrics:
             )
         self.prefix = prefix
         self.tracer = tracer
-        # By served name, one of each replica; they stay when a model is unloaded.
+        # By served name, one for each replica. They are kept when a model is unloaded.
         self.models: dict[str, list[ModelFigures]] = {}
-        self.batches: BatchFigures | None = None  # of a server that runs some
+        self.batches: BatchFigures | None = None  # set if the server runs batches
         self.adapters: dict[str, AdapterFigures] = {}  # by name
-        self.max_loras = 0  # of the sequences of one step
-        self.adapter_bytes: Callable[[], Mapping[str, int]] = dict  # of the files of those that are known now
+        self.max_loras = 0  # maximum number of adapters in one step
+        self.adapter_bytes: Callable[[], Mapping[str, int]] = dict  # file sizes of the adapters known now
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
 

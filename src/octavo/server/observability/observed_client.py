@@ -82,7 +82,7 @@ class ObservedClient:
         try:
             answer.stream = await self._client.generate(request)
         except BaseException as error:
-            # One that the engine refuses never began: its response counts, as an error, and nothing else.
+            # A request that the engine refuses never began. Only its response counts, as an error.
             if isinstance(error, asyncio.CancelledError):
                 answer.count_cancelled()
             answer.end(type(error).__name__)
@@ -90,7 +90,7 @@ class ObservedClient:
         return answer
 
     async def close(self) -> None:
-        if self._figures[0].client is self._client.replicas[0]:  # else another one has taken over
+        if self._figures[0].client is self._client.replicas[0]:  # otherwise another client has taken over
             self._serve([])
         await self._client.close()
 

@@ -88,7 +88,7 @@ class RequestTracer:
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        http_request = _http_request.get() or {"headers": (), "state": {}}  # empty without a server
+        http_request = _http_request.get() or {"headers": (), "state": {}}  # empty when there is no server
         access = http_request["state"].get("access")
         route = str(getattr(access, "route", None) or "")
         operation = "chat" if getattr(access, "is_chat", False) else "text_completion"
@@ -109,7 +109,7 @@ class RequestTracer:
             attributes["http.route"] = route
             attributes["octavo.request_id"] = access.request_id
         start_ns = time.time_ns()
-        # The caller's span; the span begins a new trace if there is none or it is malformed.
+        # The caller's span. If it is missing or malformed, the span starts a new trace.
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in http_request["headers"]}
         span = self._tracer.start_span(
             f"{operation} {model_name}",

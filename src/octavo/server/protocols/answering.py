@@ -55,9 +55,9 @@ logger = logging.getLogger(__name__)
 
 _encoder = msgspec.json.Encoder()
 _NUM_SCHEMA_THREADS = 2
-# Further checks wait for one of them.
+# Maximum number of schema checks at a time. Further checks wait.
 _SCHEMA_CHECKS = ThreadPoolExecutor(_NUM_SCHEMA_THREADS, "octavo-schema")
-_LOGGED: set[tuple[str | None, str]] = set()  # routes and fields of the tables of ignored fields: bounded
+_LOGGED: set[tuple[str | None, str]] = set()  # (route, ignored field): bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ async def answer(
         if (scales := body.adapter_scales) is not None:
             model = replace(model, adapter=state.models.adapters.numbered(scales, "lora"))
         if spec.options.adapter and (own := state.models.adapters.find(spec.options.adapter)) is not None:
-            model = replace(model, adapter=own)  # the engine refuses names that nobody knows
+            model = replace(model, adapter=own)  # the engine refuses names that it does not know
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
         record.model, record.is_chat = model.name, isinstance(spec, ChatSpec)
         options = spec.options

@@ -10,7 +10,7 @@ from octavo.server.protocols.protocol_fields import NullIsAbsent
 
 MAX_BREAKPOINTS = 4
 _RETENTION_S = {"24h": 24 * 3600.0}
-_OPTIONS_S = 1800.0  # of the one `ttl` that OpenAI has
+_OPTIONS_S = 1800.0  # the only `ttl` that OpenAI allows
 
 
 class PromptCacheOptions(NullIsAbsent):

@@ -32,8 +32,8 @@ MAX_INPUTS = 2048
 
 _encoder = msgspec.json.Encoder()
 _VECTORS_AT_ONCE = 64
-_MOST_INLINE = 1 << 15  # values whose JSON takes less time than a thread's turn
-_MOST_VALUES = 1 << 24  # of the vectors of all tokens of a request
+_MOST_INLINE = 1 << 15  # values whose JSON takes less time than switching to a thread
+_MOST_VALUES = 1 << 24  # in the vectors of all tokens of a request
 _MANY = Field(min_length=1, max_length=MAX_INPUTS)
 _Piece: TypeAlias = Int | Text
 
@@ -50,7 +50,7 @@ def _kind(value: Any) -> str:
     return "pieces" if has_ids and has_texts else kind_of_inputs(value)
 
 
-# Lists of texts or ids alone have types of their own: no union has to be tried for each of thousands.
+# Lists of only texts or only ids have separate types, so that thousands of items need not each be matched to a union.
 Input: TypeAlias = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Tag("texts"), _MANY]
@@ -72,7 +72,7 @@ class EmbeddingJob:
 
     inputs: Sequence[str | Sequence[int | str]]
     options: RequestOptions
-    pooling: Pooling | None = None  # as the checkpoint says
+    pooling: Pooling | None = None  # None for the checkpoint's own
     truncate_to: int | None = None
     side: Literal["left", "right"] = "left"
     chat: ChatSpec | None = None

@@ -17,13 +17,13 @@ Table: TypeAlias = "Mapping[str, Any]"
 
 _OPENAI: Table = {"prompt_cache_retention": Text}
 _SESSION: Table = {"request_id": Text, "session_id": Text}
-# How vLLM reads media. Octavo's limits are options of the server.
+# How vLLM reads media. In Octavo, these limits are options of the server.
 _MEDIA: Table = {"media_io_kwargs": dict[str, Any], "mm_processor_kwargs": dict[str, Any]}
 _VLLM: Table = {
     **_SESSION,
     "guided_decoding_backend": Text,
     "stream_interval": Int,
-    # Of routes that show a request without answering it, and of the experts that a server may record.
+    # About routes that show a request without answering it, and about the experts that a server may record.
     "return_mm_kwargs": bool,
     "return_token_offsets": bool,
     "routed_experts_prompt_start": Int,
@@ -43,7 +43,7 @@ CHAT: Table = {
 }
 _RESPONSES: Table = {**_SESSION, "client_metadata": dict[str, Any]}
 RESPONSES: Table = {**_RESPONSES, **_MEDIA}
-# What Codex sends with a conversation to compact, which is about answers.
+# About answers. Codex also sends these fields with a conversation to compact.
 COMPACTION: Table = {
     **_RESPONSES,
     **_OPENAI,
@@ -53,7 +53,7 @@ COMPACTION: Table = {
     "reasoning": dict[str, Any],
     "text": dict[str, Any],
 }
-# How requests are routed, billed and cached there.
+# How other servers route, bill and cache requests.
 ANTHROPIC: Table = {
     **dict.fromkeys(("anthropic_version", "inference_geo", "speed", "fallback_credit_token", "user_profile_id"), Text),
     **dict.fromkeys(("diagnostics", "billing_policy"), dict[str, Any]),
@@ -61,7 +61,7 @@ ANTHROPIC: Table = {
     "fallbacks": Text | list[Any],
     "mcp_servers": Annotated[list[Any], Field(max_length=0)],
 }
-# Ollama has them in `options`: how a model is loaded, and what is kept of a prompt that it cuts.
+# Ollama's `options` about how a model is loaded and which part of a truncated prompt is kept.
 OLLAMA: Table = {
     **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"), Int),
     **dict.fromkeys(("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"), bool),

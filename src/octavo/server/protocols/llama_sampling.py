@@ -18,7 +18,7 @@ from octavo.server.protocols.protocol_fields import NullIsAbsent, with_parameter
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
 _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _RANDOM_SEEDS = (-1, 2**32 - 1)
-# Samplers that are not here: the values with which they are off.
+# Samplers that Octavo lacks, and the values that switch them off.
 _OFF: Mapping[str, tuple[float, ...]] = {
     "mirostat": (0,),
     "tfs_z": (1,),
@@ -110,7 +110,7 @@ class LlamaSampling(with_parameters(OtherSamplers, *_SAME, "seed")):  # type: ig
             arguments["seed"] = self.seed
         if self.stop:
             arguments["stop"] = self.stop
-        if self.repeat_last_n == 0:  # the penalties look at nothing
+        if self.repeat_last_n == 0:  # the penalties do not apply to any token
             arguments |= _PENALTIES
         if any(arguments.get(name, off) != off for name, off in _PENALTIES.items()):
             self._check_penalties(where)

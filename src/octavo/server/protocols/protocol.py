@@ -66,10 +66,10 @@ def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
     """Return the error with the protocol's own field names."""
 
     def renamed(text: str) -> str:
-        # Tools of these protocols have the members of `function` themselves.
+        # In these protocols, tools have the members of `function` themselves.
         text = _TOOL_MEMBER.sub(lambda match: f"{match[1]}.{names.get(match[2], match[2])}", text)
         for name, own in names.items():
-            # A name without an underscore is an English word too, except at the beginning. Behind a dot it is part of
+            # A name without an underscore is also an English word, except at the beginning. After a dot it is part of
             # one of the protocol's own names.
             text = re.sub(rf"(?<![\w.]){name}\b" if "_" in name else rf"^{name}\b", own, text)
         return text

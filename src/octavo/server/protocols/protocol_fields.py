@@ -31,7 +31,7 @@ _UNSUPPORTED = "unsupported"
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 _TokenId: TypeAlias = Annotated[int, Field(json_schema_extra={"minimum": 0})]
 _String: TypeAlias = Annotated[Text, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})]
-# By the type of a dataclass's field, without None. Strings have their own way in `_field`.
+# By the type of a dataclass's field, without None. Strings are handled separately in `_field`.
 _TYPES: dict[str, Any] = {
     "bool": bool,
     "int": Int,
@@ -40,7 +40,7 @@ _TYPES: dict[str, Any] = {
     "Sequence[str]": list[_String],
     "str | Sequence[str]": _String | list[_String],
 }
-# pydantic's limits of numbers and lists -> JSON Schema's.
+# pydantic's limits for numbers and lists -> JSON Schema's.
 _LIMITS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -145,7 +145,7 @@ def _refuse_type(value: str) -> str:
 class Unsupported(BaseModel):
     """An object of an unknown type. The error names its `type`."""
 
-    # Nothing fits it in the OpenAPI document either. Otherwise a known type would fit two branches of a `oneOf`.
+    # Matches nothing in the OpenAPI document either. Otherwise a known type would match two branches of a `oneOf`.
     model_config = ConfigDict(strict=True, json_schema_extra={"not": {}})
 
     type: Annotated[str, AfterValidator(_refuse_type)]
@@ -178,7 +178,7 @@ class ByType:
             if isinstance(value, dict):
                 kind = default if value.get("type") is None else value["type"]
             else:
-                kind = getattr(value, "type", next(iter(tagged)))  # of a model, or of a value that is not an object
+                kind = getattr(value, "type", next(iter(tagged)))  # for a model, or a value that is not an object
             return kind if isinstance(kind, str) and kind in tagged else _UNSUPPORTED
 
         if "list" not in tagged:

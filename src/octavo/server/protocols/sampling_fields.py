@@ -26,17 +26,17 @@ from octavo.server.protocols.protocol import rename_fields
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
-# Parameters that requests have in another form, or not at all. All others, new ones too, are fields of requests.
+# Parameters that requests have in another form, or not at all. All other parameters are fields of requests.
 _NO_FIELDS = ("logit_bias", "logprobs", "structured_outputs", "detokenize", "output_kind", "processed_logprobs")
 _PARAMETERS = tuple(item.name for item in fields(SamplingParams) if item.name not in _NO_FIELDS)
-# Parameters that beam search honours. The others are refused with it, unless they have no effect without sampling.
+# Parameters that beam search honours. It refuses all others, unless they have no effect without sampling.
 _BEAM_PARAMS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
 _NEUTRAL: dict[str, object] = {"temperature": 0, "top_k": -1, "logit_bias": {}}
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _GUIDED |= {"json_schema": "json", "grammar": "grammar"}  # llama.cpp's
-# Other products' names of parameters.
+# Other products' names for parameters.
 _ALIASES = {"max_completion_tokens": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-# The plain form of an integer, so that no two keys of an object stand for the same token.
+# The plain form of an integer, so that no two keys of an object mean the same token.
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _BIAS: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]+$"},

@@ -108,7 +108,7 @@ class ReasoningParser:
         text, marks, spaces = self._text, self._marks, list[str]()
         yield from text.take_until(_NOT_SPACE, spaces.append)
         beginning = yield from text.find_beginning(marks.open)
-        if beginning == marks.open or text.is_cut:  # half a mark is no text
+        if beginning == marks.open or text.is_cut:  # an incomplete mark is not text
             text.take(len(beginning))
         if beginning == marks.open:
             self.is_reasoning = True
@@ -127,7 +127,7 @@ class ReasoningParser:
     def _read_reasoning(self, close: str) -> Reading[bool]:
         """Pass on reasoning up to the closing mark. Return False if it is cut off."""
         pattern = re.compile(rf"{marks_pattern([close]).pattern}|[ \t\r\n]+")
-        spaces: list[str] = []  # the mark's, unless more reasoning follows
+        spaces: list[str] = []  # belongs to the mark, unless more reasoning follows
 
         def put(piece: str) -> None:
             if piece:

@@ -15,7 +15,7 @@ Tool: TypeAlias = "dict[str, Any]"
 """A tool as a request gives it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 WHITESPACE = " \t\r\n"
-# "<" and ">" appear in JSON only inside strings; elsewhere they are markup.
+# JSON contains "<" and ">" only inside strings; elsewhere they are markup.
 _STRUCTURE = re.compile(r'["{}\[\]<>]')
 _STRING_END = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s<>]")
@@ -154,7 +154,7 @@ class TextReader:
         """Return True if the text has ended and the given text is all that is left."""
         return self.is_over and self._position + len(text) == len(self._text)
 
-    # JSON: only brackets and strings are followed, and the text comes out as the model wrote it.
+    # JSON: only brackets and strings are tracked, and the text is passed on as the model wrote it.
 
     def json_value(self, put: Callable[[str], object]) -> Reading[bool]:
         """Take one value and pass its text to `put` in pieces. Return False if it is cut off or contains markup."""
@@ -168,7 +168,7 @@ class TextReader:
         is_string = False
         while True:
             found = yield from self.take_until(_STRING_END if is_string else _STRUCTURE, put)
-            if found in "<>":  # or empty
+            if found in "<>":  # or an empty string
                 return False
             put(self.take(1))
             if found == '"':
@@ -199,10 +199,10 @@ class Answer(TextReader):
         functions = [tool["function"] for tool in tools]
         self.parameters = {function["name"]: function.get("parameters") or {} for function in functions}
         self.num_calls = 0
-        self.follows_call = False  # nothing but white space has come since the last call
+        self.follows_call = False  # only white space has arrived since the last call
         self._parts: list[ParsedPart] = []
-        self._held: list[str] | None = None  # what may be a call
-        self._early_arguments: list[str] = []  # of a call whose name comes later
+        self._held: list[str] | None = None  # text that may be a call
+        self._early_arguments: list[str] = []  # arguments of a call whose name follows them
         self._spaces: list[str] = []  # white space since the last text or call
         self._gap = ""  # white space between the text before the calls and the text after them
         self._has_text = False

@@ -13,7 +13,7 @@ from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading
 FENCE = "```"
 _LANGUAGES = ("\n", "json\n", "tool_code\n", "tool_call\n")
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-# Models write a type and an id beside the name and the arguments.
+# Models write a type and an id next to the name and the arguments.
 _NAME_KEYS = frozenset({"name", "tool_name"})
 _CALL_KEYS = _ARGUMENT_KEYS | {"name", "type", "id"}
 _MAX_HEADER_CHARS = 512
@@ -104,7 +104,7 @@ def named_call(
         return False
     if behind not in ("{", "") and not may_end:
         return False
-    if not behind and answer.is_cut and match.end("name") == match.end():  # more of the name would have come
+    if not behind and answer.is_cut and match.end("name") == match.end():  # the name would have continued
         return False
     answer.start(match["name"])
     if behind == "{":
@@ -178,7 +178,7 @@ class StringDecoder:
     """Decodes a JSON string that arrives in pieces, including its quotation marks."""
 
     def __init__(self) -> None:
-        self._cut = ""  # an escape that is not complete, or the first half of a surrogate pair
+        self._cut = ""  # an incomplete escape, or the first half of a surrogate pair
 
     def push(self, text: str) -> str:
         """Return the decoded text, without an incomplete escape at the end."""

@@ -20,7 +20,7 @@ WriteGrammar: TypeAlias = "Callable[[Sequence[Tool], bool, TokenIds], str]"
 """Writes a grammar of one call to these tools, or of several if they may be `parallel`. A mark that is a token is that
 token in the grammar, because control tokens are never spelled out; other marks are plain text."""
 
-# A model that has lost the thread fills JSON with white space up to the token limit. This much is allowed in a row.
+# A confused model fills JSON with white space up to the token limit. This many characters in a row are allowed.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 _TIMEOUT_S = 2.0
 

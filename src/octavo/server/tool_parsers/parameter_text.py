@@ -72,7 +72,7 @@ class ParameterValue:
         self._is_string = types == {"string"}
         self._is_open = False
         self._has_begun = False
-        self._line_break = ""  # the last one so far, which may be the tag's
+        self._line_break = ""  # the last line break so far, which may belong to the tag
 
     def push(self, text: str) -> str:
         """Add text and return the JSON that is now certain."""

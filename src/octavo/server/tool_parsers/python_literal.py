@@ -29,8 +29,8 @@ def python_literal(answer: Answer, put: Callable[[str], object], *, quote: str =
     quote: a mark around texts without escapes, in addition to Python's quotation marks
     """
     closing: list[str] = []  # of the open brackets
-    is_key = [False]  # of each level: a key comes next
-    follows: list[bool] = []  # of each open bracket: it has an item
+    is_key = [False]  # for each level: whether a key comes next
+    follows: list[bool] = []  # for each open bracket: whether it has an item
     while True:
         char = yield from answer.skip(WHITESPACE)
         if closing and char == closing[-1] and is_key[-1] == (char == "}"):
@@ -94,7 +94,7 @@ def _quoted(answer: Answer, put: Callable[[str], object], quote: str) -> Reading
             answer.take(len(quote))
             put('"')
             return True
-        if answer.is_over:  # half a mark is no text
+        if answer.is_over:  # an incomplete mark is not text
             answer.take(len(found))
             return False
         yield

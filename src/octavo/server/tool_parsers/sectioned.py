@@ -44,7 +44,7 @@ def sectioned_optional_grammar(marks: SectionMarks, call: str, separator: str) -
         more = f"({spelled(separator + marks.call, token_ids)} call)*" if parallel else ""
         start = f"opening call {more} ({spelled(marks.end_of_calls, token_ids)})? | tail"
         calls = calls_grammar(tools, start, call.removeprefix(marks.call), token_ids)
-        # The first mark, if it is characters, is a part of the text before the second one.
+        # If the first mark is characters, it is part of the text before the second one.
         first = f" | TEXT {spelled(marks.calls + marks.call, token_ids)}" if marks.calls in token_ids else ""
         return calls + f"opening: lead{first}\n" + free_text(marks.call, token_ids)
 

@@ -121,7 +121,7 @@ def _typed_parameters(tags: ValueTags, function: Mapping[str, Any], *, knows_typ
     required, properties = required_names(parameters), parameters.get("properties", {})
     items = []
     for name in dict.fromkeys([*properties, *required]):
-        if not _NAME.fullmatch(name):  # a tag cannot hold it
+        if not _NAME.fullmatch(name):  # a tag cannot contain it
             _refuse_if_strict(function, name, "its name")
             continue
         value = _value(tags, function, name, properties.get(name, {}), knows_types=knows_types)

@@ -113,7 +113,7 @@ class ToolParser:
                 yield
             elif self._is_cut_mark(mark):
                 answer.cut()
-            elif answer.follows_call:  # a mark that the model has not finished
+            elif answer.follows_call:  # a mark that the model has not completed
                 answer.take(len(mark))
             else:
                 answer.text(answer.take(len(mark)))
@@ -129,7 +129,7 @@ class ToolParser:
             num_before = answer.num_calls
             answer.hold()
             yield from read(answer)
-            if answer.is_cut and answer.has_run_out:  # it was not certain yet what this would become
+            if answer.is_cut and answer.has_run_out:  # it was not clear yet what this would become
                 answer.cut()
             answer.release()
             if answer.num_calls == num_before:

@@ -41,7 +41,7 @@ FIELD_NAMES = {
 
 THREAD_UNSUPPORTED = "thread_unsupported_request"
 """The code on which Claude Code sends a whole conversation, and does without threads from then on."""
-_NEUTRAL = SamplingParams()  # of a conversation that is only counted
+_NEUTRAL = SamplingParams()  # for a conversation whose tokens are only counted
 
 
 class CacheControl(NullIsAbsent):

@@ -22,7 +22,7 @@ from octavo.server.http.json_body import RequestModel, Text
 _MIN_KEPT_S, _MAX_KEPT_S = 3600, 30 * 24 * 3600
 _MAX_WINDOW_S = 7 * 24 * 3600.0
 _MAX_FIELD_BYTES = 4096
-_MAX_FORM_BYTES = 1 << 20  # beside the file
+_MAX_FORM_BYTES = 1 << 20  # besides the file
 _CHUNK_S = 30.0  # maximum pause of an upload
 
 

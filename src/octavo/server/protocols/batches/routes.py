@@ -18,7 +18,7 @@ from octavo.server.protocols.batches.request import BatchRequest, Upload, kept_s
 from octavo.server.server_state import state_of
 
 router = BATCHES.router()
-BODILESS_PATHS = ("/v1/files",)  # an upload is read as it comes
+BODILESS_PATHS = ("/v1/files",)  # an upload is read as it arrives
 _PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
 _MAX_FILES_SHOWN, _MAX_BATCHES_SHOWN = 10_000, 100
 

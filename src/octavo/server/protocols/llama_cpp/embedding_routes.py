@@ -21,7 +21,7 @@ from octavo.server.protocols.protocol_fields import OptionFields
 from octavo.server.server_state import state_of
 
 MAX_NORM_ORDER = 64
-_LARGEST = 32760  # the largest component with `embd_normalize` 0, as llama.cpp scales to 16 bits
+_LARGEST = 32760  # the largest component with `embd_normalize` 0, for llama.cpp's scaling to 16 bits
 
 router = LLAMA_CPP.router({"prompt": "content"})
 

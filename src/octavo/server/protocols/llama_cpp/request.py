@@ -46,7 +46,7 @@ MEDIA_MARKER = f"<__media_{secrets.token_hex(16)}__>"
 
 
 Piece: TypeAlias = Int | Text
-# A list of ids, with or without texts between them, is one prompt; a list of texts and of lists is several prompts.
+# A list of ids that may contain texts is one prompt; a list of texts and lists is several prompts.
 Several: TypeAlias = Annotated[list[Text | PromptObject | list[Piece]], Field(max_length=MAX_PROMPTS)]
 Prompts: TypeAlias = Text | PromptObject | list[Piece] | Several
 Bias: TypeAlias = "dict[str, Any] | list[Any]"

@@ -23,7 +23,7 @@ from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
 from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.server_state import state_of
 
-# One component of a path that no system reads in another way, as llama.cpp wants it.
+# One component of a path that every operating system reads in the same way, as in llama.cpp.
 _FILE_NAME = re.compile(
     r"[^\x00-\x1f\x7f/\\:*?\"<>|.~ ]([^\x00-\x1f\x7f/\\:*?\"<>|]{0,253}[^\x00-\x1f\x7f/\\:*?\"<>|. ])?"
 )

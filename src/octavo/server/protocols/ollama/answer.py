@@ -80,7 +80,7 @@ class OllamaWriter(BlockWriter[R]):
 
     def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
         if end.finish_reason != "tool_calls" and not is_object(self._arguments):
-            self._open_call = None  # it was cut, and clients would make it: this protocol has whole calls only
+            self._open_call = None  # cut off, and clients execute whole calls, the only ones in this protocol
         yield from self.end_block()
         reason = "length" if end.finish_reason == "length" else "stop"
         self._last = {"done": True, "done_reason": reason, **self.context(), **self._figures(usage)}

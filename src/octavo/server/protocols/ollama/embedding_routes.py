@@ -80,7 +80,7 @@ async def _embed(request: Request, body: EmbedRequest | EmbeddingsRequest, job: 
     models, record = state_of(request).models, record_of(request)
     ignored = find_ignored_options(body.options, body.keep_alive)
     if body.options is not None:
-        body.options.read_sampling("options.")  # sampling does not matter here, but nothing wrong is accepted
+        body.options.read_sampling("options.")  # sampling has no effect here, but invalid values are still refused
     began_s = time.monotonic()
     async with models.use(known_name(models, body.model)) as model:
         load_s = time.monotonic() - began_s

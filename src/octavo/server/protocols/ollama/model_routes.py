@@ -33,9 +33,9 @@ from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.reasoning.reasoning_format import find_reasoning_format
 from octavo.server.server_state import state_of
 
-# The version of Ollama whose requests and answers these are; clients compare it with what they need.
+# The version of Ollama whose API this is. Clients compare it with the version that they need.
 API_VERSION = "0.12.11"
-# The end of a stay without an end, as Ollama's clients know it: the longest time of Go, 2^63 ns.
+# The expiry of a model that is never unloaded, as Ollama's clients expect it: Go's longest duration, 2^63 ns.
 _FOR_EVER = timedelta(seconds=2**63 // 10**9)
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 BODILESS_PATHS = ("/api/blobs/{digest}",)
@@ -255,7 +255,7 @@ def _capabilities(entry: ModelEntry, files: ModelFiles | None) -> list[str]:
     template = _template(entry, files) or ""
     found = ["completion"]
     if template:
-        found.append("tools")  # also for templates without tools, by a system prompt
+        found.append("tools")  # even for templates without tools, which use a system prompt
     if find_reasoning_format(template) is not None:
         found.append("thinking")
     if entry.info is not None and entry.info.images is not None:

@@ -255,7 +255,7 @@ def find_ignored_options(options: Options | None, keep_alive: float | str | None
     """Return the names of the given fields that have no effect."""
     ignored = () if options is None else sorted(options.ignored_fields)
     names = [f"options.{name}" for name in ignored if getattr(options, name) is not None]
-    # A model stays in memory until another one needs the room, which is what a negative time asks for.
+    # A model stays in memory until another one needs the room, just as a negative time requests.
     return [*names, "keep_alive"] if seconds_of(keep_alive) > 0 else names
 
 
@@ -312,7 +312,7 @@ def _images(images: Sequence[Any] | None, where: str) -> tuple[Media, ...]:
 def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str) -> tuple[str, str]:
     """Return (id, name) of the call that a tool's message answers."""
     found = next((call for call in open_calls if call[0] == message.tool_call_id), None)
-    if found is None:  # most clients know no ids
+    if found is None:  # most clients do not send ids
         found = next((call for call in open_calls if message.tool_name in (None, call[1])), None)
     if found is None:
         raise refuse(where, "is a tool's result, but no call before it waits for one", "invalid_value")

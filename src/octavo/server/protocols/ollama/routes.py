@@ -54,7 +54,7 @@ async def _answer(request: Request, body: B, writer_class: Callable[..., Any], e
     at_end = partial(models.unload_soon, name) if body.unloads else None
     if not body.is_empty:
         return await answer(request, body.model_copy(update={"model": name, "stream": is_stream}), writer_class, at_end)
-    await read_spec(request, lambda: body.to_spec(""))  # what is wrong is refused here too
+    await read_spec(request, lambda: body.to_spec(""))  # invalid fields are refused here too
     if not body.unloads:
         async with models.use(name):
             pass

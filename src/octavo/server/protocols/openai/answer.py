@@ -43,7 +43,7 @@ from octavo.tokenizer.text_offsets import TextOffsets, prompt_offsets
 
 R = TypeVar("R", bound=SamplingFields)
 
-# Keys of OpenAI's and vLLM's answers that some clients require although they are empty.
+# Keys of OpenAI's and vLLM's answers that some clients require even if they are empty.
 _EMPTY_MESSAGE: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
 
 
@@ -61,7 +61,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         self._choices: dict[int, Choice] = {}
         self._usage: Usage | None = None
         self._num_completion_tokens = 0
-        self._begun: set[int] = set()  # choices that have had their first chunk
+        self._begun: set[int] = set()  # choices whose first chunk has been sent
         self._includes_usage = self.request.has_stream_option("include_usage")
         is_off = getattr(self.request.stream_options, "include_usage", None) is False
         self._has_timings = bool(self.request.timings or self.request.timings_per_token)
@@ -223,15 +223,15 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._offsets: dict[int, TextOffsets] = {}  # of each choice
-        self._num_chars: dict[int, int] = {}  # of each choice's text so far, without the prompt
+        self._num_chars: dict[int, int] = {}  # length of each choice's text so far, without the prompt
         self._ended: set[int] = set()  # choices whose text is complete
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
         if isinstance(event, TextDelta):
             self._num_chars[event.index] = self._num_chars.get(event.index, 0) + len(event.text)
-            if not event.text:  # the rest of the tokens
+            if not event.text:  # the remaining tokens
                 self._ended.add(event.index)
-        if self.request.only_prompt:  # the engine generates a token all the same
+        if self.request.only_prompt:  # the engine generates a token even so
             if isinstance(event, TextDelta):
                 return iter(())
             if isinstance(event, Usage):
@@ -301,7 +301,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
             return prompt_offsets(tokenizer, token_ids, text)
         if self.generation.num_truncated_tokens:
             return prompt_offsets(tokenizer, token_ids, text, skip_special_tokens=True)
-        # The text was sent, with the names of its control tokens; what the tokenizer has added is not in it.
+        # The text was sent, including its control tokens' names, but not the tokens that the tokenizer has added.
         prefix = tokenizer.prefix_ids
         is_added = tuple(token_ids[: len(prefix)]) == prefix
         return prompt_offsets(tokenizer, token_ids, text, num_hidden=len(prefix) if is_added else 0)
@@ -320,7 +320,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         sent = self.spec.prompts[prompt]
         if isinstance(sent, str) and not self.generation.num_truncated_tokens:
             return sent
-        # A client that sent ids gets all of them back. A text does not show the control tokens that were added to it.
+        # A client that sent ids gets all of them back. A text does not show the control tokens added to it.
         skips = isinstance(sent, str)
         return self.model.tokenizer.decode(self.generation.prompt_token_ids[prompt], skip_special_tokens=skips)
 

@@ -32,12 +32,12 @@ from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbse
 from octavo.server.protocols.sampling_fields import SamplingFields
 
 MAX_MESSAGES = 4096
-# Fields of a message that only one role has.
+# Fields of a message that only one role may have.
 _OF_ROLE = {
     **dict.fromkeys(("tool_calls", "refusal", "reasoning_content", "reasoning"), "assistant"),
     "tool_call_id": "tool",
 }
-# Types of parts beside text, of OpenAI's, vLLM's and llama.cpp's clients.
+# Types of parts other than text, as sent by OpenAI's, vLLM's and llama.cpp's clients.
 _MEDIA: dict[str, MediaKind] = {
     **dict.fromkeys(("image_url", "image", "image_embeds"), "image"),
     **dict.fromkeys(("input_audio", "audio_url", "audio"), "audio"),

@@ -67,7 +67,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
 
     def to_spec(self, tenant: str) -> TextSpec:
         _check(self)
-        # The engine makes at least one token. If none was asked for, it is not shown.
+        # The engine generates at least one token. If none was requested, it is not shown.
         changed = {"prompt_logprobs": self.logprobs} if self.echoes_logprobs else {}
         changed |= {"max_tokens": 1} if self.only_prompt else {}
         params, constraint_field = self.model_copy(update=changed).sampling_params(DEFAULT_MAX_TOKENS)

@@ -141,7 +141,7 @@ def _job(body: EmbeddingsRequest) -> EmbeddingJob:
     if body.input is not None:
         raise refuse("messages", "cannot be given beside input; send one of them", "invalid_value")
     chat = ChatSpec(
-        params=SamplingParams(max_tokens=1),  # it generates nothing, and needs no room
+        params=SamplingParams(max_tokens=1),  # it generates nothing, and needs no room for it
         truncate_prompt_tokens=room,
         messages=chat_messages(body.messages),
         tool_choice="none",

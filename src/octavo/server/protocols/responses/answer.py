@@ -28,7 +28,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
     def __post_init__(self) -> None:
         self._numbers = itertools.count()
         self._output: list[dict[str, Any]] = []
-        self._item: dict[str, Any] | None = None  # the one that is open
+        self._item: dict[str, Any] | None = None  # the open item
         self._part: dict[str, Any] = {}  # of the open item
         self._arguments = ""  # of the open call
         self._offered = {item.wire_name: item for item in offered_tools(self.request.tools)}
@@ -80,7 +80,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         if item["type"] == "function_call":
             whole = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
             yield self._item_event("function_call_arguments.done", **whole)
-        elif item["type"] == "custom_tool_call":  # its text is within the arguments
+        elif item["type"] == "custom_tool_call":  # its text is in the arguments
             item["input"] = custom_input(self._arguments)
             yield self._item_event("custom_tool_call_input.delta", item_id=item["id"], delta=item["input"])
             yield self._item_event("custom_tool_call_input.done", item_id=item["id"], input=item["input"])

@@ -34,7 +34,7 @@ from octavo.server.protocols.sealed_text import unseal
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-# What can be included of items that never come.
+# Values of `include` about items that never occur.
 _OF_HOSTED_TOOLS = (
     "file_search_call.results",
     "web_search_call.results",
@@ -228,7 +228,7 @@ class StreamOptions(RequestModel):
 class ItemFields(AnsweredFields):
     """The fields of a conversation made of items."""
 
-    # The items of the response that this one continues, which come before the request's own.
+    # The items of the response that this request continues. They precede the request's own items.
     _history: Sequence[InputItem] = PrivateAttr(default=())
 
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]

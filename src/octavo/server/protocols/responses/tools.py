@@ -15,7 +15,7 @@ from octavo.server.generation.spec import NamedTool, ToolChoice
 from octavo.server.http.json_body import RequestModel, Text
 from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent
 
-# The argument of a custom tool's function, which holds its text.
+# The argument of a custom tool's function that contains its text.
 _INPUT = "input"
 
 

@@ -71,7 +71,7 @@ class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
             self._num_tokens == self._params.max_tokens
             or length >= self.model.info.max_model_len
             or ends_text
-            or self._params.structured_outputs is not None  # which may end after any token
+            or self._params.structured_outputs is not None  # a grammar may end after any token
             or self._text.endswith(tuple(self._params.stop))
         )
 

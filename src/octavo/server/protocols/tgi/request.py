@@ -115,7 +115,7 @@ def _sampling_params(wanted: Parameters, stream: bool) -> SamplingParams:
     if not wanted.samples:
         arguments["temperature"] = 0.0
     elif wanted.seed is None:
-        arguments["seed"] = secrets.randbits(63)  # it is reported, so that the answer can be reproduced
+        arguments["seed"] = secrets.randbits(63)  # reported, so that the answer can be reproduced
     return SamplingParams(
         **arguments,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if wanted.max_new_tokens is None else wanted.max_new_tokens,

@@ -29,7 +29,7 @@ class ChannelParser(ReasoningParser):
 
     def __init__(self, marks: ReasoningFormat, prompt: str) -> None:
         super().__init__(marks, prompt)
-        self._is_first = True  # nothing of this message has been written
+        self._is_first = True  # nothing of this message has been written yet
         self._is_call = False
         self._has_written = {True: False, False: False}  # reasoning, text for the user
 

@@ -29,7 +29,7 @@ To call functions, end your answer in exactly this form, with one part per call:
 If no function is needed, simply answer."""
 _READ_CALL = partial(
     named_call,
-    # The older form begins with the type, `function`, which is no name.
+    # The older form begins with the type, `function`, which is not a name.
     pattern=re.compile(
         rf"(function{SEPARATOR}(?=[\w.-]+\s*```))?(?!function{SEPARATOR})(?P<name>[\w.-]+)({SEPARATOR}|\s*```(json)?)\s*"
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from octavo.server.tool_parsers.formats.pythonic import marked_format
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
-THOUGHT = "<|thought_start|>"  # in templates of MiniCPM 3, which has the same marks
+THOUGHT = "<|thought_start|>"  # in templates of MiniCPM 3, which uses the same marks
 
 
 def _matches(template: str) -> bool:
