@@ -59,8 +59,9 @@ class AdapterFacts:
 
 
 def describe_adapter(path: Path) -> AdapterFacts | None:
-    """Return the facts about an adapter, or None if the path is not one. Raises ModelLoadError for an unreadable
-    file.
+    """Return the facts about an adapter, or None if the path is not one.
+
+    Raises ModelLoadError for an unreadable file.
     """
     if path.is_dir():
         return _of_folder(path) if (path / CONFIG_NAME).is_file() else None
@@ -117,9 +118,7 @@ def _of_gguf(path: Path) -> AdapterFacts | None:
 
 
 def _wrapped(shapes: Mapping[str, tuple[int, ...]], scales: AdapterScales) -> dict[str, tuple[str, int]]:
-    """Return the parameter that each tensor belongs to, by the tensor's name, with an expert's rank
-    (`target_parameters`).
-    """
+    """Return the `target_parameters` entry that each tensor belongs to, by the tensor's name, with an expert's rank."""
     modules = {name: name.removeprefix(PREFIX).removesuffix(_FACTOR) for name in shapes if name.endswith(_FACTOR)}
     found = {name: parameter_of(module, scales.targets) for name, module in modules.items()}
     return {name: (each, int(scales.rank_of(each))) for name, each in found.items() if each is not None}

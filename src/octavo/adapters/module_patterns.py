@@ -46,8 +46,9 @@ class ModulePatterns:
         self._rules = [(_matcher(where, pattern), number) for pattern, number in numbers.items()]
 
     def find(self, module: str, default: float) -> float:
-        """Return the number of the first pattern that matches. Raises ModelLoadError for a pattern that takes too
-        many states.
+        """Return the number of the first pattern that matches.
+
+        Raises ModelLoadError for a pattern that takes too many states.
         """
         return next((number for matches, number in self._rules if matches(module)), default)
 

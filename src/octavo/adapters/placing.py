@@ -1,5 +1,6 @@
-"""Maps an adapter's stored parts to the weights of a graph: the base's own weight table permutes, splits and stacks
-A and B.
+"""Maps an adapter's stored parts to a graph's weights.
+
+The base's own weight table permutes, splits and stacks A and B.
 """
 
 from __future__ import annotations

@@ -137,8 +137,9 @@ class AdapterRegistry:
         return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
-        """Hold an adapter as the most recently used one, and drop those that exceed the limits. Call it with the
-        lock held.
+        """Hold an adapter as the most recently used one, and drop those that exceed the limits.
+
+        Call it with the lock held.
         """
         self._held[name] = held
         self._held.move_to_end(name)
@@ -156,7 +157,10 @@ class AdapterRegistry:
         return held.slot >= 0 or any(each is None or not each.num_users for each in self._slots)
 
     def enter(self, held: HeldAdapter) -> None:
-        """Record that a group begins to run with an adapter, which `may_run`. Gives it the slot unused for longest."""
+        """Record that a group begins to run with an adapter, given that `may_run` is true.
+
+        If the adapter is in no slot, it is loaded into the one unused for longest.
+        """
         self._num_uses += 1
         if held.slot < 0:
             free = [i for i, each in enumerate(self._slots) if each is None or not each.num_users]

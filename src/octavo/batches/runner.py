@@ -88,8 +88,9 @@ class BatchRunner:
         self._sleep = sleep
 
     async def run(self, lines: Iterable[BatchLine | LineError]) -> None:
-        """Run all lines, and return when they have results. Cancelling it cancels running lines, which get no
-        result.
+        """Run all lines, and return when they have results.
+
+        Cancelling it cancels running lines, which get no result.
         """
         running: set[asyncio.Task[None]] = set()
         try:

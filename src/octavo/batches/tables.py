@@ -1,5 +1,6 @@
-"""Turns the rows of a CSV or Parquet file into lines of a batch. The prompt comes from a column or a template of
-columns.
+"""Turns the rows of a CSV or Parquet file into lines of a batch.
+
+The prompt comes from a column or a template of columns.
 """
 
 from __future__ import annotations

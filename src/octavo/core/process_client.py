@@ -195,8 +195,9 @@ class ProcessClient:
                 stream.fail(to_error(problem))
 
     def _note_down(self) -> None:
-        """End everything that waits for an engine that does not answer. Streams survive a stall, because it may
-        pass.
+        """End everything that waits for an engine that does not answer.
+
+        Streams survive a stall, because it may pass.
         """
         for reply in self._replies.values():
             if not reply.done():

@@ -54,8 +54,9 @@ _NUM_CHECKERS = 2
 
 
 class EngineService:
-    """Loads a model and serves it. `run` runs on the receiving thread; the engine and the heartbeat have threads of
-    their own.
+    """Loads a model and serves it.
+
+    `run` runs on the receiving thread; the engine and the heartbeat have threads of their own.
     """
 
     def __init__(self, sock: socket.socket, *, owns_process: bool) -> None:

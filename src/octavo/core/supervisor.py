@@ -38,8 +38,9 @@ _PERMANENT = (ModelLoadError, GraphError, UsageError)
 
 
 def settled(config: EngineConfig, info: ModelInfo) -> EngineConfig:
-    """Return the options for the other replicas, and for restarted ones. They get as much memory and as many threads
-    as the first one took.
+    """Return the options for the other replicas, and for restarted ones.
+
+    They get as much memory and as many threads as the first one took.
     """
     if config.data_parallel_size == 1:
         return config
@@ -185,8 +186,9 @@ class Supervisor:
 
     @property
     def _is_stalled(self) -> bool:
-        """True if the process has stalled. A process that computes, or gets no processor, is only slow, up to a
-        limit.
+        """True if the process has stalled.
+
+        A process that computes, or gets no processor, is only slow, up to a limit.
         """
         if self._silence_s > STALL_S:
             is_slow = self._is_starved

@@ -289,8 +289,9 @@ def decode_request(message: Submit) -> GenerationRequest:
 
 
 def to_problem(error: Exception) -> Problem:
-    """Convert an error to a message. An error that is not Octavo's own becomes an OctavoError with its type and
-    text.
+    """Convert an error to a message.
+
+    An error that is not Octavo's own becomes an OctavoError with its type and text.
     """
     for kind in type(error).__mro__:
         if kind.__name__ in _ERROR_TYPES:

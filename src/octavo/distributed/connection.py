@@ -108,8 +108,9 @@ class Connection:
                 self.send(state())
 
     def _ready(self) -> Callable[[int], bytes]:
-        """Wait for the next message. Return the function that reads it: from the ring if one is there, otherwise
-        from the socket.
+        """Wait for the next message.
+
+        Return the function that reads it: from the ring if one is there, otherwise from the socket.
         """
         assert self._rings is not None
         incoming = self._rings[1]

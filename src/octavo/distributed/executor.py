@@ -87,8 +87,9 @@ class GroupExecutor:
         self._leader.watch()
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> RankAdapter:
-        """See `AdaptingExecutor`. Other ranks prepare their parts meanwhile, which are sent one by one, between
-        steps.
+        """See `AdaptingExecutor`.
+
+        Other ranks prepare their parts meanwhile, which are sent one by one, between steps.
         """
         largest = max((x.nbytes for part in parts.values() for x in (part.a, part.b) if x is not None), default=0)
         if largest > _MAX_PART_BYTES:
@@ -150,8 +151,9 @@ class GroupExecutor:
                 saves.data[:, begin : begin + data.shape[1]] = data
 
     def _parts(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return a rank's byte ranges in each block and in each state. All ranks get as much room as the largest
-        needs.
+        """Return a rank's byte ranges in each block and in each state.
+
+        All ranks get as much room as the largest needs.
         """
         sizes = (self._moved.block_bytes, self._moved.state_bytes)
         blocks, states = (size // self._ranks.count for size in sizes)

@@ -46,8 +46,7 @@ class RemoteRank:
         self._alive, self._changed_at = Alive(), 0.0
 
     def stuck_s(self, now: float, patience: Patience) -> tuple[float, float]:
-        """Return for how many seconds the rank has computed without progress, and for how many it had to wait
-        meanwhile.
+        """Return the seconds that the rank has computed without progress, and the seconds it had to wait meanwhile.
 
         Waits for a disk or a processor do not count towards the first number, up to a limit. Both are 0 if the rank
         makes progress or computes nothing.
@@ -63,8 +62,9 @@ class RemoteRank:
         return 0.0, 0.0
 
     def stopped_s(self, now: float) -> float:
-        """Return for how many seconds the rank's process has been stopped, or 0 if it runs or is not a child of this
-        one.
+        """Return the seconds for which the rank's process has been stopped.
+
+        0 if it runs or is not a child of this process.
         """
         if self.process is None or processes.state_of(self.process.pid) not in ("T", "t"):
             self._stopped_at = None
@@ -129,9 +129,7 @@ class Leader:
         threading.Thread(target=remote.read, name=f"octavo-rank-{rank}", daemon=True).start()
 
     def watch(self) -> None:
-        """Begin to watch computing ranks: a rank that is stuck, or silent for longer than loading explains, counts
-        as dead.
-        """
+        """Begin to watch the ranks as they compute. A rank that is stuck, or silent for too long, counts as dead."""
         self._see_again()
         self._silence_s = SILENCE_S
         self._is_computing = True

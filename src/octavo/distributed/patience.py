@@ -29,7 +29,7 @@ class Patience:
     """
 
     def __init__(self, ops: Iterable[Op], steps_in_flight: int) -> None:
-        """ops: the operations of one rank; those of the other ranks are of the same size."""
+        """ops: the operations of one rank; other ranks' operations are of the same size."""
         self._ops = list(ops)
         self._sizes: deque[tuple[int, int, int, int]] = deque(maxlen=steps_in_flight)
         self._known: dict[tuple[int, int, int, int], int] = {}  # the FLOPs of the largest operation of a step

@@ -111,8 +111,9 @@ class Setup(_Message):
 
 
 class Joining(_Message):
-    """A rank knows its part of the model. Once all ranks do, the leader answers with the same message, and they join
-    their groups.
+    """A rank knows its part of the model.
+
+    Once all ranks do, the leader answers with the same message, and they join their groups.
     """
 
 
@@ -298,9 +299,9 @@ def decode(data: bytes) -> RankMessage:
 
 
 def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> RunStep:
-    """Return the message with the parts of a batch that other ranks need.
+    """Return the message with the parts of a batch that ranks need if they do not sample.
 
-    with_sampling: the ranks sample together with the sender.
+    with_sampling: add the sampling options, for ranks that sample together with the sender.
     """
     optional = [getattr(batch, name) for name in _OPTIONAL]
     return RunStep(

@@ -39,9 +39,9 @@ def accept_ranks(
     listening: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Connection]:
-    """Return the connections of these ranks, once all have connected and proved the token. Others are refused and
-    logged.
+    """Return the connections of these ranks, once all have connected and proved the token.
 
+    Others are refused and logged.
     listening: called with the port (0 lets the system choose) once ranks may connect.
     check: called while waiting; raises if a rank cannot come.
     Raises EngineDeadError naming the missing ranks, and UsageError for an unusable address.
@@ -112,7 +112,7 @@ def _attempt(address: tuple[str, int], token: str, rank: int) -> Connection | Ex
 
 
 class _Door:
-    """Authenticates each new connection in its own thread, so that none can keep the others waiting."""
+    """Authenticates each new connection in its own thread, so that none can delay the rest."""
 
     def __init__(
         self,

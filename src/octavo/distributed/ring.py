@@ -23,9 +23,7 @@ class RingEndedError(Exception):
 
 
 class Ring:
-    """One end of a ring. Its descriptors are those of the memory, the bytes written and the bytes read (see
-    `create`).
-    """
+    """One end of a ring. Its descriptors stand for the memory, the bytes written and the bytes read (see `create`)."""
 
     def __init__(self, descriptors: Sequence[int], *, is_new: bool = False) -> None:
         """Take over the descriptors.
@@ -40,8 +38,9 @@ class Ring:
 
     @classmethod
     def create(cls, size: int = RING_BYTES) -> tuple[int, int, int]:
-        """Create an empty ring of `size` bytes and return its descriptors. Raises OSError if the system provides
-        none.
+        """Create an empty ring of `size` bytes and return its descriptors.
+
+        Raises OSError if the system provides none.
         """
         made: list[int] = []
         try:

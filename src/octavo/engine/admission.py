@@ -104,8 +104,9 @@ class Stages:
             self.busy -= step.groups
 
     def share(self, num_groups: int) -> int:
-        """Return the largest number of groups for one step that leaves some for every stage. Without a pipeline
-        there is no limit.
+        """Return the largest number of groups for one step that leaves some for every stage.
+
+        Without a pipeline there is no limit.
         """
         return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
 
@@ -301,8 +302,9 @@ class GroupAdmission:
         group.request.num_preemptions += 1
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
-        """Return how many blocks the group's known tokens still need. Members that have not started share the
-        prompt's full blocks.
+        """Return how many blocks the group's known tokens still need.
+
+        Members that have not started share the prompt's full blocks.
         """
         shared = group.request.num_prompt_tokens
         return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))

@@ -77,9 +77,7 @@ class SamplingState:
         row["num_logprobs"] = min(sequence.group.consumers[-1].num_logprobs(sequence.request), vocab_size)
 
     def history(self, num_drafts: int = 0) -> tuple[Int32, Int32]:
-        """Return the distinct token ids so far, including the first num_drafts drafts, and how often each was
-        generated.
-        """
+        """Return the distinct token ids so far, with the first num_drafts drafts, and how often each was generated."""
         sequence = self._sequence
         if num_drafts:
             return self._with_drafts(sequence.draft_token_ids[:num_drafts])
@@ -110,9 +108,7 @@ class SamplingState:
         return np.concatenate([ids, np.array(new_ids, np.int32)]), counts
 
     def bias(self, num_drafts: int = 0) -> tuple[Int32, Float32]:
-        """Return distinct token ids and the values added to their logits, for the token after the first num_drafts
-        drafts.
-        """
+        """Return distinct token ids and their logit biases, for the token after the first num_drafts drafts."""
         request, bias = self._sequence.request, dict(self._static_bias)
         if self._sequence.num_output_tokens + num_drafts < self._params.min_tokens:
             for token_id in (*request.eos_token_ids, *self._params.stop_token_ids):
@@ -335,9 +331,7 @@ class BatchBuilder:
         return np.array(indices, np.int32), np.array(hidden, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:
-        """Return the result of `_gather_sampling`, reused from the last step while the same plain sequences
-        continue.
-        """
+        """Return the result of `_gather_sampling`. While the same plain sequences continue, reuse the last one."""
         if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
@@ -377,9 +371,7 @@ class BatchBuilder:
         )
 
     def _gather_masks(self, wanted: _Rows, samplers: list[SamplingState | None]) -> NDArray[np.uint32] | None:
-        """Return masks of the tokens that allowed_token_ids and grammars permit, or None if all tokens are
-        permitted.
-        """
+        """Return masks of the tokens that allowed_token_ids and grammars permit, or None if all are permitted."""
         if not any(state is not None and state.has_mask for state in samplers):
             return None
         masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)

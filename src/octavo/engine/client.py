@@ -176,8 +176,9 @@ class EngineClient(Protocol):
         """
 
     async def wake_up(self) -> None:
-        """End a sleep; a new request does this too. Raises InsufficientMemoryError, and OverloadedError like
-        `sleep`.
+        """End a sleep; a new request does this too.
+
+        Raises InsufficientMemoryError, and OverloadedError like `sleep`.
         """
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:

@@ -26,8 +26,9 @@ class EncoderTurns:
         return self._encodings.has_work and not (self._has_run and self._streams())
 
     def run(self) -> bool:
-        """Run the encoder for as long as streams can wait. Return True if streams have waited and must not wait
-        longer.
+        """Run the encoder for as long as streams can wait.
+
+        Return True if streams have waited and must not wait longer.
         """
         if not self._encodings.has_work:
             return False

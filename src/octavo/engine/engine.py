@@ -84,13 +84,12 @@ class _Step:
 
 
 class Engine:
-    """Schedules and executes steps, takes their tokens and publishes outputs. The executor's cache must already be
-    allocated.
+    """Schedules and executes steps, takes their tokens and publishes outputs.
 
-    `step` runs a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
-    of one step and prepares the arrays of the next while a step runs. An executor that takes two steps gets the next
-    one before the first ends. Each stage of a pipeline has a step with different sequences.
-    Requests may be added and aborted at any time.
+    The executor's cache must already be allocated. `step` runs a whole step. A loop that calls `start`, `publish`,
+    `prepare` and `finish` in turn publishes the outputs of one step and prepares the arrays of the next while a step
+    runs. An executor that takes two steps gets the next one before the first ends. Each stage of a pipeline has a step
+    with different sequences. Requests may be added and aborted at any time.
     """
 
     def __init__(
@@ -450,8 +449,9 @@ class Engine:
             self._submit(schedule, self._batch_builder.build(schedule, drawn, ahead), started_at, ahead)
 
     def finish(self) -> float:
-        """Wait for the oldest step in flight and return its duration in seconds. `start` or `publish` take its
-        tokens.
+        """Wait for the oldest step in flight and return its duration in seconds.
+
+        `start` or `publish` take its tokens.
         """
         if not self._in_flight:
             return 0.0

@@ -51,9 +51,9 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Queue a request from `Engine.create_request`. `sink` receives its outputs; the last one is marked as
-        finished.
+        """Queue a request from `Engine.create_request`.
 
+        `sink` receives its outputs; the last one is marked as finished.
         Raises EngineDeadError if the engine has failed or was closed.
         """
         with self._wake:
@@ -199,8 +199,9 @@ class EngineThread:
 
     @staticmethod
     def _hand_over(sink: Sink, item: OutputDelta | PoolingOutput | OctavoError) -> bool:
-        """Pass an item to its caller. Return False if that fails, as with a closed event loop; other callers are not
-        affected.
+        """Pass an item to its caller.
+
+        Return False if that fails, as with a closed event loop; other callers are not affected.
         """
         try:
             sink(item)

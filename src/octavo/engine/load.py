@@ -105,8 +105,9 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Disable garbage collection. Loading creates many long-lived objects; scanning them takes a tenth of a short
-    start.
+    """Disable garbage collection.
+
+    Loading creates many long-lived objects; scanning them takes a tenth of a short start.
     """
     if not gc.isenabled():
         yield
@@ -285,8 +286,9 @@ def _encodings(
     opened: ExitStack,
     model_len: int,
 ) -> Encodings | None:
-    """Return the encodings of a model that reads images or source texts with a second graph, which runs on the
-    executor's threads.
+    """Return the encodings of a model that encodes images or source texts with a second graph.
+
+    The encoder runs on the executor's threads.
     """
     if vision is not None:
         encodings = load_encodings(config, vision)

@@ -196,8 +196,9 @@ def _news(sequence: Sequence) -> CompletionOutput:
 
 
 def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None:
-    """Return one entry per position of the prompt, except the first. None in spans and before the first wanted
-    position.
+    """Return one entry per position of the prompt, except the first.
+
+    None in spans and before the first wanted position.
     """
     if request.params.prompt_logprobs is None:
         return None

@@ -168,8 +168,7 @@ class SequenceGroup:
         return rows
 
     def max_cached_tokens(self) -> int:
-        """Return how many of the first member's tokens may come from the cache at most, because their rows are not
-        wanted.
+        """Return how many of the first member's tokens may come from the cache, because their rows are not wanted.
 
         This is at most the prompt if other members will fork there: the part they need may have left a window later.
         """
@@ -274,9 +273,7 @@ class Request:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Return the 64-bit seed of choice `index`: the request's own seed for choice 0, a hash of both for other
-    choices.
-    """
+    """Return the 64-bit seed of choice `index`: the request's own seed for choice 0, else a hash of both numbers."""
     seed %= 2**64
     if index == 0:
         return seed

@@ -110,8 +110,9 @@ class RequestFactory:
         return request
 
     def _adapter(self, name: str) -> HeldAdapter | None:
-        """Return the adapter with this name, loaded on demand, or None for the base model. Raises UsageError or
-        ModelLoadError.
+        """Return the adapter with this name, loaded on demand, or None for the base model.
+
+        Raises UsageError or ModelLoadError.
         """
         if not name and self.adapters is not None:
             name = self.adapters.default

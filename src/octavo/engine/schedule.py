@@ -115,9 +115,7 @@ class Schedule:
             num_tokens += item.num_tokens
 
     def processed_rows(self) -> list[int]:
-        """Return the rows of logits whose log-probabilities are taken from the distribution that tokens are drawn
-        from.
-        """
+        """Return the logit rows whose log-probabilities come from the distribution from which tokens are drawn."""
         return [
             i
             for use, row, _ in self.rows()

@@ -97,8 +97,7 @@ class Scheduler:
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
-        """Return the step after one in flight if its sequences only take their next tokens, or None if that is not
-        certain.
+        """Return the step after one in flight, or None if its sequences may need more than their next tokens.
 
         The step may be dropped later, so it makes no copies and admits no groups.
         """
@@ -238,10 +237,10 @@ class Scheduler:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
-        """Return one token per member. A single sequence also gets drafts, provided that all others still get their
-        token.
+        """Return one token per member.
 
-        Drafts never take blocks that other groups hold.
+        A single sequence also gets drafts, provided that all others still get their token. Drafts never take blocks
+        that other groups hold.
         """
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
@@ -270,7 +269,7 @@ class Scheduler:
                 is_blocked = True
 
     def _may_begin(self, group: SequenceGroup, step: Schedule) -> bool:
-        """False if live requests would notice the group, or if its text must be computed whole and the step is too
+        """False if live requests would notice the group, or if a text must be computed whole but the step is too
         short.
         """
         if group.is_batch and not self._lets_batch_in(group, step):
@@ -334,8 +333,9 @@ class Scheduler:
         self._schedule_members(group, counts, step)
 
     def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
-        """Schedule `counts` tokens for the first members. Return False if blocks run out and no group can be
-        preempted.
+        """Schedule `counts` tokens for the first members.
+
+        Return False if blocks run out and no group can be preempted.
         """
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
@@ -400,9 +400,9 @@ def _may_lack_rows(sequence: Sequence) -> bool:
 
 
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
-    """Return how many tokens a chunk of `count` gets so that it splits no span: it ends before a span or includes all
-    of it.
+    """Return the size of a chunk of at most `count` tokens that splits no span.
 
+    It ends before a span or includes all of it.
     most: limit of a chunk, or 0 if the span has no room in this step.
     """
     end = start + count

@@ -301,8 +301,9 @@ class Session:
         return self._engine.call(self.model().engine.wake_up)
 
     def act_on_slot(self, action: SlotAction) -> Future[SlotReport]:
-        """Save, restore or erase a slot. Actions run one after another. The future raises UsageError naming the
-        file.
+        """Save, restore or erase a slot.
+
+        Actions run one after another. The future raises UsageError naming the file.
         """
         from octavo.engine.slot_files import run_action
 
@@ -327,8 +328,9 @@ class Session:
         )
 
     def model(self) -> LoadedModel:
-        """Return the loaded model. Raises UsageError once it is closed, and in a forked process, which lacks its
-        threads.
+        """Return the loaded model.
+
+        Raises UsageError once it is closed, and in a forked process, which lacks its threads.
         """
         if os.getpid() != self._pid:
             raise UsageError(

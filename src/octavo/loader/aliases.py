@@ -185,8 +185,9 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progre
 
 
 def bytes_below(directory: Path) -> int:
-    """Return the total size of all files below `directory` while pip moves and removes files. Missing files do not
-    count.
+    """Return the total size of all files below `directory` while pip moves and removes files.
+
+    Missing files do not count.
     """
     total = 0
     for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed

@@ -210,8 +210,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
 
 
 def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
-    """True if both tensors have the same values. If they differ, the stored head is used, whatever config.json
-    specifies.
+    """True if both tensors have the same values.
+
+    If they differ, the stored head is used, whatever config.json specifies.
     """
     if embedding is None or head.shape != embedding.shape:
         return False
@@ -264,8 +265,9 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
 
 
 def config_beside(path: Path) -> Mapping[str, object]:
-    """Return config.json from a folder or next to a file. Empty if there is none or for GGUF files. Raises
-    ModelLoadError.
+    """Return config.json from a folder or next to a file.
+
+    Empty if there is none or for GGUF files. Raises ModelLoadError.
     """
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     if not config_path.is_file() or (path.is_file() and is_gguf(path)):

@@ -48,8 +48,9 @@ class DenseModule:
     activation: str | None
 
     def load(self) -> tuple[Float32, Float32]:
-        """Return the weight [out_features, in_features] and the bias [out_features]. Raises ModelLoadError naming
-        the file.
+        """Return the weight [out_features, in_features] and the bias [out_features].
+
+        Raises ModelLoadError naming the file.
         """
         path = self.folder / "model.safetensors"
         if not path.is_file():

@@ -109,8 +109,9 @@ def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | N
 
 
 def _base_model(checkpoint: Checkpoint) -> str | None:
-    """Return the table row for this model, found by its metadata, its file or folder, or its folder in the hub's
-    cache.
+    """Return the table row for this model, or None.
+
+    It is found by the model's metadata, its file or folder, or its folder in the hub's cache.
     """
     path, is_gguf = checkpoint.path, checkpoint.format == "gguf"
     names = [checkpoint.file.metadata.get(key) for key in _NAMES] if is_gguf else []

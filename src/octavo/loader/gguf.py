@@ -264,8 +264,9 @@ class _HeaderReader:
         return items.astype(np.bool_)
 
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
-        """Read a list of strings. Vocabulary and merges have 300,000 of them, so runs of short ones are read at
-        once.
+        """Read a list of strings.
+
+        Vocabulary and merges have 300,000 of them, so runs of short ones are read at once.
         """
         self._check_count(f"strings in {key}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
@@ -301,8 +302,7 @@ class _HeaderReader:
         self.position = end
 
     def _short_strings(self, count: int) -> list[str]:
-        """Return the next strings, at most `count`, up to the first that is empty, long, damaged or has a NUL
-        character.
+        """Return at most `count` strings, up to the first that is empty, long, damaged or has a NUL character.
 
         The length of a string of 1 to 255 bytes is one byte and seven zeros, and zeros are nowhere else: numpy finds
         them all, and each string must end where the next length is.

@@ -35,9 +35,9 @@ def read_optional(path: Path) -> dict[str, object]:
 def parse_json_object(
     text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS, *, infinity: bool = False
 ) -> dict[str, object]:
-    """Return the JSON object in `text`, which starts at `offset` bytes in `path`. Rejects repeated keys, NaN and
-    infinity.
+    """Return the JSON object in `text`, which starts at `offset` bytes in `path`.
 
+    Rejects repeated keys, NaN and infinity.
     max_items: limit on the items of all lists and objects together.
     infinity: allow `Infinity`.
     """

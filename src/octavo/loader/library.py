@@ -95,8 +95,9 @@ def find(label: str) -> Record | None:
 
 
 def mark_used(alias: str) -> None:
-    """Record that a short name's model is used now. The model's own file stays untouched: packed weights depend on
-    it.
+    """Record that a short name's model is used now.
+
+    The model's own file stays untouched: packed weights depend on it.
     """
     stamp = _stamp_of(alias)
     with contextlib.suppress(OSError):  # as above
@@ -155,9 +156,9 @@ def installed() -> list[Installed]:
 
 
 def remove(model: Installed) -> None:
-    """Delete the files of a model that no other model shares. For a file of the user's, delete only the record of its
-    use.
+    """Delete the files of a model that no other model shares.
 
+    For a file of the user's, delete only the record of its use.
     Raises ModelLoadError.
     """
     others = {path.resolve() for other in installed() if other.name != model.name for path in other.files}

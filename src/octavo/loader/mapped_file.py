@@ -72,8 +72,9 @@ class MappedFile:
         return np.frombuffer(self.data, np.uint8, nbytes, offset)
 
     def sample(self, offset: int, nbytes: int) -> bytes:
-        """Return at most a page from the middle of these bytes. Read, not mapped, because a mapped page may load
-        megabytes.
+        """Return at most a page from the middle of these bytes.
+
+        Read, not mapped, because a mapped page may load megabytes.
         """
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")

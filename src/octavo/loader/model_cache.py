@@ -20,11 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
-    """Return a complete file that is already in the cache. The cache may be read-only, for example part of a container
-    image.
+    """Return a complete file that is already in the cache.
 
-    A file that was once downloaded to the temporary folder moves to the configured one as soon as the latter can be
-    used.
+    The cache may be read-only, for example part of a container image. A file that was once downloaded to the temporary
+    folder moves to the configured one as soon as the latter can be used.
     """
     configured, temporary = _directories()
     for directory in (configured, temporary):
@@ -37,8 +36,9 @@ def find_file(relative: Path, nbytes: int) -> Path | None:
 
 
 def _moved(path: Path, configured: Path, relative: Path) -> Path:
-    """Move a file to the configured folder and return its path. If the folder still cannot hold it, warn and leave
-    it.
+    """Move a file to the configured folder and return its path.
+
+    If the folder still cannot hold it, warn and leave it.
     """
     try:
         _check_usable(configured)

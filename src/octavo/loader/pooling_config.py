@@ -138,9 +138,7 @@ def _sparse(path: Path) -> PoolingConfig:
 
 
 def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
-    """Return the pooling for ColBERT models saved by PyLate or sentence-transformers: one vector of length 1 per
-    token.
-    """
+    """Return the pooling for ColBERT models saved by PyLate or sentence-transformers: unit vectors for all tokens."""
     dense: list[DenseModule] = []
     for kind, folder in _modules(path):
         if kind in ("Dense", _PYLATE_DENSE):

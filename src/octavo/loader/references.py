@@ -1,6 +1,4 @@
-"""Parses names of models on the hub: short names, `org/name:Q4_K_M`, `hf.co/org/name`, and addresses of pages and
-files.
-"""
+"""Parses names of hub models: short names, `org/name:Q4_K_M`, `hf.co/org/name`, and web addresses."""
 
 from __future__ import annotations
 
@@ -41,8 +39,9 @@ class Reference:
 
 
 def parse(name: str) -> Reference | None:
-    """Return the model that a name means, or None if it cannot be on the hub. Raises ModelLoadError for an
-    unsupported URL.
+    """Return the model that a name means, or None if it cannot be on the hub.
+
+    Raises ModelLoadError for an unsupported URL.
     """
     if (found := catalogue.find(name)) is not None:
         return Reference(*found)

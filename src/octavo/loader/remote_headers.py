@@ -24,11 +24,10 @@ _SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # those that a configuration 
 
 @contextmanager
 def remote_headers(name: str, revision: str | None = None) -> Iterator[Path | None]:
-    """Yield a header-only file, for `open_checkpoint`, of a hub model that is not downloaded. Its weights read as
-    zeros.
+    """Yield a header-only file, for `open_checkpoint`, of a hub model that is not downloaded.
 
-    It is removed at the end of the context. Yields None if the model is downloaded or named by a path, or if the hub
-    cannot or must not be asked.
+    Its weights read as zeros. It is removed at the end of the context. Yields None if the model is downloaded or named
+    by a path, or if the hub cannot or must not be asked.
     Raises ModelLoadError that explains what to do.
     """
     wanted = _not_here(name, revision)

@@ -210,8 +210,7 @@ def stack_of(parts: Sequence[Source]) -> Source:
 
 
 def by_heads(source: Source, heads: int, transposed: bool) -> Source:
-    """Return a matrix for each head: [heads * rows, cols] -> [heads, rows, cols], or [heads, cols, rows] if
-    `transposed`.
+    """Split a matrix by heads: [heads * rows, cols] -> [heads, rows, cols], or [heads, cols, rows] if `transposed`.
 
     Quantized weights become float32 if they are transposed.
     Raises ModelLoadError if `heads` does not divide the number of rows.
@@ -272,8 +271,9 @@ def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
 
 
 def kernel_of_shares(source: Source, part: int, count: int) -> Source:
-    """Return the taps of one of `count` parts, [2 * cols]: for each column, the previous token's tap and the token's
-    own.
+    """Return the taps of one of `count` parts, [2 * cols].
+
+    For each column, they are the previous token's tap and the token's own.
     """
     if math.prod(source.shape) % count:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}; it must have {count} rows")

@@ -81,8 +81,9 @@ class TensorFiles:
         return Source(info.type_name, info.shape, info.nbytes, (name,), lambda: self.weight(name), name)
 
     def array(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor without copying. Raises ModelLoadError if there is none, or if the file has
-        changed.
+        """Return the bytes of a tensor without copying.
+
+        Raises ModelLoadError if there is none, or if the file has changed.
         """
         info = self._info(name)
         return self._files[info.file].array(info.offset, info.nbytes)
@@ -98,15 +99,14 @@ class TensorFiles:
         self._files[info.file].release(info.offset, info.nbytes)
 
     def identity(self) -> str | None:
-        """Return a text that changes whenever the content may have changed, or None while the files are too new to
-        tell.
-        """
+        """Return a text that changes whenever the content may have changed, or None while the files are too new."""
         identities = [file.identity() for file in self._files.values()]
         return None if None in identities else ", ".join(map(str, identities))
 
     def digest(self) -> str:
-        """Return a hex digest that identifies a model on any machine: of names, types, shapes, and a page of each
-        tensor.
+        """Return a hex digest that identifies a model on any machine.
+
+        It covers names, types, shapes, and a page of each tensor.
         """
         found = blake2b(digest_size=16)
         for name, info in sorted(self.tensors.items()):

@@ -156,8 +156,9 @@ def _turned_back(found: _Group, transpose: Transpose) -> _Group:
 
 
 def _refolded(found: _Group, chosen: _Group, transform: Unfolded, kernel: tuple[int, ...]) -> _Group:
-    """Turn the matrices back into kernels. Kernels of two frames, [channels, 2, y, x], become separate tensors
-    again.
+    """Turn the matrices back into kernels.
+
+    Kernels of two frames, [channels, 2, y, x], become separate tensors again.
     """
     refolded = dict(found)
     for name, source in chosen.items():

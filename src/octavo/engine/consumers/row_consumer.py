@@ -60,17 +60,14 @@ class RowConsumer:
     takes_drafts: ClassVar[bool] = False  # whether it takes the rows of drafts and decides which are right
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        """Return the positions [start, end) of the tokens whose rows are wanted next. None of them may come from the
-        cache.
+        """Return the positions [start, end) of the tokens whose rows are wanted next.
 
-        By default this is the row that predicts the next token.
+        None of them may come from the cache. By default this is the row that predicts the next token.
         """
         return len(sequence.token_ids) - 1, len(sequence.token_ids)
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """Return the number of most likely tokens to report in addition to a row's token, or -1 for no
-        log-probabilities.
-        """
+        """Return how many of the most likely tokens to report besides the row's own, or -1 for no log-probabilities."""
         return -1
 
     def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002

@@ -64,9 +64,7 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:
-    """Return the position and the last visible position of each token, or None if no span attends in both
-    directions.
-    """
+    """Return the position and the last visible position of each token, or None if no span attends both ways."""
     if not prompt.spans:
         return None
     own = np.arange(len(prompt), dtype=np.int32)

@@ -1,5 +1,6 @@
-"""An encoder whose rows become part of prompts. A step encodes several items, and runs in parts if the executor
-supports that.
+"""An encoder whose rows become part of prompts.
+
+A step encodes several items, and runs in parts if the executor supports that.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ def extend_hashes(identity: CacheIdentity, sequence: Sequence, num_blocks: int, 
 
 
 def _root(identity: CacheIdentity, request: Request) -> bytes:
-    """Return the root hash. It depends on an adapter's content, not on its name, which may be given to another
-    adapter.
+    """Return the root hash.
+
+    It depends on an adapter's content, not on its name, which may be given to another adapter.
     """
     held = request.adapter if not request.adapter_start else None
     adapter = b"" if held is None else held.adapter.digest
@@ -25,8 +26,9 @@ def _root(identity: CacheIdentity, request: Request) -> bytes:
 
 
 def _activation(request: Request, start: int, size: int) -> bytes:
-    """Return the mark of the block in which an activated adapter starts to act. Earlier blocks are the same as the
-    base model's.
+    """Return the mark of the block in which an activated adapter starts to act.
+
+    Earlier blocks are the same as the base model's.
     """
     if request.adapter is None or not start <= request.adapter_start < start + size or not request.adapter_start:
         return b""

@@ -86,8 +86,9 @@ class BlockPool:
         return self._ref_counts[block_id] > 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Make a full block findable by its hash. The first block with the same content keeps the hash; copies stay
-        private.
+        """Make a full block findable by its hash.
+
+        The first block with the same content keeps the hash; copies stay private.
         """
         if block_hash not in self._block_of_hash and self._hashes[block_id] is None:
             self._hashes[block_id] = block_hash
@@ -100,8 +101,9 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def forget(self, block_id: int) -> None:
-        """Make a block unfindable because its content is about to change. All valid content is given up through this
-        method.
+        """Make a block unfindable because its content is about to change.
+
+        All valid content is given up through this method.
         """
         block_hash = self._unregister(block_id)
         if block_hash is not None and self.on_loss is not None:

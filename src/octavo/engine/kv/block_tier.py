@@ -64,8 +64,9 @@ class BlockStore(Protocol):
         """Begin to load records."""
 
     def save(self, key: bytes, data: BlockRow) -> bool:
-        """Keep a record with these bytes (see `sealed`), which must not be changed. Return False if there is no
-        room.
+        """Keep a record with these bytes (see `sealed`), which must not be changed.
+
+        Return False if there is no room.
         """
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -178,8 +179,9 @@ class BlockTier:
         return key not in self._refused and self.ask(lambda: self._store.has(key), False)
 
     def load(self, prefix: StoredPrefix) -> BlockLoad | None:
-        """Begin to load a prefix. Return None if no records will arrive or if computing the prefix is probably
-        faster.
+        """Begin to load a prefix.
+
+        Return None if no records will arrive or if computing the prefix is probably faster.
         """
         keys, start, count = prefix.keys, prefix.start, prefix.end - prefix.start
         if not keys or not self._rates.is_worth(self._num_bytes(keys), start, count):
@@ -217,8 +219,9 @@ class BlockTier:
             self._note_loss(self._lost_states if of_states else self._lost_blocks, block_id, key)
 
     def is_private(self, salt: str) -> bool:
-        """True if the store does not save what requests with this salt compute. A server assigns each API key a
-        salt.
+        """True if the store does not save what requests with this salt compute.
+
+        A server assigns each API key a salt.
         """
         return bool(salt) and not self._store.keeps_private
 

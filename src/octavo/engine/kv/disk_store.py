@@ -358,8 +358,9 @@ class DiskStore:
             total -= sizes[name]
 
     def _used_records(self, segment: Segment) -> list[tuple[bytes, _Place]]:
-        """Return the records to keep from a removed segment: at most half of its bytes, so that removal makes
-        progress.
+        """Return the records to keep from a removed segment.
+
+        They are at most half of its bytes, so that removal makes progress.
         """
         with self._lock:
             now, keys = time.monotonic(), self._used | (self._pinned.keys() & self._index.keys())

@@ -78,8 +78,9 @@ class KVCacheManager:
         return self.num_blocks_for(num_rows) * len(self._source_groups)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
-        """Return how many blocks the known tokens still need. A sequence without blocks shares those of
-        num_shared_tokens.
+        """Return how many blocks the known tokens still need.
+
+        A sequence without blocks shares those of num_shared_tokens.
         """
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
@@ -110,9 +111,7 @@ class KVCacheManager:
         return self.states is None or self.states.is_own(sequence)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
-        """Return the number of blocks that must be free before `append` to each sequence, including copies of shared
-        blocks.
-        """
+        """Return how many blocks must be free before `append` to each sequence, including copies of shared blocks."""
         needed = 0
         shared: list[int] = []
         for sequence, count in zip(sequences, num_tokens, strict=True):
@@ -160,11 +159,10 @@ class KVCacheManager:
         return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Put the longest cached prefix of at most max_tokens tokens into empty block tables. Return its length in
-        tokens.
+        """Put the longest cached prefix of at most max_tokens tokens into empty block tables.
 
-        Blocks that have arrived from a store are allocated and added to `Sequence.loads`. If too few blocks are free
-        for them, nothing is taken, because there would be too few for the sequence anyway.
+        Return its length in tokens. Blocks that have arrived from a store are allocated and added to `Sequence.loads`.
+        If too few blocks are free for them, nothing is taken, because there would be too few for the sequence anyway.
         """
         num_blocks = self._find_prefix(sequence, max_tokens, self._arrived(sequence))
         sequence.num_computed_tokens = num_blocks * self.block_size
@@ -192,8 +190,9 @@ class KVCacheManager:
         return table
 
     def _place_arrived(self, sequence: Sequence, hashes: list[bytes]) -> bool:
-        """Allocate the blocks of a prefix that come from a store. If too few are free, allocate none and return
-        False.
+        """Allocate the blocks of a prefix that come from a store.
+
+        If too few are free, allocate none and return False.
         """
         wanted = [
             (index, table, position)
@@ -411,9 +410,7 @@ class KVCacheManager:
         tier.watch(self.pool, None if self.states is None else self.states.pool)
 
     def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
-        """Add to a batch the blocks and states that the step moves to and from the store, and the prefixes that
-        move.
-        """
+        """Add to a batch the blocks, states and prefixes that the step moves to and from the store."""
         moves, self.moves = self.moves, []
         if self.tier is None and not moves:
             return None

@@ -39,8 +39,9 @@ class LoadRates:
         return now - self._refused_at > _TRIED_AGAIN_S
 
     def patience_s(self, start: int, num_tokens: int) -> float:
-        """Return how many seconds to wait for a load: half the time to compute the tokens. This limits what a failed
-        load costs.
+        """Return how many seconds to wait for a load: half the time to compute the tokens.
+
+        This limits what a failed load costs.
         """
         compute_s = self._compute_s(start, num_tokens)
         return _PATIENCE_S if compute_s is None else min(max(compute_s / 2, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)

@@ -106,8 +106,9 @@ def begin_load(cache: KVCacheManager, hashes: list[bytes], data: dict[bytes, Blo
 
 
 def forget_prefix(cache: KVCacheManager, hashes: list[bytes]) -> int:
-    """Forget the unused blocks and snapshots of a prefix, in the store as well. Return the number of tokens in the
-    prefix.
+    """Forget the unused blocks and snapshots of a prefix, in the store as well.
+
+    Return the number of tokens in the prefix.
     """
     num_blocks = cache.longest_prefix(hashes, len(hashes))
     keys = _all_keys(cache, hashes)

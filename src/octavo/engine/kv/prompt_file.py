@@ -21,9 +21,9 @@ _KEY_BYTES = 32
 
 
 class KeptPrompt(NamedTuple):
-    """A prompt's tokens in full blocks, the blocks' keys in the first group of layers, and bytes by key. Some bytes may
-    be missing.
+    """A prompt's tokens in full blocks, the blocks' keys in the first group of layers, and bytes by key.
 
+    Some bytes may be missing.
     is_private: it belongs to a salt.
     """
 

@@ -97,18 +97,14 @@ def wants_drafts(config: EngineConfig) -> bool:
 
 
 def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> int:
-    """Return the number of slots that the drafts of num_seqs running sequences can use, or 0 if the model has no
-    states.
-    """
+    """Return the number of slots that drafts of num_seqs running sequences can use, or 0 for a model without states."""
     if not sizes.state_bytes or not wants_drafts(config):
         return 0
     return MAX_STATE_DRAFTS * min(num_seqs, _DRAFTING_SEQS)
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:
-    """Explain how to get a cache of `needed` bytes: with an option, if that value would be accepted, or with more
-    free memory.
-    """
+    """Explain how to get a cache of `needed` bytes: with an option, if it would be accepted, or more free memory."""
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
         return f"give kv_cache_memory {mebibytes}MiB"

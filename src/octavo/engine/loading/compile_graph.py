@@ -92,9 +92,7 @@ def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: i
 
 
 def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgress | None:
-    """Return the same progress callback with a phase name that says that weights are quantized before they are
-    packed.
-    """
+    """Wrap `progress` so that the packing phase is named after the quantization method."""
     if progress is None or method is None:
         return progress
     return lambda phase, done, total: progress(f"quantizing to {method}" if phase == PACKING else phase, done, total)

@@ -1,6 +1,4 @@
-"""Chooses the backend for an engine's options, by default a GPU if there is one, and a process's share of memory and
-cores.
-"""
+"""Chooses an engine's backend, by default a GPU if there is one, and a process's share of memory and cores."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ def backend_name(config: EngineConfig) -> str:
 
 
 def step_tokens(config: EngineConfig) -> int:
-    """Return `max_num_batched_tokens` or, by default, enough for the device's full speed and at least one per
-    sequence.
+    """Return `max_num_batched_tokens`.
+
+    By default it is enough for the device's full speed, and at least one token per sequence.
     """
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens

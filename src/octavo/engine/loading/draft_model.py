@@ -65,10 +65,9 @@ class DraftModel:
 def found_draft_model(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, tokenizer: Callable[[], Tokenizer], model_len: int
 ) -> Iterator[DraftModel | None]:
-    """Open the draft model or head named by the options, or else the target's own head. Yields None if there is
-    neither.
+    """Open the draft model or head named by the options, or else the target's own head.
 
-    It is checked before the target is loaded.
+    Yields None if there is neither. It is checked before the target is loaded.
     checkpoint, target: the target's checkpoint and graph.
     tokenizer: returns the target's tokenizer.
     Raises UsageError for a model that cannot draft for the target, and ModelLoadError.
@@ -218,9 +217,7 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
 
 
 def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, name: str) -> None:
-    """Raise UsageError for a model that cannot draft at all, or not for a target with target_vocab_size rows of
-    logits.
-    """
+    """Raise UsageError for a model that cannot draft, or not for a target with target_vocab_size rows of logits."""
     difference = abs(checkpoint.config.vocab_size - target_vocab_size)
     if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
         raise UsageError(

@@ -51,8 +51,9 @@ class DraftNeeds:
 
 
 def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, name: str, context: int) -> DraftNeeds:
-    """Return the draft model's needs with the target's options. Raises UsageError for a model that cannot draft for
-    it.
+    """Return the draft model's needs with the target's options.
+
+    Raises UsageError for a model that cannot draft for it.
     """
     graph = model_graph(draft, context)
     check_draft(draft, graph, target.config.vocab_size, name)

@@ -100,8 +100,9 @@ def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | No
 
 
 def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
-    """Compile the image encoder and return it with an empty cache. Raises ModelLoadError if the weights do not fit
-    it.
+    """Compile the image encoder and return it with an empty cache.
+
+    Raises ModelLoadError if the weights do not fit it.
     """
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.image_encoder import ImageEncoder

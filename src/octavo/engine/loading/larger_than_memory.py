@@ -105,9 +105,7 @@ def memory_for_cache(
 
 
 def paging_note(paging: Paging, weight_bytes: int, num_layers: int) -> str:
-    """Return a sentence about a model that runs from disk: what stays in memory, what each token reads, and the
-    speed.
-    """
+    """Return a sentence about a model that runs from disk: weights in memory, bytes read per token, and the speed."""
     return (
         f"the weights take {size(weight_bytes)}, more than can stay in memory beside the KV cache: they run "
         f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "

@@ -156,8 +156,9 @@ def _step_cost(sizes: Sizes, users: int, context: int) -> Cost:
 
 
 def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
-    """Return the bytes of the adapters that steps may read, all with the highest rank on all weights, in 16-bit
-    numbers.
+    """Return the bytes of the adapters that steps may read.
+
+    All are assumed to have the highest rank on all weights, in 16-bit numbers.
     """
     if not config.takes_adapters:
         return 0

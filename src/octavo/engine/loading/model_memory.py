@@ -134,9 +134,7 @@ class MemoryShares:
         return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
 
     def _sized(self, checkpoint: Checkpoint, config: EngineConfig, room: int, context: int) -> tuple[Sizes, int]:
-        """Return the sizes of a model in `room` bytes of GPU memory, or less if its options limit it, and those
-        bytes.
-        """
+        """Return the sizes of a model in at most `room` bytes of GPU memory, and the bytes it may use."""
         backend = backend_of(config)
         assert isinstance(backend, SplitBackend)
         room = max(room - self._context_bytes(config), 1)

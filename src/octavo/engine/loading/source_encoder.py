@@ -62,8 +62,9 @@ def encoder_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
 
 
 def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, model_len: int) -> int:
-    """Return the encoder's memory in addition to its decoder's, which holds the shared matrices. 0 if there is no
-    encoder.
+    """Return the encoder's memory, or 0 if there is no encoder.
+
+    Matrices shared with the decoder are not included, because the decoder holds them.
     """
     if not source_width(decoder.graph):
         return 0

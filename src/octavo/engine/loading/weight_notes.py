@@ -9,9 +9,7 @@ from octavo.quantization.packed import DENSE_TYPES
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
-    """Return a sentence for each type whose weights take more memory than in the file, with the factor and what
-    slows down.
-    """
+    """Return a sentence for each type whose weights grow in memory, with the factor and what slows down."""
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
         f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "

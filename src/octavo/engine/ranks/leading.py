@@ -79,8 +79,9 @@ def lead(
 
 
 def _watched(progress: LoadProgress | None, leader: Leader) -> LoadProgress:
-    """Wrap `progress` so that it raises another rank's failure while this rank packs weights, which may take
-    minutes.
+    """Wrap `progress` so that it raises another rank's failure while this rank packs weights.
+
+    Packing may take minutes.
     """
 
     def report(phase: str, done: int, total: int) -> None:
@@ -104,8 +105,9 @@ def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
 def _setup(
     config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits, taps: tuple[int, ...]
 ) -> Setup:
-    """Return the setup of a rank. A rank on this machine finds the model at the same path, one elsewhere by its own
-    name for it.
+    """Return the setup of a rank.
+
+    A rank on this machine finds the model at the same path, one elsewhere by its own name for it.
     """
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model

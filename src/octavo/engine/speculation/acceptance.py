@@ -36,9 +36,7 @@ class Acceptance:
         return odds
 
     def share(self, source: DraftOrigin) -> float:
-        """Return the probability that a source's guess is right, whatever its level, from this sequence and all
-        others.
-        """
+        """Return the probability that a source's guess of any level is right, from this sequence and all others."""
         share = source.prior(_USUAL)
         general = None if self._everybody is None else self._everybody._counts.get(source.name)
         for counts in (general, self._counts.get(source.name)):

@@ -39,8 +39,9 @@ class AheadChain:
 
 
 class AheadDrafts:
-    """The guesses of one step. The longest chains come first, so that each step of the draft model processes a
-    prefix of the chains.
+    """The guesses of one step.
+
+    The longest chains come first, so that each step of the draft model processes a prefix of the chains.
     """
 
     def __init__(self, drafter: ModelDrafter, chains: list[AheadChain]) -> None:
@@ -68,11 +69,10 @@ class AheadDrafts:
             self._pending.append(executor.submit(batch))
 
     def _first(self, chains: list[AheadChain]) -> Batch:
-        """Return the batch that reads the last known token and all drawn tokens. Tokens after a wrong guess are never
-        seen.
+        """Return the batch that reads the last known token and all drawn tokens.
 
-        A head reads each token at the previous position, with the hidden state there, and has already read the first
-        one.
+        Tokens after a wrong guess are never seen. A head reads each token at the previous position, with the hidden
+        state there, and has already read the first one.
         """
         runs, skipped = [], int(self.drafter.reads_hidden)
         sources: list[int] = []

@@ -78,8 +78,9 @@ def _last_row(sequence: Sequence) -> Float32 | None:
 
 
 def _batch(chains: list[Chain], hidden: Float32, block_size: int) -> Batch:
-    """Return a batch with one row per sequence. The row attends to the tokens before the last one, and is rotated by
-    the last one's position.
+    """Return a batch with one row per sequence.
+
+    The row attends to the tokens before the last one, and is rotated by the last one's position.
     """
     count, sequences = len(chains), [chain.sequence for chain in chains]
     lengths = np.array([len(sequence.token_ids) - 1 for sequence in sequences], np.int32)

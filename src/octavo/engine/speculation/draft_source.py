@@ -34,8 +34,9 @@ class Guesser(Protocol):
     """What a source knows about one sequence."""
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
-        """Guess at most `limit` tokens after the sequence's own and `tail`, its next tokens. Return None without a
-        guess.
+        """Guess at most `limit` tokens after the sequence's own and `tail`, its next tokens.
+
+        Return None without a guess.
         """
 
 

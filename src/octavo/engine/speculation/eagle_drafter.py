@@ -1,6 +1,4 @@
-"""Drafts from an EAGLE-3 head: a layer trained for a model, which reads the hidden states of three of the model's
-layers.
-"""
+"""Drafts from an EAGLE-3 head: a layer trained for a model, which reads hidden states of three of its layers."""
 
 from __future__ import annotations
 

@@ -87,8 +87,9 @@ class ModelDrafter:
         return 0.3 + 0.06 * level
 
     def pays(self, num_rows: int, odds: float = _FIRST_ODDS) -> bool:
-        """True if a first guess per sequence is worth its time. If that is unknown, also True now and then, to find
-        out.
+        """True if a first guess per sequence is worth its time.
+
+        If that is unknown, also True now and then, to find out.
         """
         cost = self._cost(num_rows, num_rows)
         if cost is None or odds > cost:
@@ -106,9 +107,9 @@ class ModelDrafter:
         """Do nothing: this model reads prompts late."""
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
-        """Return drafts for those of these sequences that the model has read. If there are none, read a chunk of a
-        prompt.
+        """Return drafts for those of these sequences that the model has read.
 
+        If there are none, read a chunk of a prompt.
         num_rows: rows of the target's step without drafts.
         Raises OctavoError or RuntimeError if the model fails.
         """

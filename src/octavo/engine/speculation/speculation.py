@@ -180,8 +180,7 @@ class Speculation:
         return any(self._policy.lengths(chains, len(token_ids), MAX_DRAFTS))
 
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
-        """True if the step after the one in flight is likely to have drafts once the tokens of the one in flight are
-        known.
+        """True if the step after the one in flight will probably have drafts once the latter's tokens are known.
 
         It must then not be submitted earlier, unless the drafts come from `lengths_ahead`.
         """
@@ -299,8 +298,9 @@ class Speculation:
             _add(metrics.num_accepted_by_position_total, str(position), 1)
 
     def _guess(self, sequence: Sequence, tail: tuple[int, ...]) -> tuple[Draft, list[float]] | None:
-        """Return the best draft after the sequence's tokens and `tail`, with its odds. Learns from the previous
-        draft.
+        """Return the best draft after the sequence's tokens and `tail`, with its odds.
+
+        Learns from the previous draft.
         """
         guesses = sequence.guesses
         if guesses is None:

@@ -81,9 +81,9 @@ class GrammarCompiler:
         self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
 
     def compile(self, params: StructuredOutputsParams, *, closed_objects: bool = False) -> GrammarState:
-        """Compile a grammar. Return the state before the first token, for each sequence to copy. This may take a
-        second.
+        """Compile a grammar.
 
+        Return the state before the first token, for each sequence to copy. This may take a second.
         closed_objects: see `RequestOptions`.
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
         if the grammar is invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many

@@ -111,8 +111,9 @@ class ImageInputs:
         return is_read_as_text(pdf_as or self._pdf_as, sees=self._processor is not None)
 
     def document_text(self, file: Any) -> str | None:
-        """Return the text layer of a PDF document (a path or its bytes), or None for anything else. Raises
-        UsageError.
+        """Return the text layer of a PDF document (a path or its bytes), or None for anything else.
+
+        Raises UsageError.
         """
         from octavo.media.reels import kind_of
 
@@ -274,9 +275,7 @@ def _named(name: str, processor: ImageProcessor) -> bytes:
 
 
 def _frames(frames: Any) -> list[Picture]:
-    """Return the frames of a video, given as a uint8 array [frames, height, width, 3] or as a list of images of one
-    size.
-    """
+    """Return a video's frames, given as a uint8 array [frames, height, width, 3] or a list of images of one size."""
     if not isinstance(frames, (list, np.ndarray)) or not len(frames):
         raise _wrong(
             f"a video is {type(frames).__name__}; it is a path, bytes, frames of uint8 [frames, height, width, 3] or a "
@@ -299,8 +298,9 @@ def _rate(metadata: Any) -> float:
 
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:
-    """Return the bytes that identify an image. Also return its pixels, unless the bytes are a file that contains
-    them.
+    """Return the bytes that identify an image.
+
+    Also return its pixels, unless the bytes are a file that contains them.
     """
     from octavo.media.pictures import picture_of, picture_of_array
 

@@ -93,8 +93,7 @@ PatternNode: TypeAlias = "Chars | Edge | Unenforceable | Repeat | Alternatives"
 
 
 def translate_pattern(pattern: str) -> str:
-    r"""Translate a JSON schema's pattern, which may match anywhere in a string, to one for llguidance that matches the
-    whole string.
+    r"""Translate a JSON schema's pattern, which may match anywhere, to one for llguidance that matches a whole string.
 
     Where ECMA-262 does not define a meaning, Rust's and Python's is used if they agree: `(?i)` at the beginning,
     `(?P<name>)`, `\A`, `\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and UnenforceablePatternError for

@@ -26,8 +26,9 @@ OWN_VARIABLES = frozenset(
 
 
 def plain_prompt(prompt: PromptInput) -> Any:
-    """Return the text or the token ids of a prompt in any of its forms. Raises UsageError for unknown keys of a
-    mapping.
+    """Return the text or the token ids of a prompt in any of its forms.
+
+    Raises UsageError for unknown keys of a mapping.
     """
     if not isinstance(prompt, Mapping):
         return prompt
@@ -47,9 +48,7 @@ def plain_prompt(prompt: PromptInput) -> Any:
 
 
 def template_eos_id(tokenizer: Tokenizer) -> int | None:
-    """Return the end-of-text token of chat templates: the one named by the files, or else the first that ends an
-    answer.
-    """
+    """Return the end-of-text token of chat templates: the one named by the files, or the first that ends an answer."""
     named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
     return min(named or tokenizer.eos_token_ids, default=None)
 
@@ -97,8 +96,9 @@ class PromptEncoder:
         return list(prompt)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
-        """Return a prompt, given in any of its forms, in the engine's form. Raises the errors of `encode` and
-        `Prompt`.
+        """Return a prompt, given in any of its forms, in the engine's form.
+
+        Raises the errors of `encode` and `Prompt`.
         """
         return prompt if isinstance(prompt, Prompt) else Prompt(self.encode(prompt))
 

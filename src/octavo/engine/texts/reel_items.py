@@ -1,6 +1,4 @@
-"""Turns files into items of prompts: an image into one, the pages of a document or the frames of a video into a
-series.
-"""
+"""Turns files into items of prompts: images into single items, documents and videos into series."""
 
 from __future__ import annotations
 

@@ -121,8 +121,9 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[list[Any]]:
-    """Return the schemas that describe the same value as a schema, besides its own keywords. Alternatives form one
-    list.
+    """Return the schemas that describe the same value as a schema, besides its own keywords.
+
+    Alternatives form one list.
     """
     lists = {keyword: value for keyword, value in node.items() if isinstance(value, list)}
     groups = [[member] for member in lists.get("allOf", ())]
@@ -222,8 +223,9 @@ def _names_could_repeat(node: dict[str, Any]) -> bool:
 
 
 def _mend_format(node: dict[str, Any]) -> None:
-    """Replace dates and times with patterns, and limit the length of host names. llguidance's own formats do
-    neither.
+    """Replace dates and times with patterns, and limit the length of host names.
+
+    llguidance's own formats do neither.
     """
     name = node.get("format")
     if name == "hostname":

@@ -55,7 +55,7 @@ class TextHeads:
     num_logs: int = 0
 
     def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
-        """Return the function from a pooled vector, or token vectors, to the result, or None if there is nothing to
+        """Return the function from a pooled vector, or from token vectors, to the result. None if nothing remains to
         do.
         """
         if params.task == "score":

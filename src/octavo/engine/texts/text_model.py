@@ -162,9 +162,7 @@ def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
 
 
 def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the token ids with which a causal reranker answers: its checkpoint's, or `yes` and `no` of a ChatML
-    model.
-    """
+    """Return the token ids of a causal reranker's answers: its checkpoint's, or `yes` and `no` of a ChatML model."""
     if pooling.yes_no is not None:
         return pooling.yes_no if max(pooling.yes_no) < tokenizer.vocab_size else None
     if CHAT_TOKEN not in {tokenizer.tokens[i] for i in tokenizer.special_token_ids}:
