@@ -38,7 +38,7 @@ class MarkdownStyle:
         return f"{_CODE}{text}{_NOT_CODE}" if text else ""
 
     def end_line(self, *, ends_paragraph: bool) -> str:
-        """End the heading, and at the end of a paragraph all open styles."""
+        """End the heading and, at the end of a paragraph, all open styles."""
         out = ""
         if self._is_heading or (ends_paragraph and self._is_bold):
             out += _NOT_BOLD

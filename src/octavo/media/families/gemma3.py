@@ -23,7 +23,7 @@ _BEGIN, _END = "\n\n<start_of_image>", "<end_of_image>\n\n"
 class CropRule:
     """The rule for cropping elongated pictures.
 
-    ratio: ratio of the sides from which on a picture is cropped
+    ratio: ratio of the longer to the shorter side above which a picture is cropped
     least_side: minimum side of a crop in pixels
     most: maximum number of crops
     """
@@ -53,7 +53,7 @@ class Gemma3Images(ImageProcessor):
     """Gemma 3's image processor.
 
     side: side of a tile in pixels
-    crops: the rule for crops, or None to crop no pictures
+    crops: the rule for crops, or None to never crop pictures
     """
 
     placeholder: ClassVar[str] = "<start_of_image>"

@@ -41,7 +41,7 @@ class Lfm2Images(ImageProcessor):
     """LFM2-VL's image processor.
 
     least_tokens, most_tokens: bounds on the tokens of a tile that shows a whole picture
-    tiles: the rule for splitting, or None to split no pictures
+    tiles: the rule for splitting, or None to never split pictures
 
     The published processor resamples with torchvision, whose rounding differs. This one uses Pillow, like all families
     here.

@@ -66,7 +66,7 @@ async def ready(request: Request) -> HealthStatus:
 
 @router.get("/health")
 async def health(request: Request) -> HealthStatus:
-    """The same as `/health/ready`."""
+    """Answer like `/health/ready`."""
     return await ready(request)
 
 

@@ -52,5 +52,5 @@ async def invoke(request: Request) -> Response:
 @router.get("/ping")
 @router.post("/ping", include_in_schema=False)
 async def ping(request: Request) -> HealthStatus:
-    """The same as `/health/ready`."""
+    """Answer like `/health/ready`."""
     return await ready(request)

@@ -74,19 +74,19 @@ def of_file(data: str | None, filename: str | None, where: str, field: str) -> M
 
 
 def in_a_row(parts: Iterable[MessagePart], separator: str) -> MessageContent:
-    """Join parts to one content, with the separator before each text except the first part."""
+    """Join parts into one message content, with the separator before each text except the first part."""
     return tuple(_after(part, separator) if i else part for i, part in enumerate(parts))
 
 
 def joined(first: MessageContent, then: MessageContent, separator: str) -> MessageContent:
-    """Join two contents. An empty one is left out, without a separator."""
+    """Join two message contents. If one is empty, return the other without a separator."""
     if not then or not any(isinstance(part, Media) or part.before or part.text for part in first):
         return then or first
     return (*first, _after(then[0], separator), *then[1:])
 
 
 def text_of(content: MessageContent) -> str:
-    """Join all texts in a content to one string."""
+    """Join all texts in a message's content into one string."""
     return "".join(part.before + part.text for part in content if isinstance(part, PlainText))
 
 

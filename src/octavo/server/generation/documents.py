@@ -1,4 +1,4 @@
-"""Replaces PDF documents in a conversation by their texts, if they are to be read as text."""
+"""Replaces PDF documents in a conversation with their text, if they are to be read as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BETWEEN = "\n\n"  # between a document and other texts
 
 
 async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:
-    """Replace documents in the conversation by their text layers, unless the model is to see the pages.
+    """Replace documents in the conversation with their text layers, unless the model is to see the pages.
 
     Raises UsageError that names the field.
     """

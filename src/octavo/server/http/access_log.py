@@ -102,7 +102,7 @@ def printable(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text cut to a maximum length, without control characters or line breaks."""
+    """Remove control characters and line breaks from the text, and cut it to a maximum length."""
     text = text[:MAX_LINE_CHARS]
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 

@@ -40,7 +40,7 @@ class Grammar(RequestModel):
 
 
 class Parameters(with_parameters(RequestModel, *_NUMBERS)):  # type: ignore[misc]
-    """The parameters of a generation, which is greedy without do_sample and any value that shapes the distribution."""
+    """Generation parameters. Generation is greedy unless do_sample or a value that shapes the distribution is set."""
 
     max_new_tokens: Int | None = None
     do_sample: bool | None = None
