@@ -1,4 +1,4 @@
-"""A graph, or a segment of one, on the CPU backend over whole texts of one length, all in a single step."""
+"""Runs a graph, or a segment of one, on the CPU backend over whole texts of one length, all in a single step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BLOCK_TOKENS = 256
 class TextRunner:
     """A compiled graph with a cache for texts [texts, tokens]. Close it to free its memory.
 
-    rows: the tokens of each text whose logits are wanted, the same of every text.
+    rows: the tokens of each text whose logits are wanted, the same for every text.
     """
 
     def __init__(
@@ -36,13 +36,15 @@ class TextRunner:
         self._executor.allocate_cache(max(num_blocks, 1), _block_tokens(length), count)
 
     def run(self, inputs: Values = ()) -> Values:
-        """The values at the end of the segment, or the logits [texts x rows, vocabulary] alone of the last one."""
+        """Return the values at the end of the segment; for the last segment, only the logits [texts x rows,
+        vocabulary].
+        """
         self._batch.inputs = inputs
         output = self._executor.submit(self._batch).wait()
         return output.values if output.logits is None else (output.logits,)
 
     def take(self, texts: NDArray[np.int32]) -> None:
-        """Other texts from now on: of the same length, at most as many as the first ones."""
+        """Switch to other texts of the same length, at most as many as the first ones."""
         self._batch = whole_texts(self._graph, texts, self._rows)
 
     def close(self) -> None:
@@ -60,7 +62,7 @@ def _block_tokens(length: int) -> int:
 
 
 def whole_texts(graph: Graph, texts: NDArray[np.int32], rows: NDArray[np.int32]) -> Batch:
-    """The step of all texts, with blocks of their own in every group of layers.
+    """Return a step over all texts, each with its own blocks in every group of layers.
 
     rows: as in `TextRunner`.
     """

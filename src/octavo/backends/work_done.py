@@ -1,4 +1,4 @@
-"""Signs that a step gets on, to tell a process that computes or reads from one that is stuck."""
+"""Signs of a step's progress, to distinguish a process that computes or reads from one that is stuck."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ class WatchedExecutor(Protocol):
     """An executor whose steps can be watched."""
 
     def progress(self) -> int:
-        """A number that changes while a step gets on. From any thread, also once it is closed."""
+        """Return a number that changes while a step makes progress. May be called from any thread, even
+        after `close`.
+        """
 
 
 def work_done(executor: object) -> int:
-    """A number that changes while the executor's steps get on, or this process reads from a disk.
+    """Return a number that changes while the executor's steps make progress, or while this process reads from a disk.
 
-    A step whose weights are read from a slow disk may compute nothing for a long time, but it has page faults that
-    wait for the disk, and blocks that arrive.
+    A step whose weights are read from a slow disk may compute nothing for a long time, but it has page faults that wait
+    for the disk, and blocks that arrive.
     """
     own = executor.progress() if isinstance(executor, WatchedExecutor) else 0
     return own + memory.disk_reads()
 
 
 class WaitMeter:
-    """The seconds that this process could not compute because it had to wait for a disk or for a processor.
+    """Measures how many seconds this process could not compute because it waited for a disk or a processor.
 
-    To be sampled often, from one thread. 0 where the system does not say it.
+    Sample it often, from one thread. It stays at 0 if the system does not provide these times.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,9 @@ class WaitMeter:
         self._waited_s = 0.0
 
     def sample(self) -> float:
-        """The seconds so far. Of each interval those of the thread that waited longest, and no more than passed."""
+        """Return the seconds so far. Each interval counts the longest wait of any thread, limited to the interval's
+        length.
+        """
         now, longest_s, queued_s = time.monotonic(), 0.0, {}
         with suppress(OSError):
             for thread in processes.threads_of("self"):

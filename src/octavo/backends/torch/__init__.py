@@ -1,4 +1,4 @@
-"""The backend on torch tensors: a GPU where there is one, else the CPU. Needs torch, which the CPU install lacks."""
+"""The backend on torch tensors: on a GPU if there is one, else on the CPU. Needs torch, which the CPU install lacks."""
 
 from octavo.backends.torch.compile import TorchBackend
 

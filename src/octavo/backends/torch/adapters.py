@@ -1,4 +1,4 @@
-"""The adapters that a torch executor holds, and their products for the rows of a step, grouped by slot."""
+"""The adapters that a torch executor holds, and their products with the rows of a step, grouped by slot."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from octavo.graph.values import Parameter
 
 @dataclass(frozen=True, slots=True)
 class RareChange:
-    """A change that few adapters have, for which no table has room.
+    """A change that few adapters make and that the table has no room for.
 
-    That is a gain, a whole weight, that of an embedding, and those of experts, as stacks.
-    number: of the weight.
-    a: None: B is the whole weight.
-    b: with its scale, or None if the table has both factors.
+    It is a gain, a whole weight, or a change to an embedding or to experts (as stacks).
+    number: number of the weight in its operation.
+    a: None means that B is the whole weight.
+    b: includes its scale; None if the table has both factors.
     """
 
     number: int
@@ -34,7 +34,7 @@ class RareChange:
     b: Tensor | None
 
     def to(self, device: torch.device) -> RareChange:
-        """The same on a device."""
+        """Return this change on a device."""
         moved = (None if each is None else each.to(device) for each in (self.gain, self.a, self.b))
         return RareChange(self.number, *moved)
 
@@ -42,7 +42,7 @@ class RareChange:
 class PreparedFactors(NamedTuple):
     """The parts of an adapter.
 
-    pairs: an operation, the number of its weight, A [heads, rank, in] and B [heads, out, rank] with its scale.
+    pairs: an operation, the number of its weight, A [heads, rank, in], and B [heads, out, rank] including its scale.
     """
 
     pairs: list[tuple[AddLowRank, int, Tensor, Tensor]]
@@ -50,14 +50,14 @@ class PreparedFactors(NamedTuple):
 
 
 class SlotRows(NamedTuple):
-    """The rows of a step that have the adapter of a slot."""
+    """The rows of a step that use the adapter in one slot."""
 
     slot: int
     rows: Tensor  # int64, ascending
 
 
 def table_bytes(graph: Graph, dtype: torch.dtype) -> int:
-    """The bytes of the table of a graph."""
+    """Return the bytes of a graph's adapter table."""
     ops = [node.op for node in graph.nodes if isinstance(node.op, AddLowRank)]
     return sum(prod(shape) for op in ops for w in op.weights for shape in _shapes(op, w)) * dtype.itemsize
 
@@ -69,7 +69,7 @@ def _shapes(op: AddLowRank, weight: Parameter) -> tuple[tuple[int, ...], tuple[i
 
 
 class AdapterTable:
-    """Of each operation and weight A [heads, slots, rank, in] and B [heads, slots, out, rank], zero where empty."""
+    """A [heads, slots, rank, in] and B [heads, slots, out, rank] of each operation's weights; empty slots are zero."""
 
     def __init__(self, graph: Graph, dtype: torch.dtype, device: torch.device) -> None:
         ops = [node.op for node in graph.nodes if isinstance(node.op, AddLowRank)]
@@ -85,7 +85,7 @@ class AdapterTable:
         }
 
     def prepare(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
-        """See `AdaptingExecutor`. Rare changes, which have no place in the table, are on the device then."""
+        """See `AdaptingExecutor`. Rare changes, which have no place in the table, are put on the device right away."""
         prepared = PreparedFactors([], [])
         for op in self._factors:
             for number, part in op.parts_of(parts):
@@ -126,7 +126,7 @@ class AdapterTable:
             own_b[:, slot, :, : b.shape[2]].copy_(b, non_blocking=True)
 
     def move(self, device: torch.device) -> None:
-        """Have all factors on a device."""
+        """Move all factors to a device."""
         for factors in self._factors.values():
             factors[:] = [tuple(each.to(device) for each in pair) for pair in factors]
         self._device = device
@@ -135,15 +135,17 @@ class AdapterTable:
                 slots[slot] = [each.to(device) for each in changes]
 
     def rare(self, op: BesideWeights) -> Mapping[int, Sequence[RareChange]]:
-        """The changes that are more than low-rank products, by slot."""
+        """Return the changes that are more than low-rank products, by slot."""
         return self._rare.get(op, {})
 
     def factors(self, op: AddLowRank) -> Sequence[tuple[Tensor, ...]]:
-        """A and B of each weight of an operation."""
+        """Return A and B of each weight of an operation."""
         return self._factors[op]
 
     def products(self, op: AddLowRank, x: Tensor, groups: Sequence[SlotRows]) -> Tensor:
-        """The low-rank products of rows x with the adapters of their slots, of all weights side by side."""
+        """Multiply rows x by the low-rank factors of the adapters in their slots. The outputs of all weights are side
+        by side.
+        """
         heads = x.reshape(len(x), op.heads, -1).transpose(0, 1).to(self.dtype)  # [heads, rows, in]
         out = torch.zeros((len(x), sum(map(op.columns, op.weights))), dtype=self.dtype, device=x.device)
         for slot, rows in groups:
@@ -154,9 +156,9 @@ class AdapterTable:
 
 
 def rows_by_slot(slots: Tensor) -> list[SlotRows]:
-    """The rows of each slot that a step reads.
+    """Group the rows of a step by slot.
 
-    slots: [rows, 1], -1: none. Waits for the device.
+    slots: [rows, 1], -1 for rows without an adapter. Waits for the device.
     """
     found = slots[:, 0]
     return [

@@ -15,7 +15,7 @@ from octavo.graph.ops.encoder import EncoderAttentionParams
 
 
 def scaled_queries(q: Tensor, p: AttentionParams, positions: Tensor) -> Tensor:
-    """q [tokens, columns] times the factor of each position, if the layer has any."""
+    """Multiply q [tokens, columns] by the factor of each position, if the layer has such factors."""
     if p.query_scales is None:
         return q
     scales = constant(p.query_scales, torch.float32, q.device)
@@ -25,11 +25,11 @@ def scaled_queries(q: Tensor, p: AttentionParams, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Queries of n sequences, t tokens each, with the keys that they may see, the oldest first.
+    """Queries of n sequences with t tokens each, and the keys that they may see, oldest first.
 
     positions: [n, t].
     first: position of the first key [n].
-    end: the number of keys that are there [n]; those after are not seen, whatever they hold.
+    end: number of valid keys [n]; later ones are ignored, whatever they contain.
     """
 
     q: Tensor  # [n, t, num_heads, head_dim]
@@ -45,7 +45,9 @@ _SCORES = 1 << 26  # scores that are held at a time
 
 
 def attend(x: Queries, p: AttentionParams, tables: HeadTables) -> Tensor:
-    """The mixed values [n, t, num_heads, value_dim]: `octavo.graph.ops.attention`, a part of the tokens at a time."""
+    """Return the mixed values [n, t, num_heads, value_dim] of `octavo.graph.ops.attention`, computed for some tokens at
+    a time.
+    """
     n, t = x.q.shape[:2]
     index = torch.arange(x.keys.shape[1], device=x.q.device)
     # A weight of zero times what another sequence has left there could still be NaN.
@@ -59,7 +61,9 @@ def attend(x: Queries, p: AttentionParams, tables: HeadTables) -> Tensor:
 
 
 def _visible(x: Queries, index: Tensor, rows: slice, p: AttentionParams) -> tuple[Tensor, Tensor]:
-    """The distance of each key from each query (positive: the future), and if it is seen, [n, t, length] both."""
+    """Return each key's distance from each query (positive means the future) and whether it is visible, both [n, t,
+    length].
+    """
     positions = x.positions[:, rows]
     distance = index + x.first[:, None, None] - positions[..., None]
     visible = distance <= 0 if x.last is None else distance <= (x.last[:, rows] - positions)[..., None]
@@ -98,7 +102,7 @@ def _attend_part(
 
 
 def distance_biases(bias: Tensor, distance: Tensor) -> Tensor:
-    """bias [num_heads, 2 * reach + 1] at distances [...] of keys from queries -> [num_heads, ...]."""
+    """Look up bias [num_heads, 2 * reach + 1] at distances [...] of keys from queries -> [num_heads, ...]."""
     reach = bias.shape[1] // 2
     return bias[:, distance.clamp(-reach, reach) + reach]
 
@@ -121,10 +125,10 @@ def _distance_terms(queries: Tensor, keys: Tensor, distance: Tensor, vectors: Se
 def attend_all(
     q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams, tables: Sequence[Tensor | None] = (None, None, None)
 ) -> Tensor:
-    """Rows that see all keys: q [rows, heads * dim], k and v [keys, kv heads * dim].
+    """Attend from rows to all keys: q [rows, heads * dim], k and v [keys, kv heads * dim].
 
-    tables: those of `EncoderAttention`, by distance. With a window, slopes or a table they are the tokens of one whole
-    text, each seeing those before and after it.
+    tables: the tables of `EncoderAttention`, by distance. With a window, slopes or a table, the rows are the tokens of
+    one whole text, and each sees tokens before and after it.
     """
     num_heads, num_kv_heads = p.num_heads, p.num_kv_heads
     queries, keys, values = (

@@ -1,4 +1,4 @@
-"""The paged cache and the states of sequences, as tensors on the device."""
+"""The paged cache and the sequence states, as tensors on the device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ALIGNED_TO = 8  # bytes of a token of a layer, so that numbers of every type li
 class LayerPages:
     """One layer's part of all blocks: keys and values [blocks, num_kv_heads, block_size, dim], views of one tensor.
 
-    key_scales, value_scales: of int8 numbers, float32 [blocks, num_kv_heads, block_size], or None if there are none.
-    key_factor, value_factor: by which the numbers of E4M3 are multiplied.
+    key_scales, value_scales: scales of int8 numbers, float32 [blocks, num_kv_heads, block_size], or None.
+    key_factor, value_factor: factors by which E4M3 numbers are multiplied.
     """
 
     keys: Tensor
@@ -39,7 +39,7 @@ class LayerPages:
 
 
 class CacheNumbers(NamedTuple):
-    """The keys and values of each layer: their types, and the factors of `LayerPages` where these are not 1."""
+    """The number types of each layer's keys and values, and the factors of `LayerPages` that are not 1."""
 
     types: Mapping[int, torch.dtype]
     factors: Mapping[int, tuple[float, float]]
@@ -48,9 +48,9 @@ class CacheNumbers(NamedTuple):
 class PagedCache:
     """A tensor of bytes [blocks, bytes] for each slot of layers: scales, keys and values, each [head, token, dim].
 
-    So what a layer reads of scattered blocks lies close together, whatever the size of the cache. Where layers that
-    share a slot differ in heads, widths or types, the slot has room for the largest of them. There is one block more
-    than asked for: the tokens that pad a captured step are written there.
+    What a layer reads from a block is therefore contiguous, whatever the size of the cache. If the layers that share a
+    slot differ in heads, widths or types, the slot has room for the largest of them. There is one more block than
+    requested, for the tokens that pad a captured step.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class PagedCache:
         state_dtype: torch.dtype = torch.float32,
         factors: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
-        """sizes: blocks, tokens in a block, and slots for states.
-        types: of the keys and values of each layer.
-        factors: of `LayerPages`, of layers in E4M3; else 1.
+        """sizes: number of blocks, tokens per block, and slots for states.
+        types: number type of each layer's keys and values.
+        factors: factors of `LayerPages` for layers in E4M3; 1 if missing.
 
-        int8 numbers have a scale for each token and head: the largest of its numbers becomes 127.
+        int8 numbers have one scale per token and head, which maps the largest magnitude to 127.
         """
         num_blocks, block_size, num_states = sizes
         self.block_size, self.num_blocks, self.num_states = block_size, num_blocks, num_states
@@ -105,13 +105,13 @@ class PagedCache:
         return LayerPages(keys, values, group, scales[0], scales[1])
 
     def _view(self, blocks: Tensor, dtype: torch.dtype, offset: int, heads: int, dim: int) -> Tensor:
-        """[blocks, heads, block_size, dim] from a byte of each block on."""
+        """Return a view [blocks, heads, block_size, dim] that starts at byte `offset` of each block."""
         size, whole = self.block_size, blocks.view(dtype)
         shape, strides = (self.num_blocks + 1, heads, size, dim), (whole.stride(0), size * dim, dim, 1)
         return whole.as_strided(shape, strides, offset // dtype.itemsize if dim else 0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write keys [tokens, heads, dim] and values of the tokens in these slots [tokens]."""
+        """Write keys and values [tokens, heads, dim] to the slots [tokens] of their tokens."""
         pages = self.layers[layer]
         block, token = slots // self.block_size, slots % self.block_size
         parts = (
@@ -134,7 +134,7 @@ class PagedCache:
             pages_of[block, :, token] = limited.to(pages_of.dtype)
 
     def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [n, tokens, heads, dim] of blocks [n, width]."""
+        """Return keys and values [n, tokens, heads, dim] of blocks [n, width]."""
         pages = self.layers[layer]
 
         def found(numbers: Tensor, scales: Tensor | None, factor: float) -> Tensor:
@@ -148,10 +148,11 @@ class PagedCache:
         return keys, found(pages.values, pages.value_scales, pages.value_factor)
 
     def copy(self, batch: Batch) -> None:
-        """Move blocks and states of a step to and from memory, and make the copies of both, in their order.
+        """Save blocks and states of a step to memory and load them from there, then copy both within the cache, in
+        order.
 
-        Bytes of a block: those of each slot in turn; of a state: those of each array in turn. What is saved is there
-        when this returns.
+        A moved block contains the bytes of each slot in turn; a state contains the bytes of each array in turn. Saved
+        data is complete when this returns.
         """
         self._move(batch.block_saves, batch.block_loads, self.slots)
         self._move(batch.snapshot_saves, batch.snapshot_loads, self._state_arrays)
@@ -163,7 +164,7 @@ class PagedCache:
                 array[destination].copy_(array[source])
 
     def _move(self, saves: BlockBytes | None, loads: BlockBytes | None, arrays: list[Tensor]) -> None:
-        """Save, then loads, rows of arrays: the first dimension is that of blocks, or of slots for states."""
+        """Save, then load, rows of arrays, whose first dimension counts blocks or state slots."""
         for moved, writes in ((saves, False), (loads, True)):
             if moved is None or not len(moved.block_ids):
                 continue
@@ -182,18 +183,20 @@ class PagedCache:
                 begin = end
 
     def _staging(self, shape: tuple[int, ...]) -> Tensor:
-        """Bytes in main memory on their way to or from the cache: pinned under CUDA, which copies those faster."""
+        """Return a buffer in main memory for copies to or from the cache; under CUDA it is pinned, which makes copies
+        faster.
+        """
         return torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
 
 def layer_bytes(kv: KVCache, dtype: torch.dtype) -> int:
-    """Bytes of a token of one layer."""
+    """Return the bytes of a token in one layer."""
     scales = 2 * kv.num_kv_heads * _SCALE_BYTES if dtype is torch.int8 else 0
     return -(-(kv.elements_per_token * dtype.itemsize + scales) // _ALIGNED_TO) * _ALIGNED_TO
 
 
 def slot_bytes(graph: Graph, types: Mapping[int, torch.dtype]) -> list[int]:
-    """Bytes of a token in each slot of a block: as many as the largest layer of the slot has."""
+    """Return the bytes of a token in each slot of a block: those of the largest layer that uses the slot."""
     layout = graph.cache_layout
     slots = [0] * layout.slots
     for kv in graph.kv_caches:
@@ -203,7 +206,7 @@ def slot_bytes(graph: Graph, types: Mapping[int, torch.dtype]) -> list[int]:
 
 
 def cache_sizes(graph: Graph, types: Mapping[int, torch.dtype], state_dtype: torch.dtype) -> CacheSizes:
-    """The bytes of a token and of a sequence's states in these types."""
+    """Return the bytes of a token and of a sequence's states in these types."""
     return CacheSizes(
         graph.cache_layout,
         sum(layer_bytes(kv, types[kv.layer]) for kv in graph.kv_caches),
@@ -214,9 +217,10 @@ def cache_sizes(graph: Graph, types: Mapping[int, torch.dtype], state_dtype: tor
 
 
 def cache_types(formats: Mapping[int, LayerFormat], dtype: torch.dtype) -> dict[int, torch.dtype]:
-    """The number type of each layer: E4M3 or int8 where it is asked for and keys have no bias, else `dtype`.
+    """Return each layer's number type: E4M3 or int8 if requested and the keys have no bias, else `dtype`.
 
-    A bias may be a hundred times larger than what differs between tokens, and a token's one scale would be spent on it.
+    A bias may be a hundred times larger than the differences between tokens, and would use up the precision of a
+    token's only scale.
     """
     small = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
     return {

@@ -1,7 +1,8 @@
-"""The factors of a cache of E4M3 numbers, from the weights that make its keys and values.
+"""Factors for a cache of E4M3 numbers, derived from the weights that produce its keys and values.
 
-E4M3 has three bits after the first one for magnitudes from 2^-6 to 448, fewer below. A factor of a layer puts what is
-expected there at about 4: a hundred times that still fits, and a hundredth keeps its bits. No text is needed for it.
+E4M3 has three mantissa bits for magnitudes from 2^-6 to 448, and fewer below. A layer's factor maps the expected
+magnitude to about 4: numbers a hundred times larger still fit, and numbers a hundred times smaller keep their
+precision. No calibration text is needed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _ROWS = 256  # of a matrix that are looked at
 def cache_factors(
     graph: Graph, weight: Callable[[Parameter], Tensor], types: Mapping[int, torch.dtype]
 ) -> dict[int, tuple[float, float]]:
-    """(key factor, value factor) of each layer in E4M3 whose projections are known, powers of two.
+    """Return (key factor, value factor), both powers of two, of each E4M3 layer whose projections are known.
 
-    graph: optimized.
-    weight: the numbers of a parameter.
-    types: of the layers.
+    graph: the optimized graph.
+    weight: returns the numbers of a parameter.
+    types: number type of each layer.
     """
     makers = {node.output: node.op for node in graph.nodes}
     found: dict[int, tuple[float, float]] = {}
@@ -48,7 +49,7 @@ def cache_factors(
 
 
 def _magnitude(matrix: Tensor, norm: Tensor) -> float:
-    """The root mean square of the product with rows whose columns are as large as the norm's weights."""
+    """Return the root mean square of the product with rows whose columns are as large as the norm's weights."""
     some = matrix[:: max(len(matrix) // _ROWS, 1)].double()
     return float((some * norm).square().sum(dim=1).mean().sqrt())
 

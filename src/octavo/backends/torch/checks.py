@@ -1,4 +1,4 @@
-"""Every number of a batch, checked on the host: a wrong one would end a GPU's whole context."""
+"""Checks every number of a batch on the host, because a wrong one would destroy a GPU's whole context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.graph.values import TOKENS
 
 
 class BatchChecks:
-    """The checks of the batches of one graph. What they ask of the graph is found once, not in every step."""
+    """Checks the batches of one graph. What depends only on the graph is computed once, not in every step."""
 
     def __init__(self, graph: Graph, limits: ExecutorLimits) -> None:
         self._graph, self._limits = graph, limits
@@ -35,7 +35,7 @@ class BatchChecks:
         self.num_source_rows = limits.max_num_outputs  # of the step that tokens come from
 
     def check(self, batch: Batch, cache: PagedCache) -> None:
-        """Raise UsageError or ValueError naming the first number of the batch that cannot be."""
+        """Raise UsageError or ValueError naming the first invalid number of the batch."""
         limits = self._limits
         if batch.hidden_at is None:
             check_inputs(self._inputs, self._makes_logits, batch)

@@ -1,7 +1,7 @@
-"""Rows as codes of eight bits with their scales: the inputs of products whose weights ask for them.
+"""Rows as 8-bit codes with scales: the inputs of products whose weights ask for them.
 
-Their numpy meaning is `octavo.quantization.packed.inputs`. A device whose products have no such codes computes with the
-rows as they are.
+`octavo.quantization.packed.inputs` defines them in numpy. A device that cannot multiply such codes computes with the
+original rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multip
 
 
 class CodeForm(NamedTuple):
-    """kind: of the codes.
-    group: columns with one scale; 0 means all of a row.
+    """kind: type of the codes.
+    group: number of columns that share a scale; 0 means the whole row.
     """
 
     kind: InputKind
@@ -33,7 +33,7 @@ Find = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 
 
 def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG001
-    """A `Find` outside of steps."""
+    """Find no memory: the `Find` for use outside of steps."""
     return None
 
 
@@ -41,7 +41,7 @@ def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noq
 class CodedRows:
     """codes: int8 or uint8 (the bits of E4M3) [rows, cols].
     scales: float32 [rows, groups].
-    dtype: of the numbers.
+    dtype: type of the numbers that they stand for.
     """
 
     codes: Tensor
@@ -54,14 +54,14 @@ class CodedRows:
 
 
 def has_products_of(kind: InputKind, device: torch.device) -> bool:
-    """True if the device multiplies codes with codes: int8 from compute capability 8.0 on, E4M3 from 8.9 on."""
+    """True if the device multiplies codes by codes: int8 from compute capability 8.0 on, E4M3 from 8.9 on."""
     if device.type != "cuda":
         return True  # in plain torch or under the interpreter, where only the numbers matter
     return torch.cuda.get_device_capability(device) >= ((8, 9) if kind == "e4m3" else (8, 0))
 
 
 def rounded(x: Tensor, form: CodeForm) -> Tensor:
-    """The numbers of x [rows, cols] after rounding, in its type."""
+    """Round x [rows, cols] to codes and back, in its own type."""
     cols = x.shape[1]
     step = form.group or max(cols, 1)
     groups = torch.nn.functional.pad(x.float(), (0, -cols % step)).reshape(len(x), -1, step)
@@ -73,7 +73,7 @@ def rounded(x: Tensor, form: CodeForm) -> Tensor:
 
 
 def coded_bytes(rows: int, cols: int, alignment: int) -> int:
-    """The most that codes of rows and their scales take, in two tensors with the alignment."""
+    """Return the maximum size of coded rows and their scales as two aligned tensors."""
     groups = -(-cols // min(INPUT_GROUPS))
     return sum(-(-size // alignment) * alignment for size in (rows * cols, 4 * rows * groups))
 

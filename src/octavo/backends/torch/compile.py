@@ -1,4 +1,4 @@
-"""Graphs compiled for a torch device, and the memory that they will take."""
+"""Compiles graphs for a torch device, and computes the memory that they will take."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ _SAMPLER_BYTES = 64  # of a number of the logits: float64 masses, sums, orders
 class TorchBackend:
     """Implements `octavo.backends.Backend` on one device.
 
-    dtype: of matrices and of the values of a step.
-    cache_dtype: of keys and values that are not int8.
-    capture: of steps with one token a sequence.
-    deterministic: a sequence's results depend on no other one of a step.
-    group: of the ranks that compute the other parts of a graph.
-    prompt_tokens: of the largest step with parts of prompts whose pieces are captured; 0 means of none.
+    dtype: type of matrices and of the values in a step.
+    cache_dtype: type of keys and values that are not int8.
+    capture: how to capture steps with one token per sequence.
+    deterministic: a sequence's results do not depend on other sequences in the step.
+    group: the ranks that compute the other parts of a graph.
+    prompt_tokens: tokens of the largest captured step that contains parts of prompts; 0 means that none is captured.
     """
 
     device: torch.device
@@ -88,7 +88,9 @@ class TorchBackend:
 
     @classmethod
     def on(cls, name: str | None = None) -> TorchBackend:
-        """On `cpu`, `cuda` or `cuda:1`, or None if on the GPU if there is one. Raises UsageError if it is not there."""
+        """Return the backend on `cpu`, `cuda` or `cuda:1`. None means the GPU if there is one. Raises UsageError if the
+        device is missing.
+        """
         try:
             device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         except RuntimeError:
@@ -245,7 +247,7 @@ class TorchBackend:
 
     @property
     def finds_gpu(self) -> bool:
-        """True if this is one."""
+        """True if the device is a GPU."""
         return self.device.type == "cuda"
 
     @property

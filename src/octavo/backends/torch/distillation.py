@@ -1,4 +1,4 @@
-"""Training of a model's weights towards the next tokens of another one, through the differentiable form of its graph.
+"""Trains a model's weights to predict a teacher's next tokens, through the differentiable form of its graph.
 
 Hinton et al., arXiv 1503.02531; the reverse divergence as in Gu et al., MiniLLM, arXiv 2306.08543, without sampling.
 """
@@ -28,9 +28,9 @@ _ROWS_AT_ONCE = 32  # of logits, which then stay in a cache
 
 @dataclass(frozen=True, slots=True)
 class TeacherTokens:
-    """The likeliest next tokens of the teacher after each token of texts. K: tokens of each.
+    """The teacher's K most likely next tokens after each token of the texts.
 
-    logprobs: of the whole vocabulary's distribution, so that what is missing to 1 is the mass of all other tokens.
+    logprobs: log-probabilities over the whole vocabulary; the mass that is missing to 1 belongs to all other tokens.
     """
 
     texts: NDArray[np.int32]  # [texts, tokens]
@@ -40,10 +40,10 @@ class TeacherTokens:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """steps: of AdamW, each over `batch` texts; fewer if `seconds` are over.
-    rate: the highest; it rises over a twentieth of the way and falls by a cosine.
-    temperature: other than 1: of both, among the teacher's tokens alone.
-    in_bfloat16: the products, with float32 sums; weights, their updates and the loss stay float32.
+    """steps: number of AdamW steps over `batch` texts each; fewer if `seconds` run out.
+    rate: highest learning rate; it rises during the first twentieth and then falls along a cosine.
+    temperature: if not 1, applied to both distributions, over the teacher's tokens only.
+    in_bfloat16: compute products in bfloat16 with float32 sums; weights, their updates and the loss stay in float32.
     """
 
     steps: int
@@ -60,8 +60,8 @@ class TrainingOptions:
 def bfloat16_is_faster() -> bool:
     """True if this machine multiplies at least 1.5 times as fast in bfloat16 as in float32.
 
-    The types take turns, so that other work on the machine slows both, and the best round counts. A tenth of a second
-    is enough for many rounds, or for two where bfloat16 is emulated.
+    The two types are measured alternately, so that other work on the machine slows both, and the best round counts. A
+    tenth of a second is enough for many rounds, or for two if bfloat16 is emulated.
     """
 
     def seconds(a: Tensor, b: Tensor) -> float:
@@ -88,10 +88,10 @@ LossReport = Callable[[float, float], None]
 def divergence_of(
     logits: Tensor, ids: Tensor, logprobs: Tensor, kind: DivergenceKind, temperature: float = 1.0
 ) -> Tensor:
-    """The mean divergence in nats of rows of logits [rows, vocabulary] from a teacher's tokens [rows, K].
+    """Return the mean divergence in nats between logits [rows, vocabulary] and a teacher's tokens [rows, K].
 
-    forward: KL(teacher || student), reverse: KL(student || teacher). All tokens that the teacher's list lacks count as
-    one. With another temperature they are left out, and both distributions are those over the list.
+    forward: KL(teacher || student), reverse: KL(student || teacher). All tokens outside the teacher's list count as one
+    token. With a temperature other than 1 they are left out, and both distributions are over the list.
     """
     if temperature == 1.0:
         q = log_probabilities(logits, ids)
@@ -105,13 +105,15 @@ def divergence_of(
 
 
 def log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
-    """The log-probabilities, float32, of tokens [rows, K] in rows of logits [rows, vocabulary] of any type."""
+    """Return the float32 log-probabilities of tokens [rows, K] under logits [rows, vocabulary] of any type."""
     found: Tensor = _LogProbabilities.apply(logits, ids)  # type: ignore[no-untyped-call]
     return found
 
 
 class _LogProbabilities(torch.autograd.Function):
-    """A few rows at a time: `log_softmax` makes three more of the logits, which may be hundreds of megabytes."""
+    """Log-probabilities a few rows at a time: `log_softmax` would make three copies of the logits, often hundreds of
+    megabytes each.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class _LogProbabilities(torch.autograd.Function):
 
 
 def _rest(logprobs: Tensor) -> Tensor:
-    """The logarithm of the mass of all other tokens."""
+    """Return the logarithm of the mass of all other tokens."""
     return torch.log((1 - logprobs.exp().sum(dim=1, keepdim=True)).clamp(min=_TINY))
 
 
@@ -141,7 +143,7 @@ def train(
     options: TrainingOptions,
     report: LossReport = lambda _share, _loss: None,
 ) -> dict[str, NDArray[np.float32]]:
-    """The weights of `graph` by name after training, float32.
+    """Train and return the weights of `graph` by name, in float32.
 
     The same seed gives the same batches.
     Raises FloatingPointError if the loss is not finite.

@@ -1,6 +1,6 @@
-"""Any graph in plain differentiable torch, whole texts at a time and without a paged cache, on any device.
+"""Runs any graph in plain differentiable torch, on whole texts and without a paged cache, on any device.
 
-It is the judge of the backend's kernels, and what training runs through:
+The backend's kernels are checked against it, and training runs through it:
 
     source = dequantized(weights)
     logits = logits_of(graph, overlaid(source, {"layers.0.mlp.up_proj.weight": trained}), Texts.of([[1, 2, 3]]))
@@ -35,7 +35,7 @@ Product = Callable[[Tensor, Parameter], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Whole texts, one after another. T = tokens of all of them.
+    """Whole texts, one after another, with T tokens in total.
 
     rows: [R], the tokens whose output rows are wanted; None means all.
     token_types: [T]; None means all 0.
@@ -48,7 +48,7 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Texts:
-        """Texts of these token ids. Raises UsageError for an empty one."""
+        """Create texts from token ids. Raises UsageError for an empty text."""
         if not texts or not all(texts):
             raise UsageError("a text without tokens cannot be evaluated")
         ids = [token for text in texts for token in text]
@@ -62,9 +62,9 @@ def dequantized(
     device: torch.device | str = "cpu",
     keep: bool = True,
 ) -> WeightSource:
-    """Weights of a checkpoint as dense tensors without gradient, each made when it is first asked for.
+    """Return a checkpoint's weights as dense tensors without gradient, each built on first access.
 
-    keep: False: they are made anew each time, for models whose dense weights do not fit in memory.
+    keep: False means that they are rebuilt on every access, for models whose dense weights do not fit in memory.
     """
     kept: dict[Parameter, Tensor] = {}
 
@@ -81,9 +81,9 @@ def dequantized(
 
 
 def overlaid(source: WeightSource, given: Mapping[str, Tensor]) -> WeightSource:
-    """`source`, but with these tensors, such as trained ones, in place of the weights of their names.
+    """Return `source` with the given tensors, such as trained ones, replacing the weights of the same names.
 
-    A tensor has the shape of the whole weight; a parameter that is a part of it takes its part.
+    A tensor has the shape of the whole weight; a parameter that is a part of the weight uses that part of the tensor.
     """
 
     def chosen(parameter: Parameter) -> Tensor:
@@ -104,7 +104,7 @@ def overlaid(source: WeightSource, given: Mapping[str, Tensor]) -> WeightSource:
 
 
 def logits_of(graph: Graph, source: WeightSource, texts: Texts, product: Product | None = None) -> Tensor:
-    """The logits [rows, vocab] of a whole model, of all tokens or of `Texts.rows`, in at least float32."""
+    """Return the logits [rows, vocab] of a whole model, for all tokens or for `Texts.rows`, in at least float32."""
     if not graph.makes_logits:
         raise UsageError("a segment of a graph makes no logits; take `outputs_of`")
     return outputs_of(graph, source, texts, product=product)[0]
@@ -117,10 +117,10 @@ def outputs_of(
     inputs: Sequence[Tensor] = (),
     product: Product | None = None,
 ) -> tuple[Tensor, ...]:
-    """The outputs of a graph or of a segment, to which the outputs of the one before are `inputs`.
+    """Return the outputs of a graph or of a segment, whose `inputs` are the outputs of the previous segment.
 
-    Gradients flow to the weights that have them, and to the inputs.
-    product: computes the products with whole matrices, stacks of experts excepted; None means plainly, with the numbers
+    Gradients flow to the inputs and to the weights that require them.
+    product: computes products with whole matrices, except stacks of experts; None means plain products with the numbers
     of `source`.
     """
     if len(inputs) != len(graph.inputs):
@@ -138,7 +138,7 @@ def outputs_of(
 
 @dataclass(slots=True)
 class EagerStep(TorchStep):
-    """A step of whole texts: each sees itself alone, from its first token on."""
+    """A step over whole texts: each text sees only itself, from its first token on."""
 
     source: WeightSource = field(kw_only=True)
     given_product: Product | None = None
@@ -182,7 +182,7 @@ class EagerStep(TorchStep):
         return [torch.zeros(count, *shape, dtype=like.dtype, device=like.device) for shape in cache.shapes]
 
     def write_states(self, cache: StateCache, after: Tensor, saved: Sequence[Tensor]) -> None:
-        """Nothing comes after a whole text."""
+        """Discard the states, because nothing comes after a whole text."""
 
 
 def _rows(texts: Texts) -> StepRows:

@@ -1,4 +1,4 @@
-"""A compiled graph on a torch device: paged cache, steps and sampling."""
+"""A compiled graph on a torch device: its paged cache, steps and sampling."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _NO_VALUES: Mapping[str, Sequence[Tensor]] = {}
 
 
 class TorchPendingStep:
-    """Implements `octavo.backends.PendingStep`: a step whose results are on their way to the host."""
+    """Implements `octavo.backends.PendingStep` for a step whose results are on their way to the host."""
 
     def __init__(self, started: Future[Results], group: TorchRankGroup | None = None) -> None:
         """started: the results of a step that was or will be started.
-        group: whose end is the step's.
+        group: the rank group; if it has failed, so has the step.
         """
         self._started, self._group = started, group
         self._output: StepOutput | None = None
@@ -73,7 +73,7 @@ class TorchPendingStep:
 
 
 class Results:
-    """The results of a step, copied to the host while later work runs."""
+    """The results of a step, which are copied to the host while later work runs."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Results:
         reports: bool = True,
         computed: Tensor | None = None,
     ) -> None:
-        """values: tensors for fields of `StepOutput` by its name, which the next step may overwrite.
-        reports: False: nobody wants log-probabilities, ranks or the most likely tokens, and they are not copied.
+        """values: tensors for fields of `StepOutput`, by field name; the next step may overwrite them.
+        reports: False if nobody wants log-probabilities, ranks or the most likely tokens; they are then not copied.
         computed: `StepOutput.computed_ids`.
         """
         self._num_rows = num_rows
@@ -105,12 +105,12 @@ class Results:
             self._event = None
 
     def errors(self) -> np.ndarray:
-        """Reasons of rows without an outcome."""
+        """The reasons why rows have no outcome."""
         self._settle()
         return self._samples["errors"].numpy() if self._samples else np.zeros(0, np.int32)
 
     def output(self) -> StepOutput:
-        """The results as arrays."""
+        """Return the results as arrays."""
         self._settle()
         output = StepOutput.unsampled(self._num_rows)
         for name, tensor in self._samples.items():
@@ -132,12 +132,12 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 class StepMode(NamedTuple):
-    """The way of all steps.
+    """How an executor runs its steps.
 
-    capture: of those with a token a sequence, or None if none is.
+    capture: captures steps with one token per sequence; None means that none is captured.
     repeats: see `TorchStep`.
-    group: of the ranks that compute the other parts of the graph, or None if there are none.
-    prompt_tokens: of the largest step with parts of prompts whose pieces are captured; 0 means of none.
+    group: the ranks that compute the other parts of the graph, or None if there are none.
+    prompt_tokens: tokens of the largest captured step that contains parts of prompts; 0 means that none is captured.
     """
 
     device: torch.device
@@ -148,7 +148,7 @@ class StepMode(NamedTuple):
 
 
 class TorchExecutor:
-    """Implements `octavo.backends.Executor`. Steps run in the order of their calls, on the device's current stream."""
+    """Implements `octavo.backends.Executor`. Steps run in the order of their calls on the device's current stream."""
 
     mapped_bytes = 0
     paging: Paging | None = None
@@ -163,9 +163,9 @@ class TorchExecutor:
         numbers: CacheNumbers,
         mode: StepMode,
     ) -> None:
-        """sizes: of the cache, and bytes of a step beside it.
-        plan: of `step_plan`.
-        numbers: of the cache.
+        """sizes: sizes of the cache, and the bytes that a step needs besides.
+        plan: the plan of `step_plan`.
+        numbers: number types of the cache.
         """
         device = mode.device
         # On the CPU, a step is computed by the call that submits it.
@@ -266,7 +266,7 @@ class TorchExecutor:
         return True
 
     def _captured_pieces(self, capture: Capture, spare: SpareRows) -> PromptPieces | None:
-        """The pieces of steps with parts of prompts; None means their capture failed."""
+        """Capture the pieces of steps with parts of prompts. Return None if the capture failed."""
         sizes, begin = token_sizes(self._prompt_tokens), partial(self._step, avoids_host=True)
 
         def host_of(size: int) -> HostArrays:
@@ -345,7 +345,7 @@ class TorchExecutor:
         return host_arrays(batch, self._layout, size, spare, max_tokens, whole_tables=is_whole)
 
     def _further(self, batch: Batch) -> dict[RowDomain, FurtherRows]:
-        """The rows of the domains that the step's own arrays do not describe in full."""
+        """Return the rows of the domains that the step's own arrays do not describe completely."""
         found = {}
         for domain in self._described:
             rows = domain_rows(batch, domain)
@@ -361,7 +361,7 @@ class TorchExecutor:
         return found
 
     def _seen_blocks(self, batch: Batch) -> list[SeenBlocks]:
-        """The blocks that all sequences see, by group of layers."""
+        """Return the blocks that all sequences see, by group of layers."""
         size, is_whole = self._cache.block_size, self.calls is not None
         groups = enumerate(self._layout.groups)
         return [seen_blocks(batch, group, i, slice(None), size, whole=is_whole) for i, group in groups]
@@ -404,7 +404,7 @@ class TorchExecutor:
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
-        """The logits of a step that may be captured."""
+        """Return the logits of a step that may be captured."""
         step = self._step(host, flat, avoids_host=True)
         self._evaluate(step, self._graph.nodes)
         return step.values[self._graph.output].float()
@@ -414,9 +414,9 @@ class TorchExecutor:
             evaluate(node, step)
 
     def _finish(self, step: PagedStep, batch: Batch, hidden: Mapping[str, Sequence[Tensor]] = _NO_VALUES) -> Results:
-        """The output head and sampling, for so many rows at a time as may hold logits at once.
+        """Run the output head and sampling, for as many rows at a time as may have logits in memory at once.
 
-        hidden: further values for the results.
+        hidden: additional values for the results.
         """
         count = len(batch.logits_indices)
         at_once = self._limits.rows[LOGITS] if self._head else max(count, 1)
@@ -430,7 +430,9 @@ class TorchExecutor:
         return self._results(parts, batch, hidden, step.rows.token_ids if is_wanted else None)
 
     def _offers(self, batch: Batch) -> int | None:
-        """The tokens that each rank offers for a row, if they sample together; None: all logits are needed, or none."""
+        """Return the number of tokens that each rank offers per row if the ranks sample together; None if all logits
+        are needed, or none.
+        """
         last = self._head[-1].op if self._head else None
         if self._group is None or last not in self._widths or batch.sampling is None or batch.return_logits:
             return None
@@ -439,7 +441,7 @@ class TorchExecutor:
     def _of_head(
         self, step: PagedStep, batch: Batch, rows: slice, offers: int | None
     ) -> tuple[Samples | None, Tensor | None]:
-        """The output head for some rows, and what `_sampled` gives."""
+        """Run the output head for some rows. Return what `_sampled` returns."""
         if offers is None:
             self._evaluate(step, self._head)
             draws = None if step.draws is None else step.draws[rows]
@@ -457,9 +459,9 @@ class TorchExecutor:
     def _sampled(
         self, logits: Tensor, batch: Batch, rows: slice, draws: Tensor | None = None
     ) -> tuple[Samples | None, Tensor | None]:
-        """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them.
+        """Sample some rows. Return the tokens and, if wanted, a copy of the logits, which the next step may overwrite.
 
-        draws: of these rows; None means those of their options.
+        draws: random numbers of these rows; None means those of their options.
         """
         # Gathered logits are sampled from by the first rank.
         options = batch.sampling if self._group is None or self._group.rank == 0 else None
@@ -529,19 +531,21 @@ class TorchExecutor:
 
 
 def _board_sizes(graph: Graph, limits: ExecutorLimits) -> tuple[int, int, int]:
-    """Rows and tokens of the largest step, and columns of the logits."""
+    """Return the rows and tokens of the largest step, and the columns of the logits."""
     columns = graph.output.cols if graph.makes_logits else 1
     return limits.max_num_outputs, limits.max_num_batched_tokens, columns
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:
-    """Make a GPU the current one: Triton launches, streams and events are of that, not of their tensors' device."""
+    """Make a GPU the current device: Triton launches, streams and events use that one, not the device of
+    their tensors.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def room_for(what: str, num_bytes: int) -> Iterator[None]:
-    """Raise InsufficientMemoryError where torch finds the GPU full, which the plan of memory did not foresee."""
+    """Raise InsufficientMemoryError if torch runs out of GPU memory that the memory plan did not foresee."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -552,14 +556,14 @@ def room_for(what: str, num_bytes: int) -> Iterator[None]:
 
 
 def triton_calls(device: torch.device) -> StepKernels | None:
-    """`octavo.backends.torch.triton_calls` where kernels run: on a GPU, or None if plain torch takes their place."""
+    """Return `octavo.backends.torch.triton_calls` on a GPU, where kernels run, or None if plain torch replaces them."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return cast(StepKernels, importlib.import_module("octavo.backends.torch.triton_calls"))
 
 
 def gathered_widths(graph: Graph, group: TorchRankGroup | None) -> dict[AllGather, list[int]]:
-    """The columns of each rank in the values that the ranks gather, which they tell each other."""
+    """Return the columns that each rank has in the values that the ranks gather. The ranks exchange these numbers."""
     ops = [node.op for node in graph.nodes if isinstance(node.op, AllGather) and node.op.size > 1]
     if group is None or not ops:
         return {}

@@ -1,7 +1,7 @@
-"""Steps with one token a sequence, captured once for each of a few sizes and replayed: one launch for a whole step.
+"""Steps with one token per sequence, captured once for each of several sizes and replayed with a single launch.
 
-A step of 5 sequences runs in the graph for 8. The rows that pad it have sequences of their own, of one token, in the
-block and the slot for states that nobody reads.
+A step of 5 sequences runs in the graph for 8. The padding rows belong to separate one-token sequences, whose block and
+state slot nobody reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Replay(Protocol):
     output: Tensor  # at the same address in every replay
 
     def __call__(self) -> None:
-        """Run it with what its input tensors hold now."""
+        """Run the step with the current contents of its input tensors."""
 
 
 Capture = Callable[[Callable[[], Tensor]], Replay]
@@ -35,7 +35,7 @@ Capture = Callable[[Callable[[], Tensor]], Replay]
 
 
 class CudaReplay:
-    """A CUDA graph. Graphs of one device share a pool of memory, so the largest is captured first."""
+    """A CUDA graph. Graphs on one device share a memory pool, so the largest is captured first."""
 
     def __init__(self, run: Callable[[], Tensor]) -> None:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -55,19 +55,19 @@ class CudaReplay:
 
 @cache
 def _pool(device: int) -> Any:  # noqa: ARG001 - each device has its own
-    """The pool of memory of all graphs on a device; their steps never run at the same time."""
+    """Return the memory pool of all graphs on a device, whose steps never run at the same time."""
     return torch.cuda.graph_pool_handle()
 
 
 def buckets(most: int) -> list[int]:
-    """The numbers of sequences that are captured, the largest first: 1, 2, 4, each 8th to 256, each 32nd."""
+    """Return the numbers of sequences that are captured, largest first: 1, 2, 4, each 8th to 256, each 32nd."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
     return sorted({min(size, most) for size in sizes}, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SpareRows:
-    """The place of rows that pad a step: block number `num_blocks` and state `num_states`, one after the last."""
+    """Where the padding rows of a step go: block number `num_blocks` and state `num_states`, one past the last."""
 
     num_groups: int
     num_blocks: int
@@ -75,11 +75,11 @@ class SpareRows:
     num_states: int
 
     def alone(self, size: int) -> Batch:
-        """A step of so many of these rows."""
+        """Return a step that consists of `size` padding rows."""
         return self.padded(_nothing(self), size)
 
     def padded(self, batch: Batch, size: int) -> Batch:
-        """The step with more sequences of one token, `size` in all."""
+        """Return the step padded with one-token sequences to `size` sequences."""
         count = size - len(batch.seq_lens)
 
         def more(array: np.ndarray, value: int, axis: int = 0) -> np.ndarray:
@@ -105,10 +105,12 @@ class SpareRows:
 
 
 class SentNumbers:
-    """The numbers that captured steps of one size read: in `tensor` on the device, and before that in `numbers`."""
+    """The numbers that captured steps of one size read, in `tensor` on the device. They are first written
+    to `numbers`.
+    """
 
     def __init__(self, numbers: Int32, device: torch.device) -> None:
-        """numbers: the first ones."""
+        """numbers: initial numbers."""
         is_cuda = device.type == "cuda"
         self._memory = torch.empty(len(numbers), dtype=torch.int32, pin_memory=is_cuda)
         self.numbers: Int32 = self._memory.numpy()
@@ -130,10 +132,10 @@ class SentNumbers:
 
 
 class DecodeInput:
-    """The numbers of the captured steps of one size with one token a sequence."""
+    """The input numbers of the captured steps of one size with one token per sequence."""
 
     def __init__(self, host: HostArrays, device: torch.device) -> None:
-        """host: of a step of rows that pad."""
+        """host: host arrays of a step that consists of padding rows."""
         self._host, self._sent = host, SentNumbers(host.flat, device)
         self._arrays = DecodeArrays(host, self._sent.numbers)
         self.tensor = self._sent.tensor
@@ -141,7 +143,7 @@ class DecodeInput:
     def write(self, batch: Batch, seen: Sequence[SeenBlocks], late: LateNumbers | None) -> None:
         """Send the numbers of a step to the device.
 
-        late: moves some of them there.
+        late: adjusts some of them there.
         """
         self._sent.settle()
         self._arrays.write(batch, seen)
@@ -163,10 +165,11 @@ class DecodeGraphs:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """run: from the arrays of a step, and these on the device, to its logits, in their place in the workspace.
-        host_of: the arrays of a step, whose shapes follow its size.
-        seen_of: its blocks by group of layers.
-        sizes: numbers of sequences, the largest first.
+        """run: computes a step's logits, at their place in the workspace, from its arrays on the host and on the
+        device.
+        host_of: returns the host arrays of a step, whose shapes depend only on its size.
+        seen_of: returns a step's blocks by group of layers.
+        sizes: numbers of sequences, largest first.
         """
         self._seen_of, self._sizes = seen_of, sorted(sizes)
         self._every_row = np.arange(max(sizes) + 1, dtype=np.int32)
@@ -179,7 +182,9 @@ class DecodeGraphs:
             self._replays[size] = capture(lambda h=host, flat=flat: run(h, flat))  # type: ignore[misc]
 
     def bucket_of(self, batch: Batch) -> int | None:
-        """The size in which a step runs, or None if it is not one of a token and its logits for each sequence."""
+        """Return the captured size for a step, or None unless each of its sequences has one token and wants
+        its logits.
+        """
         count = len(batch.seq_lens)
         is_decode = count == len(batch.token_ids) == len(batch.logits_indices)
         if not is_decode or count > self._sizes[-1]:
@@ -194,9 +199,9 @@ class DecodeGraphs:
         return self._sizes[bisect_left(self._sizes, count)]
 
     def logits(self, batch: Batch, size: int, late: LateNumbers | None = None) -> Tensor:
-        """The logits of a step [sequences, vocab]; the next step overwrites them.
+        """Return the logits of a step [sequences, vocab]; the next step overwrites them.
 
-        late: moves some of its numbers.
+        late: adjusts some of its numbers on the device.
         """
         self._inputs[size].write(batch, self._seen_of(batch), late)
         self._replays[size]()
@@ -204,7 +209,7 @@ class DecodeGraphs:
 
 
 def _nothing(spare: SpareRows) -> Batch:
-    """A step of no sequences."""
+    """Return a step without sequences."""
     none = np.zeros(0, np.int32)
     return Batch(
         none,

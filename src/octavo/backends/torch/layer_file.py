@@ -1,8 +1,9 @@
-"""Streamed layers on disk, kept for the next start: the bytes of each as it lies in a place of the ring.
+"""Streamed layers on disk, kept for the next start: each layer's bytes as they are laid out in a buffer of the ring.
 
-As in the CPU's file (`octavo.backends.cpu.pack_cache`), the key must be that of the model, and nothing in the file is
-followed but checked: the size, checksum and structure of each layer. Structures come from the first layer of each kind,
-which every start lays out anew and compares, so a file of other code is found even if nobody raised the version.
+As with the CPU's file (`octavo.backends.cpu.pack_cache`), the key must match the model's, and nothing in the file is
+followed, only checked: the size, checksum and structure of each layer. Structures come from the first layer of each
+kind, which every start lays out again and compares, so a file written by different code is detected even if nobody
+raised the version.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class LayerFile:
         weights: Mapping[str, Weight],
         layers: Sequence[Sequence[Parameter]],
     ) -> None:
-        """place: types and device of the computation.
-        layers: the weights of each.
+        """place: identifies the types and the device of the computation.
+        layers: the weights of each streamed layer.
         """
         digest = hashlib.blake2b(f"{place} {options.identity}\n".encode(), digest_size=32)
         for parameter in (parameter for layer in layers for parameter in layer):
@@ -66,12 +67,13 @@ class LayerFile:
             )
 
     def layers(self, make: Maker, num_bytes: int, report: LayersReport) -> list[tuple[DeviceWeights, FileLayer]]:
-        """Each layer with its place in the file, which is written if it is missing or damaged.
+        """Return each layer with its location in the file, which is written if it is missing or damaged.
 
         make: lays a layer out on the host.
-        num_bytes: of all layers, about.
-        report: called with the layers checked.
-        Raises InsufficientMemoryError if the file cannot be kept, ModelLoadError if the model's own cannot be read.
+        num_bytes: approximate size of all layers.
+        report: called with the number of layers checked.
+        Raises InsufficientMemoryError if the file cannot be kept, ModelLoadError if the model's own file cannot be
+        read.
         """
 
         def make_it(parameters: Sequence[Parameter]) -> tuple[DeviceWeights, Tensor]:
@@ -93,7 +95,7 @@ class LayerFile:
         )
 
     def _write(self, file: int, make: Maker) -> int:
-        """Write one layer after another, then the header. Return the size of the file."""
+        """Write the layers one after another, then the header. Return the size of the file."""
         entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(padded(self._header_bytes))
@@ -126,7 +128,9 @@ class LayerFile:
     def _checked(
         self, kept: IO[bytes], entries: Sequence[tuple[int, int, bytes]], make: Maker, report: LayersReport
     ) -> list[tuple[DeviceWeights, FileLayer]]:
-        """Raise WrongFileError if a layer is not what its entry and this code say."""
+        """Check the layers and return them. Raises WrongFileError if a layer differs from its entry or from this code's
+        layout.
+        """
         examples: dict[object, tuple[DeviceWeights, Sequence[Parameter], int]] = {}
         found, offset = [], padded(self._header_bytes)
         for number, (parameters, (nbytes, checksum, structure)) in enumerate(zip(self._layers, entries, strict=True)):

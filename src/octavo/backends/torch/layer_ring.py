@@ -1,8 +1,8 @@
-"""Layers whose weights lie in main memory or on disk: copied to a ring of places on the device ahead of their use.
+"""Layers whose weights are in main memory or on disk, copied to a ring of device buffers ahead of their use.
 
-Layer number i of those that are streamed always uses place i modulo the number of places, so every tensor has a fixed
-address. When a layer has been computed, the next one for its place is copied; after the last layers of a step these are
-the first ones of the next. (ZeRO-Inference, Accelerate's offload with overlap.)
+Streamed layer number i always uses buffer i modulo the number of buffers, so every tensor has a fixed address. When a
+layer has been computed, the next one for its buffer is copied; after the last layers of a step, these are the first
+layers of the next step. (ZeRO-Inference, Accelerate's offload with overlap.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STAGED = 2  # layers on their way from the disk
 
 @dataclass(frozen=True, slots=True)
 class FileLayer:
-    """The weights of a layer in a file, which is at the path."""
+    """The weights of a layer in the file at `path`."""
 
     file: IO[bytes]
     path: Path
@@ -36,7 +36,7 @@ class FileLayer:
     num_bytes: int
 
     def read_into(self, buffer: Tensor) -> None:
-        """Raise OSError if the disk has an error or the file has become shorter."""
+        """Read the layer. Raises OSError if the disk reports an error or the file has become shorter."""
         view, done = buffer[: self.num_bytes].numpy().data, 0
         while done < self.num_bytes:
             count = files.read_into(self.file.fileno(), view[done : done + _READ_BYTES], self.offset + done)
@@ -46,26 +46,26 @@ class FileLayer:
 
 
 class CopyEngine(Protocol):
-    """Copies beside the computation. Copies run in the order of the calls."""
+    """Makes copies alongside the computation, in the order of the calls."""
 
     def mark(self) -> Any:
-        """A point of the computation: after everything that was submitted so far."""
+        """Return a mark in the computation, after everything submitted so far."""
 
     def copy(self, place: Tensor, source: Any, after: Any) -> Any:
-        """Begin to copy a layer once the computation has come to the mark `after`; None means at once."""
+        """Start copying a layer once the computation has reached the mark `after`; None means at once."""
 
     def await_copy(self, copy: Any) -> None:
-        """Let everything that is submitted from now on wait for a copy."""
+        """Make everything that is submitted from now on wait for a copy."""
 
     def finish(self, copy: Any) -> None:
-        """Return when a copy is done."""
+        """Wait until a copy is done."""
 
     def close(self) -> None:
-        """End threads, after the copies that have begun."""
+        """End the threads after the copies that have started."""
 
 
 class HostCopies:
-    """Copies on a thread, for a device whose computation is done when the call that submits it returns."""
+    """Makes copies on a thread, for a device whose computation is done when the call that submits it returns."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "octavo-stream")
@@ -86,7 +86,7 @@ class HostCopies:
 
 
 class StreamCopies:
-    """Copies on a CUDA stream of their own, from pinned memory."""
+    """Makes copies from pinned memory on a separate CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -116,14 +116,14 @@ class StreamCopies:
 
 
 class FileCopies:
-    """Copies from files: a thread reads the next layers into buffers, from which another engine copies them.
+    """Makes copies from files: a thread reads the next layers into buffers, from which another engine copies them.
 
-    A copy whose layer cannot be read ends with EngineDeadError, which names the file.
+    A copy whose layer cannot be read fails with EngineDeadError, which names the file.
     """
 
     def __init__(self, copies: CopyEngine, num_bytes: int, *, pinned: bool) -> None:
-        """num_bytes: of the largest layer.
-        pinned: the buffers are, as a GPU's copies need it.
+        """num_bytes: size of the largest layer.
+        pinned: use pinned buffers, as a GPU's copies require.
         """
         self._copies = copies
         self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(_STAGED)]
@@ -164,18 +164,18 @@ class FileCopies:
 
 
 class LayerRing:
-    """The places of streamed layers. A layer is computed between `enter` and `leave`."""
+    """The ring of buffers for streamed layers. A layer is computed between `enter` and `leave`."""
 
     def __init__(self, sources: Sequence[Any], places: Sequence[Tensor], copies: CopyEngine) -> None:
-        """sources: of the layers in the order of a step, as `copies` takes them.
-        places: of uint8, all large enough.
+        """sources: the layers in the order of a step, in the form that `copies` takes.
+        places: uint8 buffers, each large enough for any layer.
         """
         self._sources, self._places, self._copies = sources, places, copies
         self._holds: list[int | None] = [None] * len(places)  # the layer that is there or on its way
         self._arrivals: list[Any] = [None] * len(places)
 
     def enter(self, layer: int) -> None:
-        """Allow what is submitted from now on to use the layer."""
+        """Allow work that is submitted from now on to use the layer."""
         count = len(self._places)
         if self._holds[layer % count] != layer:
             self._fill(layer, self._copies.mark())
@@ -185,7 +185,7 @@ class LayerRing:
         self._copies.await_copy(self._arrivals[layer % count])
 
     def leave(self, layer: int) -> None:
-        """End the use of the layer in this step, after what was submitted so far."""
+        """End the layer's use in this step, after the work submitted so far."""
         following = layer + len(self._places)
         if following >= len(self._sources):
             following = layer % len(self._places)
@@ -193,11 +193,11 @@ class LayerRing:
             self._fill(following, self._copies.mark())
 
     def replace_places(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Go on with the same bytes elsewhere, after `settle`."""
+        """Continue with the same bytes in other buffers. Call after `settle`."""
         self._places = [moved(place) for place in self._places]
 
     def settle(self) -> None:
-        """Return when nothing is on its way."""
+        """Wait until no copy is in flight."""
         for arrival in self._arrivals:
             if arrival is not None:
                 self._copies.finish(arrival)
@@ -214,15 +214,17 @@ class LayerRing:
 
 
 class StreamedLayers:
-    """The streamed layers of a graph as its steps meet them."""
+    """Runs the nodes of a graph while its layers are streamed."""
 
     def __init__(self, ring: LayerRing, layer_of: Callable[[Node], int | None], nodes: Sequence[Node]) -> None:
-        """layer_of: the number of a node's layer among those that are streamed; None: its weights are on the device."""
+        """layer_of: returns the number of a node's layer among the streamed ones; None means that its weights stay on
+        the device.
+        """
         self.ring = ring
         self._numbers: dict[Value, int | None] = {node.output: layer_of(node) for node in nodes}
 
     def in_turn(self, nodes: Sequence[Node]) -> Iterator[Node]:
-        """The nodes, each when the weights of its layer are there for what is submitted now."""
+        """Yield each node when the weights of its layer are ready for work submitted now."""
         current: int | None = None
         for node in nodes:
             number = self._numbers[node.output]

@@ -1,4 +1,4 @@
-"""Training of an adapter of low rank beside frozen weights, through the differentiable form of a model's graph.
+"""Trains a low-rank adapter on top of frozen weights, through the differentiable form of a model's graph.
 
 Hu et al., arXiv 2106.09685: y = W x + (alpha / rank) B A x, where only A and B learn. B starts with zeros.
 """
@@ -34,9 +34,9 @@ _BETAS = (0.9, 0.95)
 @dataclass(frozen=True, slots=True)
 class LowRankOptions:
     """scale: alpha / rank.
-    product_type: of the products, with float32 sums; all else is float32.
-    keeps_weights: frozen weights stay in memory in the product type; otherwise each is dequantized whenever it is
-    needed, in both directions.
+    product_type: type of the products, which have float32 sums; everything else is float32.
+    keeps_weights: keep frozen weights in memory in the product type; otherwise each is dequantized whenever it is
+    needed, in the forward and the backward pass.
     """
 
     rank: int
@@ -48,9 +48,9 @@ class LowRankOptions:
 
 
 class LowRankTrainer:
-    """A and B of every module with their optimizer. A step takes texts of any lengths, without padding.
+    """Holds A and B of every module and their optimizer. A step takes texts of any lengths, without padding.
 
-    The same seed, texts and threads give the same numbers, also after `restore`.
+    The same seed, texts and threads give the same numbers, even after `restore`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LowRankTrainer:
         )
 
     def step(self, texts: Sequence[LearnedText], rate: float) -> float:
-        """One step of AdamW; the mean loss of the learnt tokens before it, in nats.
+        """Take one AdamW step. Return the mean loss of the learned tokens before it, in nats.
 
         Raises FloatingPointError for a loss that is not finite.
         """
@@ -84,16 +84,16 @@ class LowRankTrainer:
         return loss.item()
 
     def loss_of(self, texts: Sequence[LearnedText]) -> float:
-        """The mean loss of the learnt tokens, without learning."""
+        """Return the mean loss of the learned tokens without training."""
         with torch.no_grad():
             return self._loss(texts).item()
 
     def factors(self) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """A [rank, in] and B [out, rank] of each module."""
+        """Return A [rank, in] and B [out, rank] of each module."""
         return {name: (a.detach().numpy(), b.detach().numpy()) for name, (a, b) in self._factors.items()}
 
     def state(self) -> dict[str, NDArray[np.float32]]:
-        """All that a later `restore` needs: the factors and their moments."""
+        """Return everything that a later `restore` needs: the factors and their moments."""
         found = {}
         for name, pair in self._factors.items():
             for letter, tensor in zip("AB", pair, strict=True):
@@ -103,7 +103,7 @@ class LowRankTrainer:
         return found
 
     def restore(self, state: Mapping[str, NDArray[np.float32]]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         for name, pair in self._factors.items():
             for letter, tensor in zip("AB", pair, strict=True):
                 tensor.data.copy_(torch.from_numpy(state[f"{name}.{letter}"]))
@@ -137,14 +137,16 @@ class LowRankTrainer:
         return y.to(x.dtype)
 
     def _narrowed(self, x: Tensor) -> Tensor:
-        """x in the type of the products; made once for products of the same rows, such as q, k and v."""
+        """Convert x to the type of the products; done once for products of the same rows, such as q, k and v."""
         if self._last is None or self._last[0] is not x:
             self._last = (x, x.to(self._dtype))
         return self._last[1]
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """x [rows, in] times the transpose of a matrix [out, in] that is asked for again on the way back, not kept."""
+    """x [rows, in] times the transpose of a matrix [out, in], which is fetched again in the backward pass instead of
+    kept.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Callable[[], Tensor]) -> Tensor:
@@ -157,7 +159,7 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 def _matrices(weights: Mapping[str, Weight], dtype: torch.dtype, *, keep: bool) -> WeightSource:
-    """Frozen matrices in the type of the products."""
+    """Return the frozen matrices in the type of the products."""
     kept: dict[Parameter, Tensor] = {}
 
     def source(parameter: Parameter) -> Tensor:
@@ -171,7 +173,7 @@ def _matrices(weights: Mapping[str, Weight], dtype: torch.dtype, *, keep: bool) 
 
 
 def _new_factors(modules: Sequence[AdaptedModule], options: LowRankOptions) -> dict[str, tuple[Tensor, Tensor]]:
-    """A as PEFT draws it, uniform within 1 / sqrt(in), and B of zeros."""
+    """Draw A as PEFT does, uniformly within 1 / sqrt(in), and set B to zeros."""
     generator = torch.Generator().manual_seed(options.seed)
     factors = {}
     for module in modules:
@@ -182,7 +184,7 @@ def _new_factors(modules: Sequence[AdaptedModule], options: LowRankOptions) -> d
 
 
 def _rows(part: ModulePart) -> slice | Tensor:
-    """The rows of B that belong to a weight; a slice costs nothing."""
+    """Return the rows of B that belong to a weight; a slice needs no copy."""
     first = int(part.rows[0])
     if np.array_equal(part.rows, np.arange(first, first + len(part.rows))):
         return slice(first, first + len(part.rows))

@@ -1,4 +1,6 @@
-"""Runs the torch form of an operation: differentiable, on any device, with the meaning of `octavo.graph.ops`."""
+"""Runs the torch form of an operation: differentiable, on any device, with the meaning that
+`octavo.graph.ops` defines.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from octavo.graph.builder import Node
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
-    """Give the step the output of one operation, in its place if it has one. Where no row is wanted, nothing runs.
+    """Compute one operation and store its output in the step, at its place if it has one. Without rows, nothing runs.
 
     Raises GraphError naming an operation without a torch form.
     """

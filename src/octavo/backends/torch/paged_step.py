@@ -1,4 +1,4 @@
-"""A step over the paged cache, in plain torch or with the Triton kernels."""
+"""A step over the paged cache, in plain torch or with Triton kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class StepKernels(Protocol):
-    """The module `octavo.backends.torch.triton_calls`. Arrays of a step are those of int32."""
+    """The interface of `octavo.backends.torch.triton_calls`. The arrays of a step are int32."""
 
     def __hash__(self) -> int: ...
 
@@ -135,10 +135,11 @@ class PagedStep(TorchStep):
 
     calls: the Triton kernels; None means plain torch.
     small: `arrays` in int32, for kernels.
-    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share.
-    group: of the ranks of a part of a graph; widths: the columns of each rank in a value that they gather.
-    feeds: of `octavo.graph.feeds.fed_products`.
-    workspace: of the executor.
+    angles: results of `StepKernels.angles` for `max_positions`, shared by the steps of an executor.
+    group: the ranks that compute the other parts of the graph.
+    widths: the columns of each rank in values that the ranks gather.
+    feeds: result of `octavo.graph.feeds.fed_products`.
+    workspace: workspace of the executor.
     """
 
     weights: DeviceWeights = field(kw_only=True)
@@ -179,9 +180,9 @@ class PagedStep(TorchStep):
         return self.adapters.rare(op)
 
     def take_outputs(self, whole: Mapping[Value, Tensor], rows: slice) -> None:
-        """Go on with these of the outputs alone.
+        """Restrict the step to these rows of the outputs.
 
-        whole: the values of the step with all of them.
+        whole: the step's values for all output rows.
         """
         for value, tensor in whole.items():
             self.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
@@ -276,7 +277,7 @@ class PagedStep(TorchStep):
         return self._one_order(x.flatten(0, -2), ones).reshape(*x.shape[:-1], 1)
 
     def _one_order(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """x [rows, in] times the transpose of a matrix, in one order of sums for every number of rows."""
+        """Multiply x [rows, in] by the transpose of a matrix, summing in the same order for every number of rows."""
         assert self.calls is not None
         return self.calls.linear(x, matrix, ProductEnd(), repeats=True)
 
@@ -293,7 +294,7 @@ class PagedStep(TorchStep):
         return self.calls.layernormed(x, weight, bias, eps, out)
 
     def _form_for(self, weights: Sequence[Parameter]) -> CodeForm | None:
-        """The codes that the product with these weights takes."""
+        """Return the code form that the product with these weights takes."""
         found = self.weights.matrix(weights) if weights else None
         return found.inputs if isinstance(found, Planes) else None
 
@@ -394,7 +395,7 @@ class PagedStep(TorchStep):
         tables: HeadTables,
         out: Tensor | None,
     ) -> Tensor:
-        """The mixed values [n * t, output width] of queries [n * t, num_heads, head_dim].
+        """Return the mixed values [n * t, output width] of queries [n * t, num_heads, head_dim].
 
         some: sequences with t tokens each, as in `arrays` and in `small`.
         """
@@ -417,7 +418,7 @@ class PagedStep(TorchStep):
         return mixed.reshape(-1, p.output_width)
 
     def _last_seen(self, p: AttentionParams, some: EqualSequences) -> Tensor | None:
-        """The last position that each token of these sequences sees [n, t]; None means its own."""
+        """Return the last position that each token of these sequences sees [n, t]; None means its own position."""
         further = self.further.get(TOKENS)
         if not p.sees_spans or further is None or further.positions is None or len(further.positions) < 2:
             return None
@@ -454,7 +455,7 @@ class PagedStep(TorchStep):
 
 
 def _weights_of(op: ShortConv | GatedDeltaRule | SelectiveScan) -> tuple[Parameter | None, ...]:
-    """The parameters in the order of the kernel."""
+    """Return the parameters in the kernel's order."""
     if isinstance(op, ShortConv):
         return op.weight, op.bias
     return op.parameters

@@ -1,8 +1,8 @@
-"""Steps with parts of prompts in captured pieces: what lies between the operations that know of sequences.
+"""Steps with parts of prompts in captured pieces, which lie between the operations that depend on sequences.
 
-Between two of those, each row of a step is computed by itself, so a piece that was captured for 640 tokens computes a
-step of 543: the 97 rows behind them hold numbers that nobody reads. Attention and states are launched for the step as
-it is, whatever its sequences and their lengths. So a mixed step of a 32-layer model is some 100 launches, not 330.
+Within a piece, each row of a step is computed independently. A piece captured for 640 tokens can therefore compute a
+step of 543: the last 97 rows contain numbers that nobody reads. Attention and states are launched for the actual step
+with its sequences and their lengths. A mixed step of a 32-layer model thus takes about 100 launches instead of 330.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_SEQUENCES = (Attention, FusedAttention, LatentAttention, EncoderAttention, C
 
 
 def token_sizes(most: int) -> list[int]:
-    """The numbers of tokens that are captured, the largest first, up to `most` in a step."""
+    """Return the numbers of tokens that are captured, largest first, for steps of up to `most` tokens."""
     sizes = [8, 16, 32, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, MOST_TOKENS + 1, 256)]
     return sorted({min(size, most) for size in sizes}, reverse=True)
 
@@ -43,7 +43,7 @@ def token_sizes(most: int) -> list[int]:
 class Stretch(NamedTuple):
     """Consecutive nodes.
 
-    is_captured: each row of theirs is computed by itself.
+    is_captured: True if they compute each row independently.
     """
 
     nodes: tuple[Node, ...]
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
 
 
 def stretches_of(nodes: Sequence[Node]) -> list[Stretch]:
-    """Nodes as the longest stretches of either kind."""
+    """Divide nodes into the longest possible stretches of either kind."""
     found: list[Stretch] = []
     for node in nodes:
         has_states = node.op.cache is not None
@@ -65,9 +65,9 @@ def stretches_of(nodes: Sequence[Node]) -> list[Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A captured stretch for some number of tokens.
+    """A stretch captured for a certain number of tokens.
 
-    values, codes: of its outputs that other stretches read.
+    values, codes: its outputs that other stretches read.
     """
 
     replay: Replay
@@ -76,10 +76,10 @@ class Piece:
 
 
 class _Recorded:
-    """The run of a stretch, which may be repeated. step: the last one, with its outputs."""
+    """A run of a stretch that may be repeated. `step` is the last step that ran, with its outputs."""
 
     def __init__(self, begin: Callable[[], PagedStep], nodes: Sequence[Node]) -> None:
-        """begin: a new step, or the one of the stretches before."""
+        """begin: returns a new step, or the step of the previous stretches."""
         self.step = begin()
         self._begin, self._nodes = begin, nodes
         self._before = dict(self.step.values), dict(self.step.codes)
@@ -98,7 +98,7 @@ def _same(step: PagedStep) -> PagedStep:
 
 
 class PromptPieces:
-    """The captured pieces of an executor, one for each stretch of its nodes and each number of tokens."""
+    """The captured pieces of an executor, one for each stretch of nodes and number of tokens."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class PromptPieces:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """nodes: those before the output head.
+        """nodes: the nodes before the output head.
         begin: starts a step, which may be captured, from arrays on the device.
         host_of: returns a step's host arrays for a number of tokens.
-        sizes: numbers of tokens, the largest first.
+        sizes: numbers of tokens, largest first.
         """
         self._stretches, self._begin, self._capture = stretches_of(nodes), begin, capture
         self._sizes = sorted(sizes)
@@ -158,16 +158,18 @@ class PromptPieces:
         return pieces
 
     def size_of(self, batch: Batch) -> int | None:
-        """The number of tokens in whose pieces a step runs, or None if it has more than any, or kinds of tokens."""
+        """Return the captured number of tokens for a step, or None if the step has too many tokens or has
+        token types.
+        """
         count = len(batch.token_ids)
         if not count or count > self._sizes[-1] or batch.token_types is not None:
             return None
         return self._sizes[bisect_left(self._sizes, count)]
 
     def evaluate(self, step: PagedStep, batch: Batch, size: int) -> None:
-        """Give the step the outputs of all nodes.
+        """Compute the outputs of all nodes and store them in the step.
 
-        size: of `size_of`.
+        size: result of `size_of`.
         """
         count = len(batch.token_ids)
         sent = self._inputs[size]

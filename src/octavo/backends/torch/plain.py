@@ -25,12 +25,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ProductEnd(NamedTuple):
-    """The terms that are added to the sums of a product [rows, out], and how these are stored.
+    """The terms that are added to the sums of a product [rows, out], and how the result is stored.
 
     bias: [out], in the type of the result.
     residual: [rows, out].
-    dtype: of the result, else that of the product's rows; on a GPU the sums themselves have it.
-    out: the memory of the result, which may be that of the residual: then it is added without a pass of its own.
+    dtype: type of the result; None means the type of the product's rows. On a GPU the sums have this type, too.
+    out: memory of the result; if it is the residual's memory, adding needs no separate pass.
     """
 
     bias: Tensor | None = None
@@ -40,7 +40,7 @@ class ProductEnd(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
-    """x [rows, in] @ weight [out, in].T and its end, one product of the library."""
+    """Return x [rows, in] @ weight [out, in].T with its end, as one library product."""
     bias, residual, dtype, out = end
     if dtype not in (None, x.dtype):
         if x.is_cuda:
@@ -62,9 +62,9 @@ def linear(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
 
 
 def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd, find: Find = nowhere) -> Tensor:
-    """The library's product of E4M3 codes [rows, in] and [out, in or more], both with a scale a row, in bfloat16.
+    """Multiply E4M3 codes [rows, in] and [out, in or more], both with one scale per row, by the library, in bfloat16.
 
-    find: memory of the sums, where `end.out` is the residual's.
+    find: finds memory for the sums if `end.out` is the residual's memory.
     """
     kind = torch.float8_e4m3fn
     left, right = x.codes.view(kind), codes.view(kind)[:, : x.codes.shape[1]]
@@ -76,17 +76,17 @@ def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd, 
 
 
 def _into(memory: Tensor | None) -> dict[str, Any]:
-    """The option of an operation that writes there."""
+    """Return the option that makes an operation write to `memory`."""
     return {} if memory is None else {"out": memory}
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in at least float32."""
+    """Return x in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
-    """See `octavo.graph.ops.rowwise.rms_norm`. Sums are of at least float32."""
+    """See `octavo.graph.ops.rowwise.rms_norm`. Sums are in at least float32."""
     groups = wide(x).reshape(*x.shape[:-1], x.shape[-1] // group, group)
     normed = (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).reshape(x.shape)
     if weight is not None:
@@ -95,9 +95,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor
 
 
 def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """x [tokens, heads * head_dim] -> the same shape.
+    """Rotate x [tokens, heads * head_dim] -> the same shape.
 
-    rotation: of `TorchStep.rotation`.
+    rotation: result of `TorchStep.rotation`.
     """
     cos, sin = rotation
     half = cos.shape[-1]
@@ -107,5 +107,5 @@ def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def softcap(x: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
-    """x, which approaches `cap` on either side."""
+    """Limit x smoothly to (-cap, cap)."""
     return torch.mul(torch.tanh(torch.div(x, cap, out=out), out=out), cap, out=out)

@@ -1,6 +1,6 @@
-"""The choice between the products of the kernels and the library's, by the weight, its inputs and the number of rows.
+"""The choice between our kernels and the library for a product, by its weight, its inputs and the number of rows.
 
-Imported only where kernels run. The same input always takes the same way, so that results repeat.
+Imported only where kernels run. The same input always takes the same path, so that results repeat.
 
 | rows | plain weight | codes, inputs in 16 bits | codes of int8 | codes of E4M3 |
 |---|---|---|---|---|
@@ -8,13 +8,13 @@ Imported only where kernels run. The same input always takes the same way, so th
 | 2 to 4 | each row by itself | few rows, in parts of the columns | each row by itself | each row by itself, or 16 |
 | 5 to 16 | library | few rows, in parts of the columns | tile of 16 rows | tile of 16 rows |
 | 17 to 64 | library | tile of 32 or 64 rows | tile of 64 rows | library, or tile of 64 rows |
-| 65 and more | library | written out once, then the library | tile of 128 rows | library, or tile of 128 or 64 rows |
+| 65 and more | library | unpacked once, then the library | tile of 128 rows | library, or tile of 128 or 64 rows |
 
-Codes of E4M3 with scales of groups of columns take the tile of 16 rows from one row on, and that of 64 from 65 on. The
-library's product of E4M3 codes has scales of whole rows and bfloat16 results, and is taken on compute capability 9 and
-10. Where rows are computed by themselves, gate, up and activation are one launch (`gate`). Where rows may not
-depend on how many there are (`repeats`), each column has one tile for all of them and no library. The tiles are
-constants beside their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
+E4M3 codes with scales for groups of columns use the tile of 16 rows from one row on, and the tile of 64 from 65 on. The
+library's product of E4M3 codes has whole-row scales and bfloat16 results, and is used on compute capability 9 and 10.
+Where rows are computed one by one, gate, up and activation are one launch (`gate`). Where rows may not depend on how
+many there are (`repeats`), each column has one tile for all of them, and the library is not used. The tile sizes are
+constants next to their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
 def linear(
     x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool, find: Find = nowhere
 ) -> Tensor:
-    """x [rows, in] @ matrix [out, in].T and its end -> [rows, out].
+    """Return x [rows, in] @ matrix [out, in].T with its end -> [rows, out].
 
-    x: codes only where the matrix asks for them.
-    repeats: a row's result depends on no other row, nor on how many there are.
-    find: memory while the product runs.
+    x: codes only if the matrix asks for them.
+    repeats: a row's result must not depend on other rows or on their number.
+    find: finds memory for use while the product runs.
     """
     terms = (end.bias, end.residual)
     if isinstance(matrix, Planes) and matrix.inputs is not None:
@@ -65,9 +65,9 @@ def linear(
 
 
 def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out: Tensor | None) -> Tensor | None:
-    """kind(gate) * up, the two below each other in the matrix, in one launch, or None if it takes more than one.
+    """Compute kind(gate) * up in one launch, or return None if that is not possible. Gate is above up in the matrix.
 
-    So it is for rows that are computed one by one, and inputs in 16 bits.
+    It is possible for 16-bit inputs whose rows are computed one by one.
     """
     if isinstance(matrix, Tensor):
         return dense_gate(x, matrix, bias, kind, out) if len(x) <= _FEW_ROWS else None
@@ -78,7 +78,7 @@ def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:
-    """True if the library has the product of these codes; not tried for types and devices that it refuses."""
+    """True if the library can multiply these codes; types and devices that it refuses are not tried."""
     if x.form != ("e4m3", 0) or len(x) < _SCALED_ROWS or (dtype or x.dtype) != torch.bfloat16:
         return False
     is_even = all(size % 16 == 0 for size in p.shape)

@@ -1,4 +1,4 @@
-"""Products with quantized weights in plain torch: a tile of rows is dequantized, multiplied and forgotten."""
+"""Products with quantized weights in plain torch: each tile of rows is dequantized, multiplied and discarded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TILE = 1 << 22  # numbers that are dequantized at a time
 
 
 def matrix_of(p: Planes, index: int) -> Planes:
-    """One matrix of a stack. Its tensors are views."""
+    """Return one matrix of a stack. Its tensors are views."""
     found: dict[str, Any] = {n: x[index] for n, x in p.tensors.items() if n not in ("table", "column_order")}
     return replace(p, shape=p.shape[1:], **found)
 
 
 def dequantized(p: Planes, dtype: torch.dtype, rows: Tensor | slice | None = None) -> Tensor:
-    """The numbers of a matrix or a stack, or of these rows of a matrix, the columns in the order of the codes."""
+    """Dequantize a matrix, some of its rows, or a stack. Columns are in the order of the codes."""
 
     def own(x: Tensor) -> Tensor:
         return x if rows is None else x[rows]
@@ -45,7 +45,7 @@ def dequantized(p: Planes, dtype: torch.dtype, rows: Tensor | slice | None = Non
 
 
 def codes_of(p: Planes, rows: Tensor | slice | None = None) -> Tensor:
-    """The codes of a matrix or a stack, or of these rows of a matrix, one a byte, up to the end of the last block."""
+    """Return the codes of a matrix, some of its rows, or a stack, one per byte, up to the end of the last block."""
 
     def own(x: Tensor) -> Tensor:
         return x if rows is None else x[rows]
@@ -55,7 +55,7 @@ def codes_of(p: Planes, rows: Tensor | slice | None = None) -> Tensor:
 
 
 def whole(p: Planes, dtype: torch.dtype) -> Tensor:
-    """All numbers, the columns in the order of the weight."""
+    """Return all numbers. Columns are in the order of the weight."""
     found = dequantized(p, dtype)
     if p.column_order is None:
         return found
@@ -65,7 +65,7 @@ def whole(p: Planes, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, p: Planes) -> Tensor:
-    """x [rows, in] times the transpose of a matrix [out, in]; x is rounded if the matrix asks for codes."""
+    """Multiply x [rows, in] by the transpose of a matrix [out, in]; x is rounded if the matrix asks for codes."""
     x = x if p.inputs is None else rounded(x, p.inputs)
     x, (features, width) = p.ordered(x), p.shape
     step = max(_TILE // width, 1)
@@ -76,7 +76,7 @@ def product(x: Tensor, p: Planes) -> Tensor:
 
 
 def _plane_codes(plane: Tensor, bits: int) -> Tensor:
-    """One plane's codes, one a byte: see `octavo.backends.torch.kernels.planes`."""
+    """Return one plane's codes, one per byte: see `octavo.backends.torch.kernels.planes`."""
     if bits == 8:
         return plane
     sets = 8 // bits
@@ -96,7 +96,7 @@ def _values(p: Planes, code: Tensor) -> Tensor:
 
 
 def scales_of(p: Planes, scales: Tensor) -> Tensor:
-    """These scales of a weight in float32, without those of super groups."""
+    """Return these scales of a weight in float32, before super-group scales are applied."""
     if p.scale_bits == "e4m3":
         return scales.view(torch.float8_e4m3fn).float()
     if p.scale_bits == "e8m0":  # of numbers that are held doubled
@@ -105,5 +105,5 @@ def scales_of(p: Planes, scales: Tensor) -> Tensor:
 
 
 def spread(numbers: Tensor, group: int, width: int) -> Tensor:
-    """One number for each group of columns as one for each column."""
+    """Repeat the number of each group of columns for every column of the group."""
     return numbers.repeat_interleave(group, dim=-1)[..., :width] if numbers.shape[-1] * group > 1 else numbers

@@ -1,6 +1,6 @@
-"""The group of ranks that compute parts of the same layers, over torch.distributed: NCCL on GPUs, gloo on the CPU.
+"""A group of ranks that compute parts of the same layers, over torch.distributed: NCCL on GPUs, gloo on the CPU.
 
-Its ranks are on one machine. Sockets are on loopback, and the ranks find each other through a file.
+All ranks are on one machine. They communicate over loopback sockets and find each other through a file.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TorchRankGroup:
     compile: Callable[..., Executor]  # as `TorchBackend.compile`, for the graph of this rank; set by the backend
 
     def __init__(self, group: Any, place: tuple[int, int], device: torch.device) -> None:
-        """group: of torch.distributed.
-        place: number of this rank, ranks.
+        """group: process group of torch.distributed.
+        place: number of this rank, and number of ranks.
         """
         self._group, self.device = group, device
         self.rank, self.size = place
@@ -49,9 +49,9 @@ class TorchRankGroup:
             self._group.abort()
 
     def sum(self, x: Tensor, *, in_order: bool) -> Tensor:
-        """The sum of x over the ranks, the same bits on each, in x itself or a new tensor.
+        """Return the sum of x over the ranks, bit-identical on all of them, in x itself or a new tensor.
 
-        in_order: added rank by rank; else a library may add parts of x in different orders for different sizes.
+        in_order: add rank by rank; otherwise a library may add parts of x in different orders for different sizes.
         """
         x = x.contiguous()
         if in_order and self.size > 2:
@@ -60,7 +60,7 @@ class TorchRankGroup:
         return x
 
     def side_by_side(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """The columns of x [rows, cols] of all ranks, of which each has as many as `widths` says."""
+        """Concatenate the columns of x [rows, cols] of all ranks. `widths` gives the number of columns of each rank."""
         most = max(widths)
         found = self._gathered(torch.nn.functional.pad(x, (0, most - x.shape[1])).contiguous())
         if len(set(widths)) == 1:
@@ -68,13 +68,13 @@ class TorchRankGroup:
         return torch.cat([part[:, :width] for part, width in zip(found.unbind(0), widths, strict=True)], dim=1)
 
     def exchanged(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of every rank, as many of each. Waits for all of them."""
+        """Return the numbers of every rank; all ranks give equally many. Waits for all of them."""
         own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         found: list[list[int]] = self._gathered(own).tolist()
         return found
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """x of all ranks, [ranks, *shape]."""
+        """Return x of all ranks, [ranks, *shape]."""
         out = torch.empty((self.size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
         self._done(self._group._allgather_base(out, x))
         return out.reshape(self.size, *x.shape)
@@ -88,7 +88,7 @@ class TorchRankGroup:
             raise RuntimeError(self.error) from None
 
     def _wait(self, work: Any) -> None:
-        """Waits for an exchange of gloo, which cannot be aborted, until it ends or `fail` was called."""
+        """Wait until a gloo exchange, which cannot be aborted, ends or `fail` is called."""
         if self.device.type == "cuda":
             work.wait()  # queued behind it: NCCL can be aborted
             return
@@ -100,7 +100,7 @@ class TorchRankGroup:
 
 
 def _is_done(work: Any) -> bool:
-    """Waits for a moment. Raises RuntimeError if the exchange has failed."""
+    """Wait briefly. Return True if the exchange has ended; raise RuntimeError if it has failed."""
     with suppress(RuntimeError):  # not done yet, or failed
         work.wait(_LOOK)
     if not work.is_completed():
@@ -110,7 +110,7 @@ def _is_done(work: Any) -> bool:
 
 
 def _outlast(_group: Any, work: Any) -> None:
-    """Hold a group until its exchange has ended."""
+    """Keep a group alive until its exchange has ended."""
     while not work.is_completed():  # to wait in the library at the end of the interpreter would abort it
         time.sleep(_POLL_S)
 
@@ -118,11 +118,11 @@ def _outlast(_group: Any, work: Any) -> None:
 def join_group(
     name: str, place: tuple[int, int], device: torch.device, given_up: Callable[[], str] | None
 ) -> TorchRankGroup:
-    """The group of that name, a secret of its ranks, once all have come.
+    """Join the group called `name`, a secret of its ranks, and return it when all ranks have joined.
 
-    place: number of this rank, ranks.
-    given_up: asked meanwhile for a reason to wait no longer.
-    Raises EngineDeadError if a rank does not come.
+    place: number of this rank, and number of ranks.
+    given_up: called while waiting; returns a reason to stop waiting.
+    Raises EngineDeadError if a rank does not join.
     """
     path = Path(tempfile.gettempdir(), f"octavo-{name}")
     try:
@@ -141,7 +141,7 @@ def join_group(
 
 
 def _await_all(store: Any, place: tuple[int, int], given_up: Callable[[], str] | None) -> None:
-    """Wait until every rank has found the store. Raises RuntimeError naming one that does not come."""
+    """Wait until every rank has found the store. Raises RuntimeError naming a rank that does not join."""
     rank, size = place
     store.set(f"here-{rank}", "")
     end = time.monotonic() + _WAIT.total_seconds()

@@ -1,8 +1,8 @@
-"""Sampling by the ranks of a group together: each offers its likeliest tokens, not all of its logits.
+"""Joint sampling by the ranks of a group: each offers its most likely tokens instead of all of its logits.
 
-An offer of a token is one int64 number: its logit in the upper half, as a whole number of the same order, and its id in
-the lower half, where the smaller id is the larger number. So the largest numbers of all ranks are the likeliest tokens,
-and equal logits go by their ids, as everywhere. Every rank then draws from the same offers.
+An offer of a token is one int64 number. Its upper half is the logit, mapped to an integer that sorts the same way; its
+lower half is the id, encoded so that smaller ids are larger numbers. The largest numbers of all ranks are therefore the
+most likely tokens, and equal logits are ordered by id, as everywhere. Every rank then draws from the same offers.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _NO_NUMBER = -(1 << 62)  # of a row with a NaN: no offer is this number, whose i
 
 
 class GatherColumns(Protocol):
-    """`TorchRankGroup.side_by_side`."""
+    """The signature of `TorchRankGroup.side_by_side`."""
 
     def __call__(self, x: Tensor, widths: Sequence[int]) -> Tensor: ...
 
 
 def offers_of(batch: SamplingBatch) -> int | None:
-    """The tokens that each rank has to offer for a row; None means the options need all logits.
+    """Return how many tokens each rank must offer for a row; None means that the options need all logits.
 
-    Those are log-probabilities, given tokens, and rows that draw from any token or from more than `MOST_OFFERS`.
+    All logits are needed for log-probabilities, for given tokens, and for rows that draw from any token or from more
+    than `MOST_OFFERS`.
     """
     rows = batch.rows
     wanted = np.where(rows["temperature"] > 0, rows["top_k"], 1)
@@ -53,8 +54,8 @@ def sample_together(
     """Choose a token for each row, the same on all ranks.
 
     logits: the columns of this rank [R, part], float32.
-    widths: the columns of each rank.
-    offers: of `offers_of`.
+    widths: number of columns of each rank.
+    offers: result of `offers_of`.
     """
     first, vocab = sum(widths[:rank]), sum(widths)
     changed = processed(logits, _own(batch, first, widths[rank], vocab))
@@ -77,20 +78,22 @@ def sample_together(
 
 
 def _numbered(logits: Tensor, first: int) -> Tensor:
-    """Logits [R, part] from token `first` on as offers."""
+    """Encode logits [R, part] of the tokens from `first` on as offers."""
     bits = (logits + 0.0).view(torch.int32).long()  # zero has one sign
     ids = torch.arange(first, first + logits.shape[1], device=logits.device)
     return (torch.where(bits >= 0, bits, bits ^ _SIGN) << _ID_BITS) | (_LAST_ID - ids)
 
 
 def _own(batch: SamplingBatch, first: int, part: int, vocab: int) -> SamplingBatch:
-    """The changes of logits from token `first` on. What is of other tokens has ids that no token has."""
+    """Return the logit changes for this rank's tokens, numbered from `first`. Entries for other tokens get
+    invalid ids.
+    """
     mask = None if batch.allowed_mask is None else _columns(batch.allowed_mask, first, part, vocab)
     return replace(batch, history_ids=batch.history_ids - first, bias_ids=batch.bias_ids - first, allowed_mask=mask)
 
 
 def _columns(mask: NDArray[np.uint32], first: int, part: int, vocab: int) -> NDArray[np.uint32]:
-    """The bits of `part` tokens from `first` on, as a mask of their own."""
+    """Extract the mask bits of `part` tokens, starting at token `first`, as a separate mask."""
     if first % 32 == 0:
         return np.ascontiguousarray(mask[:, first // 32 : -(-(first + part) // 32)])
     bits = np.unpackbits(mask.view(np.uint8), axis=1, count=vocab, bitorder="little")[:, first : first + part]

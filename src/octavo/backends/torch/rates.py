@@ -1,4 +1,4 @@
-"""The rates of a torch device, measured with its own operations in a fraction of a second."""
+"""The rates of a torch device, measured with the backend's own operations in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _COPY_BYTES = 64 << 20
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """dtype: of the products."""
+    """Measure the rates of a device.
+
+    dtype: type of the products.
+    """
     is_gpu = device.type == "cuda"
 
     def settled() -> None:
@@ -37,7 +40,7 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def measured_copy_rate(device: torch.device) -> float:
-    """Bytes per second from pinned main memory to the device."""
+    """Measure the bytes per second from pinned main memory to the device."""
     is_gpu = device.type == "cuda"
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=is_gpu)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)

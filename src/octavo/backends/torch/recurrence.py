@@ -1,7 +1,7 @@
-"""Operations whose state lasts from step to step, in plain torch: all sequences advance together, token by token.
+"""Operations whose state persists across steps, in plain torch: all sequences advance together, token by token.
 
 The states of a step are read once, [sequences, *shape], and replaced at its end; nothing is written in place, so that
-gradients pass through.
+gradients flow through.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ AdvanceTokens = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
 def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> Tensor:
-    """x [tokens, cols], taps [cols, taps], the oldest row's first. See `octavo.graph.ops.ShortConv`."""
+    """Convolve x [tokens, cols] with taps [cols, taps], the oldest row's tap first. See
+    `octavo.graph.ops.ShortConv`.
+    """
     (state,) = step.read_states(cache)  # [sequences, taps - 1, cols]
     sequences, reach, cols = state.shape
     # The rows that a token sees lie in its own step or in its sequence's state: both as one table, by row number.
@@ -43,14 +45,17 @@ def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> T
 
 
 def _window_rows(place: Tensor, sequence: Tensor, starts: Tensor, reach: int, sequences: int) -> Tensor:
-    """Rows of the table of states and step, by the place in a sequence's window."""
+    """Return the rows, in the table of states and step, at each place of a sequence's window."""
     in_state = sequence * reach + place
     in_step = sequences * reach + starts[sequence] + place - reach
     return torch.where(place < reach, in_state, in_step)
 
 
 def delta_rule(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> Tensor:
-    """tokens: q, k, v [tokens, heads, dim], gates, amounts [tokens, heads]. See `octavo.graph.ops.GatedDeltaRule`."""
+    """Compute `octavo.graph.ops.GatedDeltaRule`.
+
+    tokens: q, k, v [tokens, heads, dim], gates, amounts [tokens, heads].
+    """
 
     def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, gate, amount = token
@@ -63,9 +68,9 @@ def delta_rule(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> 
 
 
 def selective_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> Tensor:
-    """tokens: x times its step [tokens, heads, head_dim], b, c [tokens, heads, state_dim], gates [tokens, heads].
+    """Compute `octavo.graph.ops.SelectiveScan` without its skip term.
 
-    See `octavo.graph.ops.SelectiveScan`, without what is skipped.
+    tokens: x times its step [tokens, heads, head_dim], b, c [tokens, heads, state_dim], gates [tokens, heads].
     """
 
     def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,9 +82,10 @@ def selective_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor])
 
 
 def channel_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], decay: Tensor) -> Tensor:
-    """tokens: x times its step [tokens, cols], b, c [tokens, state_dim], steps [tokens, cols]; decay [state_dim, cols].
+    """Compute `octavo.graph.ops.ChannelScan` without its skip term.
 
-    See `octavo.graph.ops.ChannelScan`, without what is skipped.
+    tokens: x times its step [tokens, cols], b, c [tokens, state_dim], steps [tokens, cols].
+    decay: [state_dim, cols].
     """
 
     def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,9 +97,9 @@ def channel_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], d
 
 
 def diagonal_delta_rule(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], reads_decayed: bool) -> Tensor:
-    """tokens: q, k, v, read, erase, gates [tokens, heads, dim], amounts [tokens, heads].
+    """Compute `octavo.graph.ops.DiagonalDeltaRule`.
 
-    See `octavo.graph.ops.DiagonalDeltaRule`.
+    tokens: q, k, v, read, erase, gates [tokens, heads, dim], amounts [tokens, heads].
     """
 
     def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +113,10 @@ def diagonal_delta_rule(step: TorchStep, cache: StateCache, tokens: Sequence[Ten
 
 
 def gated_sum(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> Tensor:
-    """tokens: what is added and what the sum before is multiplied by, [tokens, cols]."""
+    """Compute a sum over tokens that is multiplied by a gate before each addition.
+
+    tokens: the addends and the gates, [tokens, cols].
+    """
 
     def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         added, gate = token
@@ -118,7 +127,9 @@ def gated_sum(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> T
 
 
 def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance: AdvanceTokens) -> Tensor:
-    """The outputs of all tokens [tokens, columns]: the first ones of all sequences together, then the second ones."""
+    """Return the outputs of all tokens [tokens, columns]. All sequences' first tokens are computed together, then their
+    second ones, and so on.
+    """
     (states,) = step.read_states(cache)
     states = states.to(tokens[0].dtype)
     saves, device = step.rows.saves, states.device

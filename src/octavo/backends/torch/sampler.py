@@ -1,6 +1,6 @@
-"""Sampling on the device, row for row as `octavo.backends.sampling` defines it, with the same draws.
+"""Sampling on the device, row for row as `octavo.backends.sampling` defines it, with the same random draws.
 
-Nothing here waits for the device: which stages run follows from the options, which are on the host.
+Nothing here waits for the device, because the options, which are on the host, decide which stages run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALLEST_X = -87.0
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The results of rows, on the device; the fields of `StepOutput`, and the reasons of rows without an outcome."""
+    """The results of rows, on the device: fields of `StepOutput`, and the reasons why rows have no outcome."""
 
     token_ids: Tensor  # [R]
     logprobs: Tensor  # [R]
@@ -34,7 +34,7 @@ class Samples:
 
 
 def rows_of(batch: SamplingBatch, rows: slice) -> SamplingBatch:
-    """The options of some rows."""
+    """Return the options of some rows."""
     history = slice(batch.history_start[rows.start], batch.history_start[rows.stop])
     bias = slice(batch.bias_start[rows.start], batch.bias_start[rows.stop])
     return SamplingBatch(
@@ -50,7 +50,7 @@ def rows_of(batch: SamplingBatch, rows: slice) -> SamplingBatch:
 
 
 def joined(parts: list[Samples]) -> Samples:
-    """The results of rows that were sampled in turns."""
+    """Join the results of rows that were sampled in turns."""
     names = Samples.__slots__
     return parts[0] if len(parts) == 1 else Samples(*(torch.cat([getattr(part, n) for part in parts]) for n in names))
 
@@ -58,8 +58,8 @@ def joined(parts: list[Samples]) -> Samples:
 def sample(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | None = None) -> Samples:
     """Choose a token for each row of `logits` [R, vocab], float32.
 
-    num_top: most likely tokens to report, at most.
-    draws: [R], float64, in place of those that the options give.
+    num_top: maximum number of most likely tokens to report.
+    draws: [R], float64, random numbers that replace those of the options.
     """
     rows = _Rows(logits, batch)
     raw = logits.clamp(max=_LARGEST)
@@ -75,12 +75,14 @@ def sample(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | N
 
 
 def processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Logits [R, vocab] after bias, mask and penalties; entries whose id is not in the vocabulary are left out."""
+    """Return logits [R, vocab] after bias, mask and penalties; entries whose ids are outside the vocabulary are
+    ignored.
+    """
     return _Rows(logits, batch).processed(logits.clamp(max=_LARGEST))
 
 
 def foreign_rows(batch: SamplingBatch, vocab: int) -> NDArray[np.bool_]:
-    """The rows with a token id outside of the vocabulary [R]."""
+    """Return a mask [R] of the rows with a token id outside the vocabulary."""
     b = batch
     foreign: NDArray[np.bool_] = b.rows["target"] >= vocab
     for starts, ids in ((b.history_start, b.history_ids), (b.bias_start, b.bias_ids)):
@@ -91,7 +93,7 @@ def foreign_rows(batch: SamplingBatch, vocab: int) -> NDArray[np.bool_]:
 
 
 class _Rows:
-    """The options of R rows as tensors beside their logits."""
+    """The options of R rows as tensors on the device of their logits."""
 
     def __init__(self, logits: Tensor, batch: SamplingBatch) -> None:
         self._device, self._vocab, self._batch, self._host = logits.device, logits.shape[1], batch, batch.rows
@@ -105,14 +107,14 @@ class _Rows:
         return self._tensor(self._host[name].astype(dtype))
 
     def errors(self, raw: Tensor) -> Tensor:
-        """The reason why a row has no outcome, before anything is chosen [R]."""
+        """Return the reasons [R] why rows have no outcome, known before anything is chosen."""
         nothing = torch.where(raw.amax(dim=1) > -torch.inf, 0, ROW_NOTHING_ALLOWED)
         errors = torch.where(raw.isnan().any(dim=1), ROW_NAN_LOGITS, nothing)
         foreign = self._tensor(foreign_rows(self._batch, self._vocab))
         return torch.where(foreign, ROW_TOKEN_ID_OUT_OF_RANGE, errors)
 
     def processed(self, raw: Tensor) -> Tensor:
-        """Stages 1 and 2: bias, mask, penalties."""
+        """Apply stages 1 and 2: bias, mask, penalties."""
         b, logits = self._batch, raw.clone()
         if len(b.bias_ids):
             rows, ids, kept = self._entries(b.bias_start, b.bias_ids)
@@ -133,13 +135,13 @@ class _Rows:
         return logits.clamp_(max=_LARGEST)
 
     def _entries(self, starts: NDArray[np.int32], ids: NDArray[np.int32]) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
-        """Rows and ids of compressed rows, without ids outside of the vocabulary, and which are kept."""
+        """Return the rows and ids of compressed rows, without ids outside the vocabulary, and a mask of those kept."""
         rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         kept = (ids >= 0) & (ids < self._vocab)
         return self._tensor(rows[kept]), self._tensor(ids[kept].astype(np.int64)), kept
 
     def chosen(self, logits: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Stages 3 to 5 [R]."""
+        """Apply stages 3 to 5. Return the tokens [R]."""
         greedy = logits.argmax(dim=1)
         options = self._host
         if not (options["temperature"] > 0).any():
@@ -168,7 +170,9 @@ class _Rows:
         return torch.where(temperature > 0, torch.minimum(passed, last), greedy)
 
     def _filtered(self, x: Tensor, alive: Tensor, name: str, order: Tensor) -> Tensor:
-        """The shortest prefix of the order with the share of the mass, in the rows that want this filter."""
+        """Keep the shortest prefix of the order that has the filter's share of the mass, in the rows that use this
+        filter.
+        """
         share = self._host[name].astype(np.float64)
         cumulative = _mass(x, alive).gather(1, order).cumsum(dim=1)
         count = (cumulative < self._tensor(share)[:, None] * cumulative[:, -1:]).sum(dim=1) + 1
@@ -177,7 +181,9 @@ class _Rows:
     def reported(
         self, raw: Tensor, tokens: Tensor, is_sound: Tensor, num_top: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Log-probabilities and ranks of the tokens [R], the most likely tokens and theirs [R, num_top]."""
+        """Return log-probabilities and ranks of the tokens [R], then the most likely tokens and their log-probabilities
+        [R, num_top].
+        """
         wanted = self._host["num_logprobs"]
         count, device = len(wanted), self._device
         nan = torch.full((count,), torch.nan, device=device)
@@ -207,13 +213,13 @@ class _Rows:
 
 
 def _by_likelihood(logits: Tensor, alive: Tensor) -> Tensor:
-    """Ids of each row: the survivors by descending logit, equal ones by ascending id, then all others."""
+    """Sort each row's ids: the survivors by descending logit, equal ones by ascending id, then all others."""
     ranked = logits.masked_fill(~alive, -torch.inf)
     return torch.sort(ranked, dim=1, descending=True, stable=True).indices
 
 
 def _by_typicality(x: Tensor, alive: Tensor) -> Tensor:
-    """Ids of each row: the survivors by the distance of their surprise from the entropy, then all others."""
+    """Sort each row's ids: the survivors by the distance of their surprise from the entropy, then all others."""
     mass = _mass(x, alive)
     mean = (torch.where(alive, x.double(), 0.0) * mass).sum(dim=1) / mass.sum(dim=1)
     distance = (x - mean.float()[:, None]).abs().masked_fill(~alive, torch.inf)
@@ -221,12 +227,12 @@ def _by_typicality(x: Tensor, alive: Tensor) -> Tensor:
 
 
 def _mass(x: Tensor, alive: Tensor) -> Tensor:
-    """The weight of each survivor in float64, zero for others."""
+    """Return the weight of each survivor in float64, zero for others."""
     return torch.where(alive, torch.exp(x.double()), 0.0)
 
 
 def _first(alive: Tensor, order: Tensor, count: Tensor) -> Tensor:
-    """The survivors among the first `count` [R] of an order."""
+    """Return a mask of the survivors among the first `count` [R] ids of an order."""
     place = torch.arange(alive.shape[1], device=alive.device)
     is_first = torch.zeros_like(alive).scatter(1, order, place < count[:, None])
     return alive & is_first

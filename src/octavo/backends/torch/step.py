@@ -33,11 +33,11 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, P
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The tokens of a step. T = tokens, N = sequences, R = rows that are wanted. Tensors are int64 and on the device.
+    """The tokens of a step. T = tokens, N = sequences, R = wanted rows. Tensors are int64 and on the device.
 
     starts: where the tokens of each sequence start, [N + 1], on the host.
-    saves: one or several times, the number of tokens of each sequence in this step after which its states are also
-    saved, or 0 if they are not. Empty: none are.
+    saves: lists of how many tokens of each sequence to process in this step before its states are also saved; 0 means
+    not saved. Empty if no states are saved.
     """
 
     token_ids: Tensor  # [T], grouped by sequence
@@ -52,12 +52,12 @@ class StepRows:
 
     @property
     def spans(self) -> list[slice]:
-        """The tokens of each sequence."""
+        """Return the tokens of each sequence."""
         return [slice(begin, end) for begin, end in pairwise(self.starts)]
 
 
 class HeadTables(NamedTuple):
-    """Weights with something for each head of an attention: `Attention.sinks` and `Attention.distance_bias`."""
+    """Weights with entries for each attention head: `Attention.sinks` and `Attention.distance_bias`."""
 
     sinks: Tensor | None = None
     distance_bias: Tensor | None = None
@@ -68,10 +68,10 @@ NO_TABLES = HeadTables()
 
 @dataclass(frozen=True, slots=True)
 class FurtherRows:
-    """The rows of a domain in a step, on the device and in int64: see `octavo.batch.DomainRows`.
+    """The rows of a domain in a step, on the device in int64: see `octavo.batch.DomainRows`.
 
-    starts and lengths are on the host. tables: block tables of all groups of layers [G, N, blocks], of a domain with
-    caches.
+    starts, lengths: on the host.
+    tables: block tables of all groups of layers [G, N, blocks], for a domain with caches.
     """
 
     count: int
@@ -90,14 +90,15 @@ NO_FURTHER_ROWS: Mapping[RowDomain, FurtherRows] = MappingProxyType({})
 class TorchStep(ABC):
     """One step.
 
-    inputs: of a segment of a graph.
-    values: computed, [rows, cols].
-    codes: in place of those of a product.
-    further: the rows of domains of which `rows` has nothing, or not all: several components of the tokens' positions.
-    avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured.
-    repeats: no row may depend on another one, nor on how many there are; libraries are kept out of sums.
-    out: where the output of the operation that is evaluated should lie, which may be the memory of an input that the
-    operation allows (`Op.in_place`); None means anywhere. What a form returns elsewhere is copied there.
+    inputs: inputs of a segment of a graph.
+    values: computed values, [rows, cols].
+    codes: codes that replace the values read by a product.
+    further: rows of domains that `rows` does not describe, or not completely, such as positions with several
+    components.
+    avoids_host: nothing may wait for the device or depend on its numbers, as in a captured step.
+    repeats: no row may depend on another row or on the number of rows; libraries are not used for sums.
+    out: where to put the output of the current operation, possibly in the memory of an input if the operation allows it
+    (`Op.in_place`); None means anywhere. A result that a form returns elsewhere is copied there.
     """
 
     rows: StepRows
@@ -114,43 +115,45 @@ class TorchStep(ABC):
         """Set `out` for an operation."""
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002
-        """Memory of this shape and type, as long as the operation runs; None means torch should find it."""
+        """Return memory of this shape and type that is valid while the operation runs; None means that torch should
+        allocate it.
+        """
         return None
 
     def rows_of(self, value: Value) -> Tensor | CodedRows:
-        """The input of a product, the only one that reads it if it has codes."""
+        """Return the input of a product. If the input is codes, no other operation reads it."""
         return self.codes.pop(value) if value in self.codes else self.values[value]
 
     def count_of(self, domain: RowDomain) -> int:
-        """The rows of a domain in the step."""
+        """Return the number of a domain's rows in the step."""
         if domain is TOKENS:
             return len(self.rows.token_ids)
         return len(self.rows.wanted) if domain is OUTPUTS or domain is LOGITS else self.further[domain].count
 
     def spans_of(self, domain: RowDomain) -> list[slice]:
-        """The rows of each sequence of a domain."""
+        """Return the rows of each sequence of a domain."""
         if domain is TOKENS:
             return self.rows.spans
         return [slice(begin, end) for begin, end in pairwise(self.further[domain].starts)]
 
     def index_of(self, index: IndexArray) -> Tensor | None:
-        """An index array, [rows * width], or None if the step has none."""
+        """Return an index array, [rows * width], or None if the step has none."""
         if index == SELECTED:
             return self.rows.wanted
         found = self.further.get(index.rows)
         return None if found is None else found.indices.get(index.name)
 
     def low_rank(self, op: AddLowRank, x: Tensor, slots: Tensor) -> Tensor:  # noqa: ARG002
-        """The low-rank products of rows x with the adapters of their slots, [rows, columns of all weights]."""
+        """Multiply rows x by the low-rank factors of the adapters in their slots -> [rows, columns of all weights]."""
         raise GraphError(f"{op.name}: this step holds no adapters")
 
     def rare_changes(self, op: BesideWeights) -> Mapping[int, Sequence[RareChange]]:  # noqa: ARG002
-        """The changes of an operation's output that are more than low-rank products, by slot."""
+        """Return the changes of an operation's output that are more than low-rank products, by slot."""
         return {}
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
-        """The numbers of a weight, of its shape."""
+        """Return the numbers of a weight, in its shape."""
 
     @abstractmethod
     def attend(
@@ -162,37 +165,37 @@ class TorchStep(ABC):
         tables: HeadTables,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention over all tokens of each sequence so far -> [tokens, p.output_width].
+        """Apply causal attention over all tokens of each sequence so far -> [tokens, p.output_width].
 
-        q, k, v: [tokens, columns] of the step. k and v None: those of the earlier operation on this layer. A v without
-        columns: values are the first columns of the keys.
+        q, k, v: [tokens, columns] of the step. If k and v are None, those of the earlier operation on this layer are
+        used. If v has no columns, the values are the first columns of the keys.
         """
 
     def attend_across(self, op: CrossAttention) -> Tensor:
-        """See `CrossAttention`. Raises GraphError where there is no cache."""
+        """See `CrossAttention`. Raises GraphError if there is no cache."""
         raise GraphError(f"{op.name}: the operation reads a cache, which whole texts do not have")
 
     def sum_over_ranks(self, op: AllReduce) -> Tensor:
-        """The sum of a value over the ranks of a group. Raises GraphError where there is no group."""
+        """Sum a value over the ranks of a group. Raises GraphError if there is no group."""
         raise GraphError(f"{op.name}: the operation needs its group of {op.size} ranks")
 
     def side_by_side_of_ranks(self, op: AllGather) -> Tensor:
-        """The columns of a value of all ranks. Raises GraphError where there is no group."""
+        """Concatenate the columns of a value of all ranks. Raises GraphError if there is no group."""
         raise GraphError(f"{op.name}: the operation needs its group of {op.size} ranks")
 
     @abstractmethod
     def read_states(self, cache: StateCache) -> list[Tensor]:
-        """The states of all sequences before the step, [N, *shape] each; zeros for one that begins."""
+        """Return the states of all sequences before the step, [N, *shape] each; zeros for a sequence that begins."""
 
     @abstractmethod
     def write_states(self, cache: StateCache, after: Tensor, saved: Sequence[Tensor]) -> None:
-        """Keep the states after the step [N, *shape].
+        """Store the states after the step [N, *shape].
 
-        saved: those after each of `StepRows.saves`, likewise.
+        saved: the states after each of `StepRows.saves`, in the same shape.
         """
 
     def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
-        """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack."""
+        """Multiply x [rows, in] by the transpose of a matrix, or of matrix `index` of a stack."""
         weight = self.weight(parameter)
         return functional.linear(x, weight if index is None else weight[index])
 
@@ -206,10 +209,10 @@ class TorchStep(ABC):
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """x [rows, in] times the transposes of matrices, side by side, each + its bias, + residual.
+        """Multiply x [rows, in] by the transposes of matrices, side by side, and add each one's bias and the residual.
 
-        x: codes only of `normed_for` and `gated`.
-        dtype: of the result, else that of x.
+        x: codes only if made by `normed_for` or `gated`.
+        dtype: type of the result; None means the type of x.
         out: see `TorchStep`; it may be the residual's memory.
         """
         assert isinstance(x, Tensor)
@@ -221,15 +224,15 @@ class TorchStep(ABC):
         return product if dtype is None else product.to(dtype)
 
     def stacked_product(self, x: Tensor, parameter: Parameter) -> Tensor:
-        """x [rows, n, in], each of n times the transpose of its matrix in a stack -> [rows, n, out]."""
+        """Multiply each of n parts of x [rows, n, in] by the transpose of its matrix in a stack -> [rows, n, out]."""
         return (x.transpose(0, 1) @ self.weight(parameter).transpose(1, 2)).transpose(0, 1)
 
     def sums(self, x: Tensor) -> Tensor:
-        """The sums over the last dimension, which remains as 1."""
+        """Sum over the last dimension, which remains as 1."""
         return x.sum(dim=-1, keepdim=True)
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean over the last dimension, which remains as 1."""
+        """Average over the last dimension, which remains as 1."""
         return self.sums(x) / x.shape[-1]
 
     def normed(
@@ -240,7 +243,7 @@ class TorchStep(ABC):
         eps: float,
         out: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """x [rows, cols] with RMSNorm over groups of columns."""
+        """Apply RMSNorm to x [rows, cols] over groups of columns."""
         return rms_norm(x, weight, group, eps)
 
     def layernormed(
@@ -251,7 +254,7 @@ class TorchStep(ABC):
         eps: float,
         out: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """x [rows, cols] with LayerNorm."""
+        """Apply LayerNorm to x [rows, cols]."""
         bias = None if bias is None else wide(bias)
         return functional.layer_norm(wide(x), x.shape[-1:], wide(weight), bias, eps).to(x.dtype)
 
@@ -262,51 +265,54 @@ class TorchStep(ABC):
         eps: float,
         weights: Sequence[Parameter],  # noqa: ARG002
     ) -> Tensor | CodedRows:
-        """x [rows, cols] with RMSNorm, as the product with these weights takes it."""
+        """Apply RMSNorm to x [rows, cols] and return it in the form that the product with these weights takes."""
         return self.normed(x, self.weight(norm), x.shape[-1], eps, self.find(tuple(x.shape), x.dtype))
 
     def gate_product(self, x: Tensor | CodedRows, op: FusedLinear, out: Tensor | None = None) -> Tensor | CodedRows:
-        """op.kind(gate) * up of the product of `op` with x."""
+        """Return op.kind(gate) * up, where gate and up are the product of `op` with x."""
         memory = self.find((len(x), 2 * op.weights[0].shape[0]), x.dtype)
         gate, up = torch.chunk(self.linear(x, op.weights, op.biases, out=memory), 2, dim=-1)
         return self.gated(gate, up, op, out)
 
     def rotated(self, x: Tensor, head_dim: int, rope: RopeParams, domain: RowDomain = TOKENS) -> Tensor:
-        """x [rows, heads * head_dim] with the rotary embedding of each row's position."""
+        """Apply the rotary embedding of each row's position to x [rows, heads * head_dim]."""
         return rotate(x, head_dim, self.rotation(rope, x.dtype, domain))
 
     def gated(
         self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation, out: Tensor | None = None
     ) -> Tensor | CodedRows:
-        """op.kind(gate) * up, as the product that reads the output of `op` takes it."""
+        """Return op.kind(gate) * up, in the form that the product which reads the output of `op` takes."""
         assert op.kind is not None
         return torch.mul(ACTIVATIONS[op.kind](gate), up, out=out)
 
     def activated(self, x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """kind(x)"""
+        """Return kind(x)."""
         return ACTIVATIONS[kind](x)
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
-        """The queries of `op` with norm and rotation, its keys and values already in the cache; None means not done."""
+        """Return the queries of `op` after norm and rotation, with its keys and values already written to the cache.
+        None means that this was not done.
+        """
         return None
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None means not done.
+        """Return the output of the experts that rows have chosen, with their weights, both [rows, top_k]. None means
+        not done.
 
-        Numbers count from the first expert that is here; identities and the experts of other ranks are out of range.
+        Experts are numbered from the first one on this rank; identities and other ranks' experts are out of range.
         """
         return None
 
     def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:  # noqa: ARG002
-        """The output of an operation with states, which are replaced by those after the step; None means not done."""
+        """Return the output of an operation with states and update the states. None means that this was not done."""
         return None
 
     def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:
-        """These rows of a table."""
+        """Look up rows of a table."""
         return torch.index_select(self.weight(parameter), 0, index, out=out)
 
     def rotation(self, rope: RopeParams, dtype: torch.dtype, domain: RowDomain = TOKENS) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all rows [rows, 1, rotated pairs], computed once a step."""
+        """Return the cosines and sines of all rows [rows, 1, rotated pairs], computed once per step."""
         if (rope, domain) not in self.rotations:
             frequencies = constant(rope.frequencies, torch.float64, self.rows.positions.device)
             # In float64: at position 100,000 a float32 angle is off by 0.004 radians.
@@ -316,7 +322,7 @@ class TorchStep(ABC):
         return self.rotations[rope, domain]
 
     def _positions_of(self, rope: RopeParams, domain: RowDomain) -> Tensor:
-        """[rows, rotated pairs], or [rows, 1] if all of them have one position."""
+        """Return positions [rows, rotated pairs], or [rows, 1] if all pairs of a row have the same position."""
         further = self.further.get(domain)
         if further is None or further.positions is None:
             return self.rows.positions[:, None]
@@ -325,5 +331,5 @@ class TorchStep(ABC):
 
 @cache  # never evicted: captured steps read a constant at its address
 def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of an operation as a tensor on the device, made once."""
+    """Return an operation's numbers as a tensor on the device, created once."""
     return torch.tensor(numbers, dtype=dtype, device=device)

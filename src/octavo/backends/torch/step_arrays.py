@@ -1,4 +1,4 @@
-"""The arrays of a step on the device, made from a `Batch` and sent in one copy."""
+"""The arrays of a step on the device, built from a `Batch` and sent in one copy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from octavo.graph.cache import CacheGroup, CacheLayout, first_visible
 
 @dataclass(frozen=True, slots=True)
 class VisibleBlocks:
-    """The blocks that n sequences see of one group of layers.
+    """The blocks that n sequences see in one group of layers.
 
     first: position of the first token of the first block.
-    end: tokens from there on that are in the cache after the step.
+    end: number of tokens from there on that are in the cache after the step.
     """
 
     tables: Tensor  # [n, width]; entries beyond a sequence's blocks are 0
@@ -32,9 +32,9 @@ class VisibleBlocks:
 
 @dataclass(frozen=True, slots=True)
 class EqualSequences:
-    """The n sequences with t tokens in a step.
+    """The n sequences of a step that have t tokens each.
 
-    rows: of their tokens [n * t], or None if they are all tokens of the step.
+    rows: rows of their tokens [n * t], or None if these are all tokens of the step.
     """
 
     rows: Tensor | None
@@ -47,9 +47,11 @@ class EqualSequences:
 @dataclass(frozen=True, slots=True)
 class StepArrays:
     """slots: where each token's keys and values are written [groups of layers, T].
-    sources: [T], the row of the step before whose token this is, or -1 if `rows` has it.
-    state_slots: [N], is_fresh: 1 for sequences whose states begin [N], saved_slots: [S, N], one that nobody reads where
-    nothing is saved; all None for a graph without states.
+    sources: [T], the row of the previous step that produced this token, or -1 if `rows` has the token.
+    state_slots: [N].
+    is_fresh: [N], 1 for sequences whose states begin.
+    saved_slots: [S, N], a slot that nobody reads where nothing is saved.
+    The last three are None for a graph without states.
     """
 
     rows: StepRows
@@ -62,17 +64,20 @@ class StepArrays:
 
 
 def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on the device. To a GPU it goes from a pinned buffer of its own, without waiting for earlier work."""
+    """Return an array on the device. For a GPU it is sent from its own pinned buffer, without waiting for
+    earlier work.
+    """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclass(frozen=True, slots=True)
 class HostArrays:
-    """The arrays of a step on the host, all in one, in an order that its sequences and their lengths decide.
+    """The arrays of a step on the host, joined to one array in an order that depends on its sequences and their
+    lengths.
 
-    shapes: of the arrays. equal: of `EqualSequences`, the numbers of rows, positions, starts and windows
-    among them, and their ends.
+    shapes: shapes of the arrays.
+    equal: for each `EqualSequences`, the numbers of rows, positions, starts and windows among them, and their ends.
     """
 
     flat: Int32
@@ -84,11 +89,11 @@ class HostArrays:
     equal: tuple[tuple[int, int, int, tuple[tuple[int, int, int], ...], tuple[int, ...]], ...]
 
     def sent(self, device: torch.device) -> Tensor:
-        """`flat` on the device, int32 [length]."""
+        """Return `flat` on the device, int32 [length]."""
         return sent(self.flat, device)
 
     def views(self, flat: Tensor) -> StepArrays:
-        """The arrays as parts of `flat` on a device, of whatever type it has."""
+        """Return the arrays as views of `flat` on a device, in whatever type it has."""
         pieces = torch.split(flat, [math.prod(shape) for shape in self.shapes])
         found = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         token_ids, sources, positions, sequence_of, wanted, first_rows = found[:6]
@@ -128,10 +133,12 @@ def host_arrays(
     *,
     whole_tables: bool = False,
 ) -> HostArrays:
-    """spare_slot: a slot for states that nobody reads, or None if the graph has no states.
-    max_tokens: block tables have room for sequences of so many, so that shapes do not depend on lengths, or 0 if no
-    more than is there.
-    whole_tables: they begin with the first block of a sequence, not of its window.
+    """Build the arrays of a step on the host.
+
+    spare_slot: a state slot that nobody reads, or None if the graph has no states.
+    max_tokens: sequence length for which block tables have room, so that shapes do not depend on lengths. 0 means that
+    tables are as short as possible.
+    whole_tables: tables begin with the first block of a sequence instead of the first block of its window.
     """
     counts = np.diff(batch.query_start_loc)
     owners = np.repeat(np.arange(len(counts)), counts)
@@ -175,7 +182,7 @@ def host_arrays(
 
 
 def _states(batch: Batch, counts: NDArray[Any], spare_slot: int | None) -> tuple[NDArray[Any], ...]:
-    """state_slots, is_fresh and saved_slots; empty without states."""
+    """Return state_slots, is_fresh and saved_slots; empty without states."""
     if spare_slot is None or batch.state_slots is None:
         return counts[:0], counts[:0], counts[:0]
     begins = batch.query_start_loc[:-1]
@@ -195,13 +202,13 @@ class SeenBlocks(NamedTuple):
 
 
 class DecodeArrays:
-    """The arrays of steps with one token a sequence, in memory that each step writes anew.
+    """The arrays of steps with one token per sequence, in memory that each step overwrites.
 
-    The rows behind its sequences pad a step. They stay as in the step from which this is made, which has no others.
+    The rows after its sequences pad a step. They stay as in the step that this was created from, which is all padding.
     """
 
     def __init__(self, host: HostArrays, memory: Int32) -> None:
-        """host: of a step of rows that pad, all alike.
+        """host: arrays of a step that consists of padding rows, all alike.
         memory: [len(host.flat)].
         """
         memory[:] = host.flat
@@ -225,7 +232,7 @@ class DecodeArrays:
     def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
         """Write a step that has no more sequences than there are rows.
 
-        seen: of each group of layers.
+        seen: visible blocks of each group of layers.
         """
         count, before = len(batch.seq_lens), self._count
         sources = -1 if batch.token_sources is None else batch.token_sources
@@ -259,9 +266,9 @@ def seen_blocks(
     *,
     whole: bool = False,
 ) -> SeenBlocks:
-    """The blocks that the tokens of these sequences see in a group of layers, without those before their window.
+    """Return the blocks of a group of layers that the tokens of these sequences see, without those before their window.
 
-    whole: with zeros in place of these.
+    whole: include the blocks before the window, as zeros.
     """
     lengths, available = batch.seq_lens[chosen], batch.block_tables[number, chosen]
     ends = -(-lengths // block_size)
@@ -282,7 +289,7 @@ def seen_blocks(
 
 
 def _first_blocks(batch: Batch, group: CacheGroup, chosen: NDArray[np.intp] | slice, block_size: int) -> Int32:
-    """The first block that a token of these sequences sees."""
+    """Return the first block that any token of each sequence sees."""
     has_tokens = np.diff(batch.query_start_loc)[chosen] > 0
     begins = np.where(has_tokens, batch.query_start_loc[:-1][chosen], 0)
     positions = np.where(has_tokens, batch.positions[begins], batch.seq_lens[chosen])

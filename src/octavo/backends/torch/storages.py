@@ -1,4 +1,4 @@
-"""The memory of many tensors gathered in one buffer, from which the same tensors can be seen again on any device."""
+"""The memory of many tensors gathered in one buffer, from which the same tensors can be viewed again on any device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _ALIGNMENT = 256  # bytes, as the kernels' widest reads and torch's own allocati
 
 
 class Layout:
-    """The place of each tensor's memory in a buffer of `nbytes` bytes. Tensors that share memory share it there too."""
+    """The place of each tensor's memory in a buffer of `nbytes` bytes. Tensors that share memory also share it in the
+    buffer.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.nbytes = 0
@@ -25,14 +27,14 @@ class Layout:
                 self.nbytes += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
 
     def write(self, buffer: Tensor) -> None:
-        """Copy all of them to a buffer of uint8."""
+        """Copy all tensors to a uint8 buffer."""
         for storage in self._storages:
             offset = self._offsets[storage.data_ptr()]
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             buffer[offset : offset + storage.nbytes()].copy_(source)
 
     def view(self, tensor: Tensor, buffer: Tensor) -> Tensor:
-        """One of the tensors, as it lies in a buffer."""
+        """Return a view of one of the tensors at its place in a buffer."""
         storage = tensor.untyped_storage()
         if not storage.nbytes():
             return tensor.to(buffer.device)

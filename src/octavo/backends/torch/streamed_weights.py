@@ -1,4 +1,4 @@
-"""The weights of a graph of which some layers are streamed, and where each lies."""
+"""The weights of a graph with some streamed layers, and where each weight is stored."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from octavo.quantization.packed import Weight
 
 
 def places_of(num_layers: int) -> int:
-    """The places of a ring for so many streamed layers: fewer than layers, which could all stay otherwise.
+    """Choose how many ring buffers to use for `num_layers` streamed layers. Except for a single layer, there are fewer
+    buffers than layers; otherwise every layer could stay resident.
 
-    With three, one layer is computed, one is there and one on its way. If the layers of all places are equally many,
-    no step waits at its end for the place of its first layer.
+    With three buffers, one layer is being computed, one is ready and one is being copied. If all buffers serve equally
+    many layers, no step waits at its end for the buffer of its first layer.
     """
     if num_layers >= 6 and num_layers % 3 == 0:
         return 3
@@ -43,8 +44,9 @@ def places_of(num_layers: int) -> int:
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """layers: indices of the streamed layers of a graph, ascending.
-    pack_cache: they are read from a file of it in each step, of about so many bytes, or None if they lie in main
+    pack_cache: where the file is kept that the layers are read from in each step; None means that they are in main
     memory.
+    num_bytes: approximate size of that file.
     """
 
     layers: tuple[int, ...]
@@ -53,7 +55,7 @@ class StreamPlan:
 
 
 def streamed_parameters(graph: Graph, layers: Sequence[int]) -> dict[int, list[Parameter]]:
-    """The weights that only one of these layers uses, by layer. All others stay on the device."""
+    """Return, by layer, the weights that only one of these layers uses. All other weights stay on the device."""
     users: dict[Parameter, set[int | None]] = {}
     for node in graph.nodes:
         for parameter in node.op.parameters:
@@ -75,9 +77,9 @@ def load_streamed(
     progress: LoadProgress | None = None,
     copies: CopyEngine | None = None,
 ) -> DeviceWeights:
-    """All weights of a graph as tensors on the device; those of streamed layers have their numbers there in their turn.
+    """Load all weights of a graph as tensors on the device; those of streamed layers are filled when it is their turn.
 
-    copies: None: those of the device.
+    copies: copies layers to the ring; None means the device's default.
     """
     stored = {p: parameter_info(weights, p).nbytes for p in graph.parameters}
     before = 0
@@ -129,7 +131,7 @@ def load_streamed(
 
 
 def _bytes_of(layer: DeviceWeights, *, pinned: bool) -> Tensor:
-    """A layer's tensors in one buffer. Of themselves, only the shapes and the places there are kept."""
+    """Return a layer's tensors in one buffer, and reduce the tensors themselves to their shapes and offsets in it."""
     layout = Layout(layer.tensors)
     # Zeros between the tensors, so that the same layer has the same bytes.
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
@@ -140,7 +142,7 @@ def _bytes_of(layer: DeviceWeights, *, pinned: bool) -> Tensor:
 
 
 def _seen_in(place: Tensor, shape: Tensor) -> Tensor:
-    """The tensor of this shape and these strides, at its offset in a place."""
+    """Return a view of the tensor with this shape and strides at its offset in a buffer."""
     return place.view(shape.dtype).as_strided(shape.shape, shape.stride(), shape.storage_offset())
 
 

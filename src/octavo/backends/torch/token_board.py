@@ -1,4 +1,4 @@
-"""The tokens that steps leave on the device, and the guesses among them that were right."""
+"""The tokens that steps leave on the device, and which draft tokens among them were right."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SOURCES, _POSITIONS, _WANTED, _SLOTS = 1, 2, 4, 7  # places in `HostArrays.shap
 
 
 class TokenBoard:
-    """The tokens of the step before, int64, for one that is submitted while it runs.
+    """The tokens of the previous step, int64, for a step that is submitted while that one runs.
 
-    A draft model has its target's board, and leaves its guesses there.
+    A draft model uses its target's board and leaves its draft tokens there.
     """
 
     def __init__(self, num_rows: int, num_tokens: int, vocab_size: int, device: torch.device) -> None:
-        """num_rows, num_tokens: of the largest step, rows of logits and tokens.
+        """num_rows, num_tokens: rows of logits and tokens of the largest step.
         vocab_size: columns of the logits.
         """
         self._num_rows, self._vocab_size = max(num_rows, 1), vocab_size
@@ -37,20 +37,22 @@ class TokenBoard:
         self._computed = torch.zeros(max(num_tokens, 1), dtype=torch.int64, device=device)
 
     def keep_drawn(self, token_ids: Tensor) -> None:
-        """Keep the tokens of rows [R]. Return -1 if the row has no outcome."""
+        """Keep the drawn tokens [R]; -1 stands for a row without an outcome."""
         self.tokens[: len(token_ids)].copy_(token_ids)
 
     def keep_guesses(self, token_ids: Tensor, first: int) -> None:
-        """Keep guesses from place `first` on. One that is no token of the target becomes one, and is wrong."""
+        """Keep draft tokens from place `first` on. Ids outside the target's vocabulary are clamped to it and thus
+        rejected.
+        """
         begin = self._num_rows + first
         self.tokens[begin : begin + len(token_ids)].copy_(token_ids.clamp(0, self._vocab_size - 1))
 
     def keep_computed(self, token_ids: Tensor) -> None:
-        """Keep the tokens [T] of a step that may hold guesses."""
+        """Keep the tokens [T] of a step that may contain draft tokens."""
         self._computed[: len(token_ids)].copy_(token_ids)
 
     def placed(self, batch: Batch) -> Batch:
-        """The batch with `token_sources` that are places on the board."""
+        """Return the batch with `token_sources` converted to places on the board."""
         sources = batch.token_sources
         if sources is None or sources.min(initial=0) >= -1:
             return batch
@@ -58,12 +60,14 @@ class TokenBoard:
         return replace(batch, token_sources=places)
 
     def has_guesses(self, batch: Batch) -> bool:
-        """True if some tokens of a placed batch are guesses from the board."""
+        """True if some tokens of a placed batch are draft tokens from the board."""
         sources = batch.token_sources
         return sources is not None and bool(sources.max(initial=-1) >= self._num_rows)
 
     def rejected(self, late: LateTokens) -> Tensor:
-        """The guesses of the step before that were wrong, or behind a wrong one, of each sequence [N]."""
+        """Return how many of each sequence's draft tokens in the previous step were wrong or followed a
+        wrong one [N].
+        """
         device = self.tokens.device
         rows, tokens, counts = (x[:, None] for x in sent(np.stack(late[:3]), device).long())
         number = torch.arange(max(int(late.num_drafts.max(initial=0)), 1), device=device)
@@ -75,26 +79,28 @@ class TokenBoard:
 
 
 class HeadStates:
-    """The hidden states that a step leaves for a head that drafts: those of a model, or of the head itself."""
+    """The hidden states that a step leaves for a draft head: those of the model, or of the head itself."""
 
     def __init__(self, device: torch.device, model: HeadStates | None = None, bias: Float32 | None = None) -> None:
-        """model: of the model that a head drafts for.
-        bias: of `octavo.backends.GuessingExecutor`.
+        """model: hidden states of the model that a head drafts for.
+        bias: see `octavo.backends.GuessingExecutor`.
         """
         self._device, self._model = device, model
         self._bias = None if bias is None else sent(bias, device)
         self._rows = torch.zeros((0, 0), device=device)
 
     def keep(self, rows: Tensor, num_tokens: int) -> None:
-        """Keep the rows until the next step overwrites them; only the last ones, if there are more than tokens."""
+        """Keep the rows until the next step overwrites them; only the last `num_tokens` if there are more."""
         self._rows = rows[max(len(rows) - num_tokens, 0) :]
 
     def forget(self) -> None:
-        """Give up the rows, which hold memory of the workspace."""
+        """Release the rows, which keep workspace memory alive."""
         self._rows = self._rows.new_zeros((0, 0))
 
     def inputs(self, batch: Batch, columns: Sequence[int]) -> list[Tensor]:
-        """The inputs of a step, [rows, columns[i]] each: from its batch, or rows that steps before it left here."""
+        """Return the inputs of a step, [rows, columns[i]] each: from its batch, or rows that earlier steps
+        left here.
+        """
         if batch.hidden_at is None:
             return [sent(x, self._device) for x in batch.inputs]
         assert self._model is not None
@@ -110,7 +116,9 @@ class HeadStates:
 
 
 class LateNumbers:
-    """The numbers of a step that depend on the guesses of the step before. To be made before either is overwritten."""
+    """The numbers of a step that depend on the draft tokens of the previous step. Create it before either is
+    overwritten.
+    """
 
     def __init__(self, board: TokenBoard, batch: Batch, block_size: int) -> None:
         assert batch.late is not None
@@ -121,7 +129,7 @@ class LateNumbers:
         self._most = int(batch.late.num_drafts.max(initial=0))
 
     def move(self, host: HostArrays, flat: Tensor) -> None:
-        """Take the wrong guesses off the numbers of the step, int32 [length], in their place.
+        """Subtract the rejected draft tokens from the numbers of the step, int32 [length], in place.
 
         host: the shapes of the numbers; a captured step has more rows than the batch.
         """
@@ -138,7 +146,9 @@ class LateNumbers:
         flat[parts[2]] = torch.stack(parts[4:]).gather(0, self._rejected[parts[3]][None])[0].int()
 
     def draws(self) -> Tensor | None:
-        """The draws of the rows [R], float64, which follow from their places in the answer; None: nothing is drawn."""
+        """Return the draws of the rows [R], float64, which depend on positions in the answer; None if
+        nothing is drawn.
+        """
         sampling = self._batch.sampling
         if self._late.only_outputs or sampling is None or not sampling.rows["temperature"].any():
             return None
@@ -148,7 +158,7 @@ class LateNumbers:
         return sent(choices, self._rejected.device).gather(0, self._rejected[owners][None])[0]
 
     def _falling(self, host: HostArrays) -> tuple[Int32, Int32]:
-        """The places of numbers that fall by one for a wrong guess, and their sequences."""
+        """Return the places of the numbers that decrease by one for each rejected draft token, and their sequences."""
         batch, owners, offsets = self._batch, self._owners, _offsets(host)
         found: list[tuple[NDArray[Any], NDArray[Any]]] = []
         if self._late.only_outputs:
@@ -166,7 +176,7 @@ class LateNumbers:
         return places, sequences
 
     def _slots(self, host: HostArrays) -> tuple[Int32, Int32, list[Int32]]:
-        """The places of slots, their sequences, and the slots for 0, 1 ... wrong guesses."""
+        """Return the places of slots, their sequences, and the slots for 0, 1 ... rejected draft tokens."""
         batch, owners, size = self._batch, self._owners, self._block_size
         num_groups, width = host.shapes[_SLOTS]
         places = _offsets(host)[_SLOTS] + width * np.arange(num_groups)[:, None] + np.arange(len(owners))

@@ -51,9 +51,10 @@ def experts(
     *,
     repeats: bool,
 ) -> Tensor:
-    """x [rows, in] -> [rows, in].
+    """Compute a mixture of experts: x [rows, in] -> [rows, in].
 
-    choice: of `TorchStep.experts`. Others: of gate, up, down.
+    choice: experts and weights as for `TorchStep.experts`.
+    matrices, biases: of gate, up and down.
     """
     chosen, weights = choice
     held = op.gate.shape[0]
@@ -77,16 +78,16 @@ def experts(
 
 
 def sorted_by_slot(slots: Tensor, num_slots: int) -> Sorted:
-    """The rows of a step by the slot of their adapter [rows, 1]; those without one, -1, are in no tile."""
+    """Sort the rows of a step by the slots [rows, 1] of their adapters; rows without an adapter (-1) are in no tile."""
     places = sort_by_expert(torch.where(slots < 0, num_slots, slots), num_slots + 1)
     return places._replace(expert_of=torch.where(places.expert_of < num_slots, places.expert_of, -1))
 
 
 def low_rank(x: Tensor, a: Tensor, b: Tensor, places: Sorted) -> Tensor:
-    """x [rows, in] times A [slots, rank, in] and B [slots, out, rank] of each row's slot -> float32 [rows, out].
+    """Multiply x [rows, in] by A [slots, rank, in] and B [slots, out, rank] of each row's slot -> float32 [rows, out].
 
-    One launch for the inner numbers of all adapters, and one back. places: `sorted_by_slot`; rows that are in no tile
-    are not written.
+    One launch computes the inner numbers of all adapters, a second one the outputs.
+    places: result of `sorted_by_slot`; rows that are in no tile are not written.
     """
     inner = expert_linear(x, a, places, 1, dtype=torch.float32)
     return expert_linear(inner, b, places, 1, dtype=torch.float32)
@@ -100,9 +101,9 @@ def advanced(
     arrays: StepArrays,
     out: Tensor | None,
 ) -> Tensor:
-    """The output of an operation on states [slots, ...], which it advances.
+    """Return the output of an operation on states [slots, ...], and advance the states.
 
-    values, weights: in its kernel's order.
+    values, weights: in the kernel's order.
     """
     slots, saved, counts = arrays.state_slots, arrays.saved_slots, arrays.rows.save_counts
     assert slots is not None
@@ -120,7 +121,7 @@ def advanced(
 
 
 def sampled(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | None = None) -> Samples:
-    """The tokens of logits [R, vocab], as `octavo.backends.torch.sampler.sample`."""
+    """Sample tokens from logits [R, vocab], as `octavo.backends.torch.sampler.sample` does."""
     rows, device = batch.rows, logits.device
     foreign = foreign_rows(batch, logits.shape[1])
 
@@ -140,9 +141,9 @@ def sampled(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | 
 
 
 def _options(rows: SamplingRows, device: torch.device, draws: Tensor | None) -> tuple[RowOptions, bool]:
-    """The options of rows, and `has_filters`. A step that goes on with another's sequences sends only the draws.
+    """Return the options of rows, and `has_filters`. A step that continues another's sequences sends only the draws.
 
-    draws: None: those of the options.
+    draws: None means those of the options.
     """
     constant_rows = rows.copy()
     constant_rows["counter"] = 0
@@ -155,49 +156,49 @@ def _options(rows: SamplingRows, device: torch.device, draws: Tensor | None) -> 
 
 @lru_cache(maxsize=64)
 def _constant_options(rows: bytes, device: torch.device) -> tuple[RowOptions, bool]:
-    """The options of rows with these bytes, for the first draw of each, and `has_filters`."""
+    """Return the options of rows with these bytes, for the first draw of each, and `has_filters`."""
     found = np.frombuffer(rows, SAMPLING_ROW)
     return row_options(found, device), has_filters(found)
 
 
 @lru_cache(maxsize=64)
 def _flags(flags: bytes, device: torch.device) -> Tensor:
-    """Booleans as int32 on the device."""
+    """Return booleans as int32 on the device."""
     return sent(np.frombuffer(flags, np.bool_).astype(np.int32), device)
 
 
 def rows_of(p: Planes, index: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-    """These rows of a table [n, in]."""
+    """Look up rows of a table -> [n, in]."""
     return dequantize(p, dtype, index, out)
 
 
 def normed(x: Tensor, weight: Tensor | None, group: int, eps: float, out: Tensor | None) -> Tensor:
-    """x [rows, cols] with RMSNorm over groups of columns."""
+    """Apply RMSNorm to x [rows, cols] over groups of columns."""
     return rms_norm(x, weight, eps, group=group, out=out)
 
 
 def layernormed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor:
-    """x [rows, cols] with LayerNorm."""
+    """Apply LayerNorm to x [rows, cols]."""
     return layer_norm(x, weight, bias, eps, out=out)
 
 
 def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm, find: Find) -> CodedRows:
-    """The codes of x [rows, cols] with RMSNorm."""
+    """Apply RMSNorm to x [rows, cols] and return the result as codes."""
     return rms_norm_coded(x, weight, eps, form, find)
 
 
 def rotated(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None) -> Tensor:
-    """x [tokens, heads * head_dim] with the rotary embedding."""
+    """Apply the rotary embedding to x [tokens, heads * head_dim]."""
     return rotate(x, head_dim, angles, positions, out)
 
 
 def write_cache(pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write keys [tokens, heads, dim] and values to their slots. values without columns: those of a latent."""
+    """Write keys and values [tokens, heads, dim] to their slots. Values without columns are those of a latent cache."""
     write_heads(keys, values if values.shape[-1] else None, _view(pages), slots)
 
 
 def gated_product(x: Tensor, up: Tensor, kind: str, form: CodeForm | None, out: Tensor | None) -> Tensor | CodedRows:
-    """kind(x) * up in `out`, or its codes, there too unless it is the memory of x or `up`."""
+    """Return kind(x) * up in `out`, or its codes, which are also in `out` unless that is the memory of x or `up`."""
     if form is None:
         return gated(x, kind, up=up, out=out)
     is_apart = out is not None and out.data_ptr() not in (x.data_ptr(), up.data_ptr())
@@ -213,7 +214,7 @@ def prepared_queries(
     tensors: HeadTensors,
     out: Tensor | None,
 ) -> Tensor:
-    """Head norms, rotation and cache write in one kernel -> queries [tokens, num_heads * head_dim].
+    """Apply head norms and rotation and write the cache, in one kernel -> queries [tokens, num_heads * head_dim].
 
     tensors: weights of the norms of q and k, and `angles`.
     """
@@ -224,7 +225,7 @@ def prepared_queries(
 
 
 def angles(rope: RopeParams, positions: int, device: torch.device) -> Tensor:
-    """Cosines and sines [positions, 2, rotated pairs], computed in float64."""
+    """Return cosines and sines [positions, 2, rotated pairs], computed in float64."""
     turned = torch.arange(positions, dtype=torch.float64)[:, None] * torch.tensor(rope.frequencies, dtype=torch.float64)
     table = torch.stack([turned.cos(), turned.sin()], dim=1) * rope.attention_factor
     return table.float().to(device)
@@ -246,11 +247,11 @@ def attend(
     repeats: bool,
     memory: tuple[Tensor | None, Tensor | None],
 ) -> Tensor:
-    """q [n * t, num_heads, head_dim] of sequences with t tokens each -> [n * t, num_heads * value_dim].
+    """Attend with q [n * t, num_heads, head_dim] of sequences with t tokens each -> [n * t, num_heads * value_dim].
 
-    some: with block tables from the first block of a sequence on. repeats: a token's sums have one order, whether it is
-    the only one of its sequence in the step or not. memory: of the result, and of
-    `parts_shape`.
+    some: the sequences, with block tables from their first block on.
+    repeats: sum in the same order whether or not a token is its sequence's only one in the step.
+    memory: memory of the result and of `parts_shape`.
     """
     block_size, window, (out, parts) = pages.keys.shape[2], some.windows[pages.group], memory
     sequences = Sequences(some.starts, window.end, window.tables)
@@ -266,6 +267,6 @@ def attend(
 
 
 def angles_bytes(graph: Graph, limits: ExecutorLimits) -> int:
-    """Bytes of all `angles`, which are kept from step to step."""
+    """Return the bytes of all `angles`, which are kept from step to step."""
     ropes = {node.op.rope for node in graph.nodes if isinstance(node.op, FusedAttention | Rope) and node.op.rope}
     return 4 * 2 * sum(len(rope.frequencies) for rope in ropes) * limits.max_model_len

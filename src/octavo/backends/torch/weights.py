@@ -47,9 +47,9 @@ _TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16
 def held_type(
     weights: Mapping[str, Weight], parameter: Parameter, dtype: torch.dtype, *, has_kernel: bool = True
 ) -> PackedType:
-    """The stored type of a matrix and the one in which it is held: as planes of codes, or as plain numbers.
+    """Return a matrix's stored type and the type in which it is held: as planes of codes, or as plain numbers.
 
-    has_kernel: one reads the planes; else products write their numbers out.
+    has_kernel: True if a kernel reads the planes; otherwise products unpack them.
     """
     info, shape = parameter_info(weights, parameter), parameter.shape
     planes = row_of_planes(info.type_name, shape)
@@ -62,9 +62,11 @@ def held_type(
 
 
 def row_of_planes(type_name: str, shape: tuple[int, ...]) -> Planes | None:
-    """A row [1, in] of zeros of a stored type as planes, or None if matrices of this shape are held as plain numbers.
+    """Return a zero row [1, in] of a stored type as planes, or None if matrices of this shape are held as plain
+    numbers.
 
-    So are stacks with an order of columns: only the weight itself tells whether its experts have one order.
+    Stacks with a column order are always plain, because only the weight itself shows whether its experts share one
+    order.
     """
     if type_name in DENSE_TYPES or (type_name.endswith("_ORDER") and len(shape) > 2):
         return None
@@ -104,15 +106,15 @@ def _zeros(type_name: str, width: int) -> Planes | None:
 
 
 def vector_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of vectors, such as norms, beside matrices of `dtype`: at least float32."""
+    """Return the type of vectors, such as norms, that go with matrices of `dtype`: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def plain_types(graph: Graph, dtype: torch.dtype) -> dict[Parameter, torch.dtype]:
-    """The types of weights that are held as numbers beside values of `dtype`.
+    """Return the types of the weights that are held as plain numbers when values have `dtype`.
 
-    Those of matrices are `dtype`, and those of the biases that end products in `dtype`, so that no step converts them.
-    Other vectors, such as norms, have at least float32, as the biases of logits do.
+    Matrices have `dtype`, as do the biases of products with results in `dtype`, so that no step converts them. Other
+    vectors, such as norms and the biases of logits, have at least float32.
     """
     biases: set[Parameter | None] = set()
     for op in (node.op for node in graph.nodes):
@@ -132,7 +134,7 @@ def is_coded(held: PackedType) -> bool:
 
 
 def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) -> list[Parameter]:
-    """The matrices [out, in] that are held as codes and that rows are multiplied by as they are."""
+    """Return the matrices [out, in] that are held as codes and multiply rows in that form."""
     ops = [node.op for node in graph.nodes]
     used = [p for op in ops if isinstance(op, Linear | FusedLinear) for p in op.parameters]
     used += [op.router for op in ops if isinstance(op, MoE)]
@@ -140,15 +142,17 @@ def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) 
 
 
 def multiplied_by_codes(matrices: Mapping[Parameter, PackedType]) -> frozenset[Parameter]:
-    """The matrices of types that a checkpoint may have multiplied by rows as codes; the weight itself says whether."""
+    """Return the matrices whose type allows a checkpoint to ask for coded rows; only the weight itself tells if it
+    does.
+    """
     kinds = re.compile(r"F8_E4M3(_.*)?|I8_ROW(_F32)?")
     return frozenset(p for p, held in matrices.items() if kinds.fullmatch(held.type_name))
 
 
 def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
-    """The matrices of which a product writes out all numbers, if they are held as codes.
+    """Return the matrices that a product unpacks completely if they are held as codes.
 
-    has_kernels: Triton's run, which lack the product of each head with its own matrix.
+    has_kernels: Triton kernels run. They lack the product of each head with its own matrix.
     """
     ops = [node.op for node in graph.nodes]
     if has_kernels:
@@ -158,7 +162,9 @@ def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
 
 
 def products_of(graph: Graph) -> list[tuple[Parameter, ...]]:
-    """The matrices of one input that are multiplied as one, such as q, k and v; each is in one of these at most."""
+    """Return the matrices that share an input and are multiplied as one, such as q, k and v; each appears
+    at most once.
+    """
     found: list[tuple[Parameter, ...]] = []
     taken: set[Parameter] = set()
     for op in (node.op for node in graph.nodes if isinstance(node.op, FusedLinear)):
@@ -171,7 +177,7 @@ def products_of(graph: Graph) -> list[tuple[Parameter, ...]]:
 
 
 class DeviceWeights:
-    """All weights of a graph, each loaded once. Matrices of one product lie one below the other in one tensor."""
+    """All weights of a graph, each loaded once. The matrices of one product are stacked vertically in one tensor."""
 
     def __init__(
         self,
@@ -183,8 +189,8 @@ class DeviceWeights:
         only: Sequence[Parameter] | None = None,
         computes_on: torch.device | None = None,
     ) -> None:
-        """only: these weights of the graph; None means all.
-        computes_on: the device of products, if it is another one.
+        """only: load only these weights of the graph; None means all.
+        computes_on: device of the products, if it is a different one.
         """
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
@@ -217,12 +223,12 @@ class DeviceWeights:
         self.nbytes = sum(x.nbytes for x in self._tensors.values()) + sum(p.nbytes for p in self.planes.values())
 
     def __getitem__(self, parameter: Parameter) -> Tensor:
-        """The numbers; those of codes are written out anew each time."""
+        """Return the numbers of a weight; codes are unpacked on every call."""
         planes = self.planes.get(parameter)
         return self._tensors[parameter] if planes is None else whole(planes, self.dtype)
 
     def _join(self, group: tuple[Parameter, ...]) -> None:
-        """Put the weights of one product below each other if their types allow it; each is then a view."""
+        """Stack the weights of one product vertically if their types allow it; each is then a view."""
         rows = [p.shape[0] for p in group]
         if all(p in self._tensors for p in group):
             whole_tensor = torch.cat([self._tensors[p] for p in group])
@@ -235,13 +241,13 @@ class DeviceWeights:
                 self.planes.update(zip(group, rows_apart(joined, rows), strict=True))
 
     def matrix(self, parameters: Sequence[Parameter]) -> Planes | Tensor | None:
-        """Matrices below each other, [out of all, in]; None means their types differ."""
+        """Return matrices stacked vertically, [sum of out, in]; None means that their types differ."""
         if len(parameters) > 1:
             return self._joined.get(tuple(parameters))
         return self.planes.get(parameters[0], None) or self._tensors[parameters[0]]
 
     def vector(self, parameters: Sequence[Parameter | None]) -> Tensor | None:
-        """The biases of `matrix`, one after another, or None if they have none."""
+        """Return the biases of `matrix`, one after another, or None if there are none."""
         given = tuple(p for p in parameters if p is not None)
         if len(given) > 1:
             found = self._joined[given]
@@ -251,13 +257,13 @@ class DeviceWeights:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them, views of each other too."""
+        """Return all tensors, including views of each other."""
         found = [*self._tensors.values(), *(x for x in self._joined.values() if isinstance(x, Tensor))]
         planes = [*self.planes.values(), *(x for x in self._joined.values() if isinstance(x, Planes))]
         return found + [tensor for each in planes for tensor in each.tensors.values()]
 
     def move(self, device: torch.device) -> None:
-        """Have all of them on another device, to the last bit. Between steps."""
+        """Move all weights to another device, bit by bit unchanged. Call between steps."""
         if self.streamed is not None:
             self.streamed.ring.settle()
         layout = Layout(self.tensors)
@@ -269,7 +275,7 @@ class DeviceWeights:
             self.streamed.ring.replace_places(partial(layout.view, buffer=buffer))
 
     def replace_tensors(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Put the same numbers elsewhere: another tensor of its shape and type in place of each."""
+        """Replace each tensor by another with the same shape, type and numbers."""
 
         def moved_planes(planes: Planes) -> Planes:
             tensors: dict[str, Any] = {name: moved(tensor) for name, tensor in planes.tensors.items()}
@@ -280,9 +286,9 @@ class DeviceWeights:
         self._joined = {g: moved_planes(x) if isinstance(x, Planes) else moved(x) for g, x in self._joined.items()}
 
     def structure(self, parameters: Sequence[Parameter]) -> str:
-        """Everything but the numbers, of tensors that lie in one buffer.
+        """Describe everything except the numbers of tensors in one buffer.
 
-        parameters: all of them, in their order.
+        parameters: all of its parameters, in order.
         """
         place = {p: i for i, p in enumerate(parameters)}
 
@@ -297,9 +303,9 @@ class DeviceWeights:
         return repr((sorted(alone.items()), [([place[p] for p in g], of(x)) for g, x in self._joined.items()]))
 
     def as_those_of(self, names: Mapping[Parameter, Parameter]) -> DeviceWeights:
-        """The same tensors as other weights of the same structure.
+        """Return the same tensors under the names of other weights with the same structure.
 
-        names: of each weight, the other one.
+        names: maps each weight to the other one.
         """
         other = copy(self)
         other._tensors = {names[p]: x for p, x in self._tensors.items()}
@@ -308,17 +314,17 @@ class DeviceWeights:
         return other
 
     def take(self, others: DeviceWeights) -> None:
-        """Have those of others too, of the same graph; `nbytes` does not change."""
+        """Add the weights of `others`, which are for the same graph; `nbytes` does not change."""
         self._tensors.update(others._tensors)
         self.planes.update(others.planes)
         self._joined.update(others._joined)
 
     def in_turn(self, nodes: Sequence[Node]) -> Iterable[Node]:
-        """The nodes, each when its weights are there."""
+        """Yield each node when its weights are ready."""
         return nodes if self.streamed is None else self.streamed.in_turn(nodes)
 
     def clear(self) -> None:
-        """Free all of them."""
+        """Free all weights."""
         if self.streamed is not None:
             self.streamed.close()
             self.streamed = None

@@ -1,7 +1,7 @@
-"""The memory of a step's values: one tensor, in which the memory plan gives each value a place for all steps.
+"""The memory of a step's values: one tensor in which the memory plan gives each value a fixed place for all steps.
 
-Steps of all sizes use the first rows of the same places, so captured steps share them, and their peak is known before
-the weights are loaded.
+Steps of all sizes use the first rows of the same places, so captured steps share them, and the peak memory is known
+before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ VIEWS: tuple[type[Op], ...] = (Columns,)  # whose outputs are parts of their inp
 
 
 class AttentionParts(Protocol):
-    """Of the kernels of attention."""
+    """The part of the attention kernels' interface that memory planning needs."""
 
     def __hash__(self) -> int: ...
 
     def parts_shape(self, p: AttentionParams, sequences: int, max_length: int) -> tuple[int, ...] | None:
-        """The numbers that a decode step keeps of parts of long contexts, or None if none."""
+        """Return the shape of the partial results that a decode step keeps for long contexts, or None if there are
+        none.
+        """
 
 
 @lru_cache(maxsize=2)  # a start asks for the same plan twice: for the sizes, and for the executor
@@ -52,11 +54,11 @@ def step_plan(
     calls: AttentionParts | None,
     coded: frozenset[Parameter] = frozenset(),
 ) -> MemoryPlan:
-    """The places of all values in the largest step.
+    """Plan the places of all values in the largest step.
 
-    dtype: of values.
+    dtype: type of the values.
     calls: the kernels; None means plain torch.
-    coded: the weights that may be multiplied by rows as codes.
+    coded: weights that may multiply rows as codes.
     """
 
     def scratch(node: Node) -> int:
@@ -67,9 +69,9 @@ def step_plan(
 
 
 def value_types(graph: Graph, dtype: torch.dtype) -> dict[Value, torch.dtype]:
-    """The type of each value in a graph whose values have `dtype`.
+    """Return the type of each value in a graph whose values have `dtype`.
 
-    Logits have at least float32, and so have sums of columns on their way through the ranks.
+    Logits have at least float32, and so do sums of columns that are exchanged between ranks.
     """
     wide = torch.promote_types(dtype, torch.float32)
     found: dict[Value, torch.dtype] = {}
@@ -87,10 +89,10 @@ def unplaced_bytes(
     coded: Mapping[Parameter, str],
     provided: Container[Parameter] = (),
 ) -> int:
-    """The most that an operation takes beside the workspace: pairs of experts, and matrices of codes written out.
+    """Return the most that an operation takes outside the workspace: pairs of experts, and unpacked matrices.
 
-    coded: the types of the matrices that are held as codes.
-    provided: the matrices that a library multiplies.
+    coded: types of the matrices that are held as codes.
+    provided: matrices that a library multiplies.
     """
     feeds = fed_products(graph)
 
@@ -114,10 +116,10 @@ def unplaced_bytes(
 
 
 class Workspace:
-    """The places of values and of what operations need while they run."""
+    """The places of values, and of what operations need while they run."""
 
     def __init__(self, plan: MemoryPlan, types: Mapping[Value, torch.dtype], device: torch.device) -> None:
-        """types: of `value_types`."""
+        """types: result of `value_types`."""
         self.bytes = torch.empty(plan.total_bytes, dtype=torch.uint8, device=device)
         self._plan, self._types = plan, types
         held = {*types.values(), torch.float32, torch.int8, torch.uint8}
@@ -125,19 +127,19 @@ class Workspace:
         self._next, self._end = 0, 0  # of the scratch memory of the operation that runs
 
     def begin(self, node: Node) -> None:
-        """Make the scratch memory that of another operation."""
+        """Switch the scratch memory to another operation."""
         offset, size = self._plan.scratch.get(node.output.id, (0, 0))
         self._next, self._end = offset, offset + size
 
     def place(self, value: Value, rows: int) -> Tensor | None:
-        """The place of a value [rows, cols], or None if it is a view of another one."""
+        """Return the place of a value [rows, cols], or None if it is a view of another value."""
         offset = self._plan.offsets.get(value.id)
         if offset is None:
             return None
         return self._seen(offset, (rows, value.cols), self._types[value])
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Scratch memory of the operation that runs, or None if the plan has no more of it."""
+        """Return scratch memory for the running operation, or None if the plan has none left."""
         begin, size = self._next, prod(shape) * dtype.itemsize
         if begin + size > self._end:
             return None
@@ -150,7 +152,9 @@ class Workspace:
 
 
 def _code_bytes(node: Node, limits: ExecutorLimits, coded: frozenset[Parameter]) -> int:
-    """The most that rows as codes take beside their operation, and the sums of a product before its residual."""
+    """Return the most that coded rows take outside their operation, plus the sums of a product before its residual is
+    added.
+    """
     op, rows = node.op, limits.rows[node.output.rows]
     if not isinstance(op, Linear | FusedLinear | Logits) or coded.isdisjoint(op.parameters):
         return 0
@@ -159,7 +163,7 @@ def _code_bytes(node: Node, limits: ExecutorLimits, coded: frozenset[Parameter])
 
 
 def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> int:
-    """The most that the form of an operation asks `TorchStep.find` for."""
+    """Return the most that an operation's form requests from `TorchStep.find`."""
     op, rows = node.op, limits.rows[node.output.rows]
     widths: list[int] = []  # of values that exist while the operation runs
     parts = 0

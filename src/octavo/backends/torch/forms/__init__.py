@@ -1,1 +1,1 @@
-"""The torch forms of operations, a file for each family. `octavo.backends.torch.operations` runs them."""
+"""The torch forms of operations, one file for each family. `octavo.backends.torch.operations` runs them."""

@@ -41,7 +41,7 @@ def _add_low_rank(op: AddLowRank, step: TorchStep) -> Tensor:
 
 
 def _change(op: AddLowRank, change: RareChange, x: Tensor, step: TorchStep) -> Tensor:
-    """The sum added to W x and the low-rank product of rows with an adapter."""
+    """Return what a rare change adds to W x and the low-rank product of rows with the same adapter."""
     found = torch.zeros((), dtype=torch.float32, device=x.device)
     weight = op.weights[change.number]
     if change.gain is not None:

@@ -1,4 +1,4 @@
-"""Rotation and attention, in torch."""
+"""Rotary embedding and attention in torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single elements, norms, and streams of hidden states, in torch."""
+"""Elementwise operations, norms, and streams of hidden states, in torch."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def _layer_norm(op: LayerNorm, step: TorchStep) -> Tensor:
 
 
 class _Groups(NamedTuple):
-    """The groups of columns of which a rank has some: those from `first` to `last`, and columns that it lacks there."""
+    """The groups of columns, from `first` to `last`, that a rank has at least partly, and how many columns it lacks
+    before and after its own.
+    """
 
     first: int
     last: int
@@ -99,14 +101,14 @@ class _Groups(NamedTuple):
 
 
 def _of_columns(of_groups: Tensor, span: NormColumns, cols: int) -> Tensor:
-    """The number of each column's group, of those of all groups [rows, num_groups]."""
+    """Expand one number per group [rows, num_groups] to one number for each column of the rank."""
     found = _Groups.of(span, cols)
     own = of_groups[:, found.first : found.last + 1, None].expand(-1, -1, span.group)
     return own.flatten(1)[:, found.before : found.before + cols]
 
 
 def _centered(op: GroupSums | SpanningNorm, step: TorchStep) -> Tensor:
-    """x without its mean over all ranks, in float32 or wider."""
+    """Return x minus its mean over all ranks, in float32 or wider."""
     x = wide(step.values[op.x])
     return x if op.sums is None else x - _of_columns(step.values[op.sums], op.span, op.x.cols) / op.span.group
 

@@ -1,4 +1,4 @@
-"""Products with matrices, and mixtures of experts, in torch."""
+"""Matrix products and mixtures of experts in torch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _adapted_moe(op: AdaptedMoE, step: TorchStep) -> Tensor:
 
 
 def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Changes) -> Tensor:
-    """The output for rows x that have these changes of one adapter."""
+    """Return the output for rows x that have these changes of one adapter."""
     if op.router not in changes:
         logits = step.linear(router_x, (op.router,), (op.router_bias,))
     else:
@@ -110,7 +110,7 @@ def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Cha
 
 
 def _sum_of_experts(op: MoE, step: TorchStep, x: Tensor, choice: tuple[Tensor, Tensor], changes: Changes) -> Tensor:
-    """The same as `TorchStep.experts`, one expert after another."""
+    """Compute what `TorchStep.experts` does, one expert after another."""
     chosen, weights = choice[0], choice[1].to(x.dtype)
     out = torch.zeros_like(x)
     for expert in range(op.gate.shape[0]):
@@ -128,7 +128,7 @@ def _sum_of_experts(op: MoE, step: TorchStep, x: Tensor, choice: tuple[Tensor, T
 
 
 def _changed(y: Tensor, x: Tensor, change: RareChange, expert: int | None = None) -> Tensor:
-    """y = W x of a weight, or of that of an expert, with the change of an adapter."""
+    """Apply an adapter's change to y = W x, where W is a weight or one expert's weight."""
     found = (change.gain, change.a, change.b)
     gain, a, b = found if expert is None else (None if each is None else each[expert] for each in found)
     assert a is not None, "experts have factors"
@@ -138,7 +138,7 @@ def _changed(y: Tensor, x: Tensor, change: RareChange, expert: int | None = None
 
 
 def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int, changes: Changes) -> Tensor:
-    """The share of one expert in the output of the rows x that have chosen it with these weights."""
+    """Return one expert's contribution to the output of the rows x that have chosen it with these weights."""
 
     def product(x: Tensor, matrix: Parameter, bias: Parameter | None) -> Tensor:
         y = step.product(x, matrix, expert)
@@ -169,7 +169,7 @@ def _mix_sparsely(routing: Routing, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose_experts(routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See `octavo.graph.ops.Routing.choose`: experts and weights, both [rows, top_k]."""
+    """See `octavo.graph.ops.Routing.choose`. Returns experts and weights, both [rows, top_k]."""
     if routing.scoring == "sparsemixer":
         return _mix_sparsely(routing, logits)
     scores = torch.softmax(logits, dim=-1) if routing.scoring == "softmax" else torch.sigmoid(logits)

@@ -1,4 +1,4 @@
-"""Rows that come into a step, are gathered, pooled or exchanged between ranks, in torch."""
+"""Rows that enter a step, are gathered, pooled or exchanged between ranks, in torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _gather(op: Gather, step: TorchStep) -> Tensor:
 
 
 def _with_given(op: Splice | AddRows, step: TorchStep, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """x, but `change(x, given)` where the index has a row."""
+    """Return x with `change(x, given)` for the rows that the index selects."""
     x, index = step.values[op.x], step.index_of(op.index)
     if index is None or not step.count_of(op.given.rows):
         return x

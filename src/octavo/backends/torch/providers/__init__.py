@@ -1,1 +1,1 @@
-"""The package of providers: libraries in place of kernels of ours, each with `can(problem)` and its functions."""
+"""Providers: libraries that replace our own kernels, each with `can(problem)` and its functions."""

@@ -1,4 +1,4 @@
-"""The kernels of a step with providers in place of ours, for the problems that these have won."""
+"""The kernels of a step, with providers for the problems where one was chosen over our own kernel."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LEAST_PROMPT = 64  # tokens of a sequence in a step from which libraries attend
 
 
 def provided(calls: StepKernels | None, place: Place, *, products: bool = True) -> StepKernels | None:
-    """`calls`, or these with providers where the place allows them.
+    """Return `calls`, wrapped with providers if the place allows them.
 
-    products: weights stay where they are.
+    products: also use providers for products; the weights must stay where they are.
     """
     if calls is None or place.repeats:
         return calls
@@ -41,10 +41,10 @@ def provided(calls: StepKernels | None, place: Place, *, products: bool = True) 
 
 
 class ProvidedCalls:
-    """Implements `StepKernels`."""
+    """Implements `StepKernels` with providers."""
 
     def __init__(self, calls: StepKernels, place: Place, *, products: bool) -> None:
-        """calls: for all problems that no provider has."""
+        """calls: kernels for all problems without a provider."""
         self._calls, self._place, self._has_products = calls, place, products
         self._layers: Any = WeakTensorKeyDictionary()  # by the codes of a matrix: they go when these do
         self._mixtures: Any = WeakTensorKeyDictionary()  # by the codes of the first stack: True if a provider takes all
@@ -75,7 +75,7 @@ class ProvidedCalls:
         *,
         repeats: bool,
     ) -> Tensor:
-        """See `StepKernels`. A provider takes all three products of a mixture, or none."""
+        """See `StepKernels`. A provider computes all three products of a mixture, or none."""
         is_size = len(x) >= humming.LEAST_ROWS and choice[0].numel() <= humming.MOST_ROWS * op.num_experts
         takes = is_size and not repeats and not op.limits_activated
         layers = self._layers_of(matrices, x.dtype) if takes else None
@@ -95,7 +95,7 @@ class ProvidedCalls:
         return mixture(op, x, choice, biases, grouped, gated)
 
     def _layers_of(self, stacks: Sequence[Planes | Tensor], dtype: torch.dtype) -> list[Any] | None:
-        """The stacks of a mixture as layers of a provider, or None if no provider takes all of them."""
+        """Return the stacks of a mixture as a provider's layers, or None if no provider takes all of them."""
         first = stacks[0]
         if not self._has_products or not isinstance(first, Planes):
             return None
@@ -114,7 +114,7 @@ class ProvidedCalls:
         return None
 
     def _layer(self, matrix: Planes | Tensor, dtype: torch.dtype) -> Any:
-        """A matrix or a stack as a layer of a provider, or None if no provider takes it."""
+        """Return a matrix or a stack as a provider's layer, or None if no provider takes it."""
         if not self._has_products or not isinstance(matrix, Planes):
             return None
         if matrix.codes not in self._layers:

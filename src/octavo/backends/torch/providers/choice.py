@@ -1,4 +1,6 @@
-"""The provider of each problem of a graph: the first one that can, with the reasons of those that cannot."""
+"""The choice of a provider for each problem of a graph: the first that can solve it, with the reasons why others
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ _CANDIDATES: dict[type, tuple[str, ...]] = {
 
 
 class ProviderChoice(NamedTuple):
-    """winner: the module of a provider, or `OWN`.
-    refusals: modules that were asked before it, with their reasons.
+    """winner: module of the chosen provider, or `OWN`.
+    refusals: modules that were asked before it, with their reasons for refusing.
     """
 
     title: str
@@ -47,19 +49,19 @@ class ProviderChoice(NamedTuple):
 
     @property
     def line(self) -> str:
-        """For people."""
+        """A human-readable line about this choice."""
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refusals)
         return f"{self.title}: {self.winner}" + (f" ({reasons})" if reasons else "")
 
 
 def provider(name: str) -> Any:
-    """The module of a provider. What it adapts is imported by its functions, not with it."""
+    """Return the module of a provider. It imports the library it adapts only when its functions are called."""
     return import_module(f"octavo.backends.torch.providers.{name}")
 
 
 @cache
 def choose(problem: KernelProblem) -> ProviderChoice:
-    """The provider of a problem."""
+    """Choose the provider of a problem."""
     refusals: list[tuple[str, str]] = []
     for name in _CANDIDATES[type(problem)]:
         reason = provider(name).can(problem)
@@ -70,7 +72,7 @@ def choose(problem: KernelProblem) -> ProviderChoice:
 
 
 def state_problem(op: Op, place: Place) -> StateProblem | None:
-    """The problem of an operation with states, or None if no library has its operation."""
+    """Return the problem of an operation with states, or None if no library supports the operation."""
     if isinstance(op, GatedDeltaRule):
         return StateProblem(place, "gated delta rule", op.heads.key_dim, op.heads.value_dim)
     if isinstance(op, SelectiveScan):
@@ -81,10 +83,10 @@ def state_problem(op: Op, place: Place) -> StateProblem | None:
 def choices(
     graph: Graph, products: Iterable[ProductProblem], place: Place, cache_types: Mapping[int, torch.dtype]
 ) -> list[ProviderChoice]:
-    """The choices of all problems of a graph, each line once.
+    """Return the choices for all problems of a graph, without repeated lines.
 
-    products: of `product_problems`.
-    cache_types: of keys and values by layer.
+    products: values of `product_problems`.
+    cache_types: types of keys and values by layer.
     """
     problems: list[KernelProblem] = []
     for node in graph.nodes:
@@ -101,7 +103,7 @@ def choices(
 def product_problems(
     graph: Graph, matrices: Mapping[Parameter, PackedType], place: Place
 ) -> dict[Parameter, ProductProblem]:
-    """The problems of the matrices, and of the stacks of experts, that are held as codes."""
+    """Return the problems of the matrices and stacks of experts that are held as codes."""
 
     def planes(p: Parameter) -> Planes | None:
         return row_of_planes(matrices[p].type_name, p.shape) if p in matrices and is_coded(matrices[p]) else None
@@ -118,6 +120,6 @@ def product_problems(
 
 
 def report(place: Place) -> list[str]:
-    """A line for each provider: whether it can be used here at all."""
+    """Return one line per provider that tells whether it can be used here at all."""
     names = [name for candidates in _CANDIDATES.values() for name in candidates]
     return [f"{name}: {provider(name).absent(place) or 'ready'}" for name in names]

@@ -1,6 +1,6 @@
-"""`fla-core`: the chunked forms of the gated delta rule and of the selective scan, for many tokens of a sequence.
+"""`fla-core`: chunked forms of the gated delta rule and of the selective scan, for many tokens of a sequence.
 
-A state that is to be saved within a step ends a stretch of tokens there, and a further call goes on with the next one.
+If a state has to be saved within a step, a stretch of tokens ends there, and another call continues with the next one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _MOST_COLUMNS = 256
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all, or None if it can."""
+    """Return the reason why the library cannot be used here at all, or None if it can."""
     return missing("fla", "fla-core") or unfit(place)
 
 
 def can(problem: StateProblem) -> str | None:
-    """The reason against it, or None if it has this operation."""
+    """Return the reason why the library cannot compute this operation, or None if it can."""
     if reason := absent(problem.place):
         return reason
     if max(problem.key_dim, problem.value_dim) > _MOST_COLUMNS:
@@ -46,9 +46,9 @@ def advanced(
     weights: Sequence[Tensor | None],
     arrays: StepArrays,
 ) -> Tensor:
-    """The output of an operation [T, columns].
+    """Compute an operation's output [T, columns].
 
-    state: [slots, ...], in which those of the step are replaced.
+    state: [slots, ...]; the states of the step's sequences are replaced.
     """
     found = _delta_rule(op, values, weights) if isinstance(op, GatedDeltaRule) else _scan(op, values, weights)
     call, tokens, is_turned = found
@@ -71,15 +71,17 @@ def advanced(
 
 
 class _Stretch:
-    """Tokens of some sequences, up to a place where states are saved or to the end of the step.
+    """Tokens of some sequences, up to a position where states are saved or to the end of the step.
 
-    rows: of all these tokens. sequences: of which they are. ends: where those of each end, [0, ...]. saved: pairs of a
-    number of `StepRows.saves` and a sequence.
+    rows: rows of all these tokens.
+    sequences: sequences that they belong to.
+    ends: where the tokens of each sequence end, [0, ...].
+    saved: pairs of an index into `StepRows.saves` and a sequence.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int, int]], saves: Sequence[Sequence[int]], starts: Sequence[int],
                  device: torch.device) -> None:  # fmt: skip
-        """spans: (sequence, first token, end) each, in tokens of the step."""
+        """spans: (sequence, first token, end), in tokens of the step."""
         self.rows = sent(np.concatenate([np.arange(begin, end) for _, begin, end in spans]), device)
         self.sequences = sent(np.array([sequence for sequence, _, _ in spans]), device)
         self.ends = sent(np.cumsum([0, *(end - begin for _, begin, end in spans)]), device)
@@ -93,9 +95,9 @@ class _Stretch:
 
 @lru_cache(maxsize=2)  # all layers of a step have the same
 def _stretches(starts: tuple[int, ...], saves: tuple[tuple[int, ...], ...], device: torch.device) -> list[_Stretch]:
-    """The stretches of a step in the order of the calls.
+    """Return the stretches of a step in the order of the calls.
 
-    starts, saves: of `StepRows`.
+    starts, saves: fields of `StepRows`.
     """
     cuts = []
     for sequence, (begin, end) in enumerate(pairwise(starts)):
@@ -108,7 +110,7 @@ def _stretches(starts: tuple[int, ...], saves: tuple[tuple[int, ...], ...], devi
 
 
 def _called(call: Any, tokens: Sequence[Tensor], current: Tensor, stretch: _Stretch) -> tuple[Tensor, Tensor]:
-    """The outputs of a stretch [tokens, heads, dim], and the states after it."""
+    """Return the outputs of a stretch [tokens, heads, dim], and the states after it."""
     parts = [x[stretch.rows][None] for x in tokens]
     found, after = call(*parts, current[stretch.sequences].float(), stretch.ends)
     return found[0], after
@@ -117,7 +119,7 @@ def _called(call: Any, tokens: Sequence[Tensor], current: Tensor, stretch: _Stre
 def _delta_rule(
     op: GatedDeltaRule, values: Sequence[Tensor], weights: Sequence[Tensor | None]
 ) -> tuple[Any, tuple[Tensor, ...], bool]:
-    """The call, its tokens q, k, v, gates and amounts, and whether its states are turned."""
+    """Return the library call, its tokens q, k, v, gates and amounts, and whether its states are transposed."""
     qkv, beta, alpha = values
     decay, dt_bias = weights
     assert decay is not None
@@ -147,7 +149,7 @@ def _delta_rule(
 def _scan(
     op: SelectiveScan, values: Sequence[Tensor], weights: Sequence[Tensor | None]
 ) -> tuple[Any, tuple[Tensor, ...], bool]:
-    """The call, its tokens c, b, step * x and gates, and whether its states are turned."""
+    """Return the library call, its tokens c, b, step * x and gates, and whether its states are transposed."""
     xbc, dt = values
     decay, _, dt_bias = weights
     assert decay is not None

@@ -1,7 +1,6 @@
-"""Planes as a library reads them: one code a number, and a scale and a zero in floating point for each group.
+"""Planes in the form that libraries read: one code per number, and a floating-point scale and zero for each group.
 
-A number is (code - zero) * scale. So the minima of ggml's types (Q4_K: groups of 32) become zeros that are no whole
-numbers.
+A number is (code - zero) * scale. The minima of ggml's types (Q4_K: groups of 32) thus become fractional zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from octavo.backends.torch.quantized import codes_of, scales_of, spread
 
 class GroupedCodes(NamedTuple):
     """codes: int32 [out, in].
-    scales, zeros: float32 [out, groups]; zeros None: those of the middle code, or none.
+    scales, zeros: float32 [out, groups]; zeros None means that zero is the middle code, or that there is none.
     """
 
     codes: Tensor
@@ -26,7 +25,9 @@ class GroupedCodes(NamedTuple):
 
 
 def grouped_codes(p: Planes) -> GroupedCodes:
-    """The codes of a matrix [out, in], in their own order of columns, which mean the same numbers up to rounding."""
+    """Return the codes of a matrix [out, in], with columns in the order of the codes; they mean the same numbers up to
+    rounding.
+    """
     width, groups = p.shape[-1], p.scales.shape[-1]
     codes, scales = codes_of(p)[..., :width].int(), scales_of(p, p.scales)
     if p.supers is not None:

@@ -1,8 +1,8 @@
 """`humming-kernels`: products of 5 to 256 rows with codes of up to eight bits, compiled at run time for each format.
 
-Codes with a scale and a zero for each group are multiplied by rows in 16 bits; the library packs them in its own order,
-which takes as much memory again as the planes of the matrix. One row, and very many, are left to our kernels. A stack
-of experts is one layer: its rows lie in the order of their experts, whose offsets stay on the device.
+Codes with a scale and a zero for each group are multiplied by 16-bit rows. The library packs them in its own order,
+which takes as much memory again as the planes of the matrix. A single row, and very many rows, are left to our kernels.
+A stack of experts is one layer: its rows are sorted by expert, and the experts' offsets stay on the device.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _OUT, _IN = 64, 128  # of which a matrix has to be multiples
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all, or None if it can."""
+    """Return the reason why the library cannot be used here at all, or None if it can."""
     return missing("humming", "humming-kernels") or unfit(place)
 
 
 def can(problem: ProductProblem) -> str | None:
-    """The reason against it, or None if it has this product."""
+    """Return the reason why the library cannot compute this product, or None if it can."""
     out, width = problem.shape
     if reason := absent(problem.place):
         return reason
@@ -49,7 +49,7 @@ def can(problem: ProductProblem) -> str | None:
 
 
 def _reason_beside(problem: ProductProblem) -> str | None:
-    """The reason against another stack of the same mixture."""
+    """Return the reason why the library cannot take another stack of the same mixture, or None."""
     for other in problem.beside:
         reason = "it is held as plain numbers" if other is None else can(other)
         if reason is not None:
@@ -58,7 +58,7 @@ def _reason_beside(problem: ProductProblem) -> str | None:
 
 
 def extra_bytes(problem: ProductProblem) -> int:
-    """The memory that its packed form takes beside the planes: codes, scales and zeros in 16 bits."""
+    """Return the bytes that the packed form takes in addition to the planes: codes, and 16-bit scales and zeros."""
     out, width = problem.shape
     groups = max(-(-width // problem.group), 1)
     of_row = width * problem.bits // 8 + 2 * groups * (2 if problem.is_affine else 1)
@@ -66,9 +66,9 @@ def extra_bytes(problem: ProductProblem) -> int:
 
 
 def prepared(p: Planes, dtype: torch.dtype) -> Any:
-    """The matrix, or the stack of matrices, as a layer of the library.
+    """Return the matrix or stack of matrices as a layer of the library.
 
-    dtype: of rows, scales and zeros.
+    dtype: type of rows, scales and zeros.
     """
     *experts, out, width = p.shape
     if experts:  # one after another: codes of 32 bits each are four to eight times as large as the planes
@@ -97,7 +97,7 @@ def prepared(p: Planes, dtype: torch.dtype) -> Any:
 
 
 def _tensors(p: Planes, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A matrix [out, in] by the names of the library's tensors."""
+    """Return a matrix [out, in] as the library's tensors, by name."""
     grouped = grouped_codes(p)
     packed = import_module("humming.ops").pack_weight(grouped.codes, p.bits + p.high_bits)
     found = {"weight": packed, "weight_scale": grouped.scales.to(dtype)}
@@ -105,7 +105,9 @@ def _tensors(p: Planes, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def linear(x: Tensor, layer: Any, end: ProductEnd) -> Tensor:
-    """x [rows, in], in the order of the codes, times the matrix of `prepared`, with the end of the product."""
+    """Multiply x [rows, in], with columns in the order of the codes, by the matrix of `prepared`, and add the product's
+    end.
+    """
     is_free = end.out is not None and (end.residual is None or end.out.data_ptr() != end.residual.data_ptr())
     found: Tensor = layer(x.contiguous(), outputs=end.out if is_free else None)
     for term in (end.residual, end.bias):
@@ -114,9 +116,10 @@ def linear(x: Tensor, layer: Any, end: ProductEnd) -> Tensor:
 
 
 def expert_linear(x: Tensor, layer: Any, ends: Tensor) -> Tensor:
-    """x [pairs, in], the pairs of each expert together, times the expert's matrix of `prepared` -> [pairs, out].
+    """Multiply x [pairs, in], sorted by expert, by each expert's matrix of `prepared` -> [pairs, out].
 
-    ends: int32 [experts + 1], where the pairs of each expert begin, and the end of the last. Later rows stay unwritten.
+    ends: int32 [experts + 1], where the pairs of each expert begin, and the end of the last. Later rows are not
+    written.
     """
     found: Tensor = layer(x.contiguous(), expert_layout=ends, compute_config={"gemm_type": "grouped_contiguous"})
     return found

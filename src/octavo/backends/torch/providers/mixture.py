@@ -1,4 +1,4 @@
-"""A mixture of experts by a library's grouped products: pairs of row and expert lie in the order of their experts."""
+"""A mixture of experts computed by a library's grouped products. Pairs of row and expert are sorted by expert."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Gated = Callable[[Tensor, Tensor], Tensor]
 
 
 class ExpertOrder(NamedTuple):
-    """Pairs, row * top_k + choice, sorted by expert; pairs of experts on other ranks come last.
+    """Pairs (row * top_k + choice) sorted by expert; pairs whose experts are on other ranks come last.
 
     pairs: int64 [pairs], the pair at each place.
-    experts: int64 [pairs], the expert of that pair, or any number if it is on another rank.
+    experts: int64 [pairs], the expert of that pair, or any number if the expert is on another rank.
     ends: int32 [experts + 1], where the pairs of each expert begin, and the end of the last.
     """
 
@@ -53,7 +53,7 @@ def mixture(
     grouped: Grouped,
     gated: Gated,
 ) -> Tensor:
-    """Compute a whole mixture, x [rows, in] -> [rows, in].
+    """Compute a whole mixture: x [rows, in] -> [rows, in].
 
     choice, biases: as for `StepKernels.experts`.
     """

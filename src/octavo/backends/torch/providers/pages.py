@@ -1,4 +1,4 @@
-"""Keys and values of single sequences, gathered from the pages of a layer for libraries that know no pages."""
+"""Keys and values of single sequences, gathered from a layer's pages for libraries without paging."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from octavo.graph.ops.attention import AttentionParams
 
 
 def first_key(p: AttentionParams, end: int, tokens: int, block_size: int) -> int:
-    """The position of the first key in the first block that the last tokens of a sequence of `end` tokens see."""
+    """Return the position of the first key in the first block that the last `tokens` tokens of a sequence of length
+    `end` see.
+    """
     if p.window is None:
         return 0
     return max(end - tokens + 1 - p.window, 0) // block_size * block_size
 
 
 def gathered(pages: LayerPages, p: AttentionParams, some: EqualSequences, number: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [heads, keys, dim] that sequence `number` of those with equally many tokens sees."""
+    """Return the keys and values [heads, keys, dim] that sequence `number` of `some` sees."""
     block_size, tokens = pages.keys.shape[2], some.positions.shape[1]
     end = some.ends[number]
     first = first_key(p, end, tokens, block_size)

@@ -1,4 +1,4 @@
-"""Problems that a library may solve in place of a kernel of ours, and what is the same for all libraries."""
+"""Problems that a library may solve in place of one of our kernels, and code that all libraries share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EXTRA = "pip install 'octavo[gpu-fast]'"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device and the options of a step.
+    """The device and options of a step.
 
-    capability: of the GPU; None means the CPU.
-    dtype: of its values.
+    capability: compute capability of the GPU; None means the CPU.
+    dtype: type of the step's values.
     repeats: no result may depend on what else is in the step.
     """
 
@@ -30,7 +30,7 @@ class Place:
 
     @staticmethod
     def of(device: torch.device, dtype: torch.dtype, *, repeats: bool = False) -> Place:
-        """That of a backend."""
+        """Return the place of a backend with these options."""
         is_gpu = device.type == "cuda"
         return Place(torch.cuda.get_device_capability(device) if is_gpu else None, dtype, repeats)
 
@@ -39,9 +39,9 @@ class Place:
 class ProductProblem:
     """Products of some rows with a matrix [out, in] that is held as codes.
 
-    group: columns with one scale.
+    group: number of columns that share a scale.
     experts: number of matrices in the stack, each multiplied by the rows that chose it. Zero means a single matrix.
-    beside: the other stacks of the mixture, which the library must take too. None means one held as plain numbers.
+    beside: the other stacks of the mixture, which the library must take too. None stands for one held as plain numbers.
     """
 
     place: Place
@@ -61,9 +61,9 @@ class ProductProblem:
 
     @staticmethod
     def of(place: Place, p: Planes, shape: tuple[int, ...]) -> ProductProblem:
-        """The problem of planes.
+        """Return the problem of multiplying by planes.
 
-        shape: [out, in] or [experts, out, in] of the whole weight, of which `p` may be one row.
+        shape: [out, in] or [experts, out, in] of the whole weight; `p` may be one row of it.
         """
         count = shape[0] if len(shape) > 2 else 0
         is_affine = p.zeros is not None or p.minima is not None
@@ -76,7 +76,7 @@ class ProductProblem:
 def mixture_problems(
     place: Place, stacks: Sequence[tuple[Planes | None, tuple[int, ...]]]
 ) -> list[ProductProblem | None]:
-    """The problem of each stack of a mixture, or None for a stack without planes.
+    """Return the problem of each stack of a mixture, or None for a stack without planes.
 
     stacks: planes (one row is enough) or None for plain numbers, and the shape [experts, out, in].
     """
@@ -104,7 +104,7 @@ class PromptProblem:
 
 @dataclass(frozen=True, slots=True)
 class StateProblem:
-    """Many tokens of a sequence through states [key_dim, value_dim] of heads."""
+    """The recurrence of many tokens of a sequence over each head's state [key_dim, value_dim]."""
 
     place: Place
     operation: Literal["gated delta rule", "selective scan"]
@@ -120,14 +120,14 @@ KernelProblem = ProductProblem | PromptProblem | StateProblem
 
 
 def missing(module: str, package: str) -> str | None:
-    """The reason why a library cannot be imported, or None if it is there."""
+    """Return the reason why a library cannot be imported, or None if it can."""
     return None if find_spec(module) is not None else f"{package} is not installed ({EXTRA})"
 
 
 def unfit(place: Place, least: tuple[int, int] = (8, 0)) -> str | None:
-    """The reason against any library on a GPU.
+    """Return the reason why no library can be used on this GPU, or None.
 
-    least: the compute capability that it needs.
+    least: minimum compute capability.
     """
     if place.repeats:
         return "deterministic: its sums may depend on what else is in a step"

@@ -14,19 +14,19 @@ from octavo.graph.ops.attention import AttentionParams
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all, or None if it can."""
+    """Return the reason why the function cannot be used here at all, or None if it can."""
     return unfit(place)
 
 
 def can(problem: PromptProblem) -> str | None:
-    """The reason against it, or None if it has this attention."""
+    """Return the reason why the function cannot compute this attention, or None if it can."""
     return absent(problem.place) or refused(problem) or (
         "a window would take a mask of all pairs" if problem.params.window is not None else None
     )  # fmt: skip
 
 
 def refused(problem: PromptProblem) -> str | None:
-    """The reason against any attention of torch's libraries."""
+    """Return the reason why none of torch's libraries can compute this attention, or None."""
     p = problem.params
     reasons = {
         "the keys are a latent": p.value_dim is not None and p.value_dim != p.head_dim,
@@ -42,7 +42,9 @@ def refused(problem: PromptProblem) -> str | None:
 
 
 def attend(q: Tensor, pages: LayerPages, p: AttentionParams, some: EqualSequences, out: Tensor) -> Tensor:
-    """q [n * t, num_heads, head_dim] of n sequences with t tokens each -> `out` [n * t, num_heads * head_dim]."""
+    """Attend with q [n * t, num_heads, head_dim] of n sequences with t tokens each -> `out` [n * t, num_heads *
+    head_dim].
+    """
     tokens = some.positions.shape[1]
     for number, end in enumerate(some.ends):
         rows = slice(number * tokens, (number + 1) * tokens)

@@ -1,7 +1,7 @@
-"""`torch.nn.attention.varlen` for prompts: all sequences in one launch, from torch 2.12 on with windows and GQA.
+"""`torch.nn.attention.varlen` for prompts: all sequences in one launch, with windows and GQA from torch 2.12 on.
 
-With a block table it reads the pages themselves. FlashAttention 2, which torch has, wants pages of a multiple of 256
-tokens for that; smaller ones are gathered first.
+With a block table it reads the pages directly. FlashAttention 2, which torch includes, requires page sizes that are
+multiples of 256 tokens for that; smaller pages are gathered first.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ _PAGE = 256  # tokens, of which pages that it reads itself are multiples
 
 @cache
 def _parameters() -> frozenset[str]:
-    """The names of the parameters of `varlen_attn` in this torch; none: it has none."""
+    """Return the names of the parameters of `varlen_attn`; empty if this torch lacks the function."""
     if find_spec(_MODULE) is None:
         return frozenset()
     return frozenset(inspect.signature(import_module(_MODULE).varlen_attn).parameters)
 
 
 def absent(place: Place) -> str | None:
-    """The reason why it cannot be used here at all, or None if it can."""
+    """Return the reason why the function cannot be used here at all, or None if it can."""
     if lacking := [name for name in _NEEDED if name not in _parameters()]:
         return f"torch {torch.__version__} has no varlen_attn with {', '.join(lacking)}"
     return unfit(place)
 
 
 def can(problem: PromptProblem) -> str | None:
-    """The reason against it, or None if it has this attention."""
+    """Return the reason why the function cannot compute this attention, or None if it can."""
     return absent(problem.place) or refused(problem)
 
 
 def reads_pages(block_size: int) -> bool:
-    """True if pages of so many tokens need not be gathered."""
+    """True if pages of `block_size` tokens need not be gathered."""
     return {"block_table", "seqused_k"} <= _parameters() and block_size % _PAGE == 0
 
 
 def attend(q: Tensor, pages: LayerPages, p: AttentionParams, some: EqualSequences, out: Tensor) -> Tensor:
-    """q [n * t, num_heads, head_dim] of n sequences with t tokens each -> `out` [n * t, num_heads * head_dim]."""
+    """Attend with q [n * t, num_heads, head_dim] of n sequences with t tokens each -> `out` [n * t, num_heads *
+    head_dim].
+    """
     call: Any = import_module(_MODULE).varlen_attn
     count, tokens = some.positions.shape
     block_size, window = pages.keys.shape[2], some.windows[pages.group]
