@@ -1,4 +1,4 @@
-"""Machine that a measurement ran on."""
+"""Describes the machine that a measurement ran on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.platform import processors
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts that decide whether two figures are comparable."""
+    """The facts that decide whether two measurements are comparable."""
 
     octavo: str
     python: str
@@ -51,10 +51,10 @@ def describe_machine(session: Session) -> Machine:
 
 
 def system() -> str:
-    """`Linux 6.8.0 x86_64`"""
+    """Return the system, such as `Linux 6.8.0 x86_64`."""
     return f"{platform.system()} {platform.release()} {platform.machine()}"
 
 
 def processor() -> dict[str, str]:
-    """The facts that the system knows about the first processor, at least its name."""
+    """Return what the system knows about the first processor, at least its name."""
     return processors.description() or {"model name": platform.processor() or platform.machine()}

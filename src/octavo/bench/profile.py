@@ -1,4 +1,4 @@
-"""Time of each operation in a step, compared with the least time it needs on this machine."""
+"""Times each operation in a step, and compares it with the minimum time it needs on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class OperationProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One kind of step. seconds: from the batch to the result, which includes the seconds of the operations."""
+    """One kind of step.
+
+    seconds: from the batch to the result, including the operations' seconds.
+    """
 
     name: str
     num_rows: int
@@ -57,7 +60,7 @@ class StepProfile:
         return sum(operation.seconds for operation in self.operations)
 
     def by_kind(self) -> list[OperationProfile]:
-        """The operations with those of all layers merged, sorted by the time lost."""
+        """Merge each operation over all layers, sorted by the time lost."""
         kinds: dict[str, list[OperationProfile]] = {}
         for operation in self.operations:
             name = _without_layer(operation.label)
@@ -68,7 +71,7 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """Steps of one model on one machine. `dataclasses.asdict` makes it JSON."""
+    """Step profiles of one model on one machine. `dataclasses.asdict` makes it JSON-compatible."""
 
     model: str
     architecture: str
@@ -90,7 +93,7 @@ def profile(
 
     iterations: decode steps of each kind; prefill runs a quarter as many, but at least 4.
     show_progress: show a bar on a terminal.
-    options: further fields of `octavo.config.EngineConfig`.
+    options: additional fields of `octavo.config.EngineConfig`.
 
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
@@ -135,7 +138,7 @@ def profile(
 
 
 class _Stepper:
-    """Runs steps of its own making on an executor whose cache nobody else uses."""
+    """Runs synthetic steps on an executor whose cache nothing else uses."""
 
     def __init__(self, executor: ProfiledExecutor, block_size: int, vocab_size: int) -> None:
         self._executor = executor
@@ -146,7 +149,7 @@ class _Stepper:
         self._vocab_size = vocab_size
 
     def decode(self, rows: int, context: int, iterations: int) -> StepProfile:
-        """Steps of one token for each of `rows` sequences, which then have `context` tokens."""
+        """Profile steps of one token for each of `rows` sequences, whose length is then `context` tokens."""
         blocks = -(-context // self._block_size) * self._num_groups
         self._executor.submit(self._batch(1, context)).wait()
         copies = [(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)]
@@ -156,7 +159,7 @@ class _Stepper:
         return self._measure(f"decode, {rows} row{'s' if rows > 1 else ''}", batch, sizes, iterations)
 
     def prefill(self, tokens: int, iterations: int) -> StepProfile:
-        """A prompt of `tokens` tokens in one step."""
+        """Profile a prompt of `tokens` tokens in one step."""
         sizes = self._sizes(tokens=tokens, requests=1, context=tokens)
         return self._measure(f"prefill, {tokens} tokens", self._batch(1, tokens), sizes, iterations)
 
@@ -164,7 +167,9 @@ class _Stepper:
         return StepSizes(tokens, requests, requests, context, self._executor.kv_element_bytes)
 
     def _batch(self, requests: int, tokens: int, start: int = 0) -> Batch:
-        """`requests` sequences with `tokens` new tokens each after `start` cached ones, sampled greedily."""
+        """Make a batch of `requests` greedily sampled sequences, with `tokens` new tokens each after `start` cached
+        ones.
+        """
         length = start + tokens
         blocks = -(-length // self._block_size)
         # The first sequence has the same blocks however many there are: the others begin as copies of it.
@@ -186,7 +191,7 @@ class _Stepper:
         )
 
     def _measure(self, name: str, batch: Batch, sizes: StepSizes, iterations: int) -> StepProfile:
-        """The mean of the fastest quarter of the steps, after one warm-up step."""
+        """Return the mean of the fastest quarter of the steps, after one warm-up step."""
         measured: list[tuple[float, list[RecordTime]]] = []
         for _ in range(iterations + 1):
             self._executor.start_profile()
@@ -210,7 +215,7 @@ class _Stepper:
 
 
 def _operation(times: Sequence[RecordTime], ceilings: Ceilings) -> OperationProfile:
-    """One operation from its times in several steps."""
+    """Summarize one operation from its times in several steps."""
     seconds = sum(t.seconds for t in times) / len(times)
     busy = sum(t.busy_seconds for t in times) / len(times)
     record = times[0]
@@ -228,9 +233,9 @@ def _operation(times: Sequence[RecordTime], ceilings: Ceilings) -> OperationProf
 
 
 def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
-    """The least seconds of an operation.
+    """Return the minimum time of an operation.
 
-    Weights and cache are read from memory and activations from the L2 cache, while the arithmetic runs in parallel.
+    Weights and cache are read from memory, activations from the L2 cache, and arithmetic runs in parallel with both.
     """
     moved = record.cost.bytes_read + record.cost.bytes_written - record.cost.activation_bytes
     reading = moved / ceilings.value("read from memory") + record.cost.activation_bytes / ceilings.value("read from L2")
@@ -239,13 +244,13 @@ def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
 
 
 def _label(record: RecordTime) -> str:
-    """The operation and the last part of its weights' names: `layers.3: fused_linear gate+up`."""
+    """Return the operation and the last part of its weights' names: `layers.3: fused_linear gate+up`."""
     names = [name.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") for name in record.matrices]
     return " ".join([record.label, "+".join(names)]).strip()
 
 
 def _without_layer(label: str) -> str:
-    """`layers.3: linear` -> `linear`"""
+    """Remove the layer: `layers.3: linear` -> `linear`."""
     place, _, operation = label.partition(": ")
     place = ".".join(part for part in place.split(".") if part != "layers" and not part.isdigit())
     return f"{place}: {operation}" if place else operation

@@ -1,4 +1,4 @@
-"""The latency of one batch of requests, and the throughput of many requests submitted at once."""
+"""Measures the latency of one batch of requests, and the throughput of many requests submitted at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median, and the 10th and 90th percentile around it."""
+    """A median with the 10th and 90th percentiles."""
 
     median: float
     low: float
@@ -48,14 +48,14 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """The spread of at least one value; percentiles are interpolated between neighbours."""
+        """Compute the spread of at least one value; percentiles are interpolated between neighbours."""
         median, low, high = np.percentile(values, (50, 10, 90)).tolist()
         return Spread(median, low, high, len(values))
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyReport:
-    """Figures as `DEFINITIONS` defines them; `dataclasses.asdict` makes it JSON."""
+    """Figures as defined in `DEFINITIONS`; `dataclasses.asdict` makes it JSON-compatible."""
 
     machine: Machine
     input_len: int
@@ -72,7 +72,7 @@ class LatencyReport:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputReport:
-    """Figures as `DEFINITIONS` defines them; `dataclasses.asdict` makes it JSON."""
+    """Figures as defined in `DEFINITIONS`; `dataclasses.asdict` makes it JSON-compatible."""
 
     machine: Machine
     num_prompts: int
@@ -101,10 +101,10 @@ def latency(
     show_progress: bool = False,
     **options: Any,
 ) -> LatencyReport:
-    """Run `iterations` batches of batch_size equal requests, after `warmup` batches that are not measured.
+    """Run `iterations` batches of batch_size identical requests, after `warmup` batches that are not measured.
 
     show_progress: show a bar on a terminal.
-    options: further fields of `octavo.config.EngineConfig`.
+    options: additional fields of `octavo.config.EngineConfig`.
 
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
@@ -140,10 +140,10 @@ def throughput(
     show_progress: bool = False,
     **options: Any,
 ) -> ThroughputReport:
-    """Submit num_prompts requests at once and wait for all, `iterations` times after `warmup` runs without measurement.
+    """Submit num_prompts requests at once and wait for all, `iterations` times after `warmup` unmeasured runs.
 
     show_progress: show a bar on a terminal.
-    options: further fields of `octavo.config.EngineConfig`.
+    options: additional fields of `octavo.config.EngineConfig`.
 
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
@@ -172,20 +172,20 @@ def throughput(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: its wall time in seconds, and the engine's metrics of each request."""
+    """One run: its wall time in seconds, and the engine's metrics for each request."""
 
     end_to_end_s: float
     requests: list[RequestMetrics]
 
     @property
     def first_tokens_s(self) -> list[float]:
-        """Seconds to the first token of each request."""
+        """Time to the first token of each request, in seconds."""
         return [metrics.time_to_first_token_s or 0.0 for metrics in self.requests]
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The runs that count. Properties: spreads and lists over all of them, in seconds."""
+    """The measured runs. Its properties are spreads and lists over all of them, in seconds."""
 
     machine: Machine
     runs: list[Run]
@@ -198,7 +198,7 @@ class _Result:
 
     @property
     def guessed_share(self) -> float:
-        """The share of generated tokens that were right guesses."""
+        """Fraction of generated tokens that came from accepted drafts."""
         metrics = [each for run in self.runs for each in run.requests]
         right = sum(each.num_accepted_draft_tokens for each in metrics)
         return right / max(sum(each.num_generated_tokens for each in metrics), 1)
@@ -214,7 +214,7 @@ class _Result:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise UsageError naming the first size that is not an integer above 0."""
+    """Check that all sizes are positive integers. Raises UsageError naming the first that is not."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} is {value!r}; it must be an integer of at least 1")
@@ -252,7 +252,7 @@ def _measure(
 
 
 def run_once(session: Session, num_requests: int, input_len: int, output_len: int, rng: random.Random) -> Run:
-    """Submit random prompts of input_len tokens and wait for output_len tokens of each.
+    """Submit random prompts of input_len tokens and wait for output_len tokens from each.
 
     Raises UsageError if they are too long for the context.
     """

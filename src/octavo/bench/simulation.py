@@ -1,10 +1,10 @@
-"""The speed of a model on many machines, computed from its graph and a few figures of a machine and its link.
+"""Computes a model's speed on many machines from its graph and a few figures for a machine and its link.
 
-A step of a rank takes as long as its bytes or its operations, whichever is longer, and its exchanges. Ranks of a stage
-wait for the widest of them. With whole experts on each rank they wait for the one whose experts are chosen most often:
-tokens are taken to choose evenly and independently of each other. Stages hand their values over the link. What is left
-out makes the real speed lower: scheduling, sampling, uneven lengths of requests, experts that many tokens prefer, other
-traffic on the link.
+A rank's step takes as long as its memory reads or its arithmetic, whichever is longer, plus its exchanges. The ranks of
+a stage wait for the widest one. If each rank holds whole experts, they wait for the one whose experts are chosen most
+often; tokens are assumed to choose evenly and independently. Stages pass their values over the link. The real speed is
+lower, because some things are left out: scheduling, sampling, uneven request lengths, experts that many tokens prefer,
+other traffic on the link.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ _MOST_DRAWS, _DRAWN_NUMBERS = 2000, 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines that are alike, with one rank for each socket, and the link between them.
+    """Identical machines, with one rank per socket, and the link between them.
 
-    bandwidth: bytes per second that a socket reads from memory. compute: operations per second of a socket. efficiency:
-    the part of both that a step reaches. memory: bytes of a socket. latency: seconds for a message to another machine.
-    link: bytes per second of a machine's link. local_latency, local_link: the same between sockets.
+    bandwidth: bytes per second that a socket reads from memory.
+    compute: operations per second of a socket.
+    efficiency: fraction of both that a step reaches.
+    memory: bytes per socket.
+    latency: seconds for a message to another machine.
+    link: bytes per second of a machine's link.
+    local_latency, local_link: the same between sockets.
     """
 
     sockets: int
@@ -56,11 +60,11 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The use of the machines: so many users, each with so many tokens.
+    """The load on the machines: a number of users, each with a context of the same length.
 
-    whole_experts: ranks of a mixture have whole experts each, instead of a part of every expert. whole_logits: tokens
-    are sampled from all logits, which the ranks of a stage gather; else from a few candidates of each, which count
-    nothing.
+    whole_experts: each rank of a mixture holds whole experts instead of a part of every expert.
+    whole_logits: tokens are sampled from all logits, which the ranks of a stage gather. Otherwise they are sampled from
+        a few candidates per rank, whose cost is ignored.
     """
 
     context: int
@@ -71,9 +75,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """One way to divide the machines. Rates in tokens per second, the time to the first token in seconds.
+    """One way to divide the machines. Rates are in tokens per second, the time to the first token in seconds.
 
-    fits: the weights and the cache of all users do. runs: tensor parallel stays within machines.
+    fits: the weights and the cache of all users fit.
+    runs: tensor parallelism stays within machines.
     """
 
     nodes: int
@@ -91,9 +96,9 @@ class Division:
 def simulate(
     checkpoint: Checkpoint, config: EngineConfig, machines: Machines, nodes: Sequence[int], load: Load
 ) -> list[Division]:
-    """All ways to divide so many machines, the fastest for all users first.
+    """Return all ways to divide each of these numbers of machines: those that run and fit first, then the fastest.
 
-    Raises UsageError if there is none, and for whole experts of a model that has none.
+    Raises UsageError if there is none, or if whole experts are requested for a model without experts.
     """
     model = _Model(checkpoint, config, load)
     found = [choice for count in nodes for choice in _choices(model, machines, count, load.users)]
@@ -152,7 +157,7 @@ class _Model:
         self._parts: dict[tuple[Ranks, int], _Part] = {}
 
     def stage_seconds(self, machines: Machines, ranks: Ranks, tokens: int, requests: int) -> list[float]:
-        """The time of a step in each stage, its values handed on."""
+        """Return the time of a step in each stage, including passing on its values."""
         return [
             self._part(ranks, stage).seconds(machines, ranks.tensor_parallel, tokens, requests, self.context)
             for stage in range(ranks.pipeline_parallel)
@@ -163,7 +168,7 @@ class _Model:
         return part.weight_bytes + part.workspace_bytes + users * self.context * part.kv_bytes_per_token
 
     def _part(self, ranks: Ranks, stage: int) -> _Part:
-        """The first rank of a stage; where parts are uneven it is among the widest."""
+        """Return the first rank of a stage; if parts are uneven, it is among the widest."""
         if (ranks, stage) not in self._parts:
             config = replace(self._config, tensor_parallel_size=1, pipeline_parallel_size=1)
             graph = rank_graph(self._graph, ranks, ranks.of_stage(stage)[0], self._steps)
@@ -178,7 +183,10 @@ class _Part:
     """The graph of one rank with its sizes."""
 
     def __init__(self, sizes: Sizes, exchanged: list[RankExchange], handed_on: int) -> None:
-        """handed_on: columns to the next stage."""
+        """Compute the sizes of a part.
+
+        handed_on: columns passed to the next stage.
+        """
         self._sizes, self._exchanged, self._handed_on = sizes, exchanged, handed_on
         self.weight_bytes, self.workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
         self.kv_bytes_per_token = sizes.cache.token_bytes
@@ -200,7 +208,7 @@ class _Part:
         return seconds
 
     def _of_busiest(self, tokens: int) -> tuple[float, float]:
-        """The bytes and operations beyond an even share of the rank whose experts are chosen most often."""
+        """Return the bytes and operations beyond an even share for the rank whose experts are chosen most often."""
         extra_bytes = extra_flops = 0.0
         for node in self._sizes.graph.nodes:
             op = node.op
@@ -216,7 +224,7 @@ class _Part:
 
 
 class Busiest(NamedTuple):
-    """Of the rank with most to do, on average: experts that any token chooses, and pairs of a token and an expert."""
+    """The average load of the busiest rank: experts chosen by any token, and pairs of a token and an expert."""
 
     experts: float
     pairs: float
@@ -224,10 +232,10 @@ class Busiest(NamedTuple):
 
 @cache
 def busiest_rank(tokens: int, top_k: int, experts: int, held: int, identities: int = 0) -> Busiest:
-    """If each token chooses `top_k` of experts and identities evenly and independently, and each rank holds `held`
-    neighbouring experts.
+    """Simulate the busiest rank if each token chooses `top_k` of experts and identities evenly and independently.
 
-    The average of draws from a fixed seed, within a few per cent.
+    Each rank holds `held` neighbouring experts. The result is an average over draws from a fixed seed, accurate to a
+    few per cent.
     """
     rng = np.random.default_rng(0)
     choices = experts + identities

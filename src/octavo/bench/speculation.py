@@ -1,4 +1,4 @@
-"""Speedup from drafts: answers to prompts of eight kinds with and without drafts, in turns on one loaded model."""
+"""Measures the speedup from drafts: prompts of eight kinds with and without drafts, in turns on one loaded model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from octavo.sampling_params import RequestOutputKind, SamplingParams
 class KindReport:
     """The figures of one kind of text.
 
-    num_tokens: of the answer. accepted_share: of the drafts that were computed. tokens_per_step: mean. tokens_per_s:
-    after the first token, medians without drafts and with. gain, first_token_ratio: medians over the turns of the
-    speeds with drafts over those without, and of the times to the first token; 1.0 for answers of one token.
+    num_tokens: tokens of the answer.
+    accepted_share: fraction of the computed drafts that were accepted.
+    tokens_per_step: mean tokens per step.
+    tokens_per_s: speed after the first token; medians without drafts and with them.
+    gain, first_token_ratio: speed with drafts divided by speed without, and the same for the time to the first token;
+        medians over the turns. 1.0 for answers of one token.
     """
 
     kind: str
@@ -42,10 +45,11 @@ class KindReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """gain, edit_gain: geometric means over all kinds and over edits of files (None: there are none). worst_gain:
-    of all kinds.
+    """The figures of all kinds.
 
-    are_equal: answers and log-probabilities with drafts have the bits of those without.
+    gain, edit_gain: geometric means over all kinds and over edits of files (None if there are none).
+    worst_gain: the lowest gain of any kind.
+    are_equal: answers and log-probabilities with drafts are bitwise equal to those without.
     """
 
     machine: Machine
@@ -67,7 +71,7 @@ class _Answer:
 
     @property
     def bits(self) -> tuple[list[int], float | None]:
-        """The part that is the same with drafts and without."""
+        """The part that must be identical with and without drafts."""
         return self.token_ids, self.logprob
 
     @property
@@ -86,12 +90,14 @@ def speculation(
     show_progress: bool = False,
     **options: Any,
 ) -> SpeculationReport:
-    """Answer each of `PROMPTS` without drafts and with, `turns` times; the first turn warms up and does not count.
+    """Answer each of `PROMPTS` without drafts and with them, `turns` times; the first turn is a warm-up and does not
+    count.
 
-    users: prompts at the same time; with 8, all kinds at once. kinds: of text, names in `PROMPTS`; none: all. options:
-    further fields of `EngineConfig`.
-    Raises UsageError for a kind that does not exist, or if the options switch drafts off, ModelLoadError or
-    InsufficientMemoryError.
+    users: prompts running at the same time; with 8, all kinds at once.
+    kinds: kinds of text, by name in `PROMPTS`; empty for all.
+    options: additional fields of `EngineConfig`.
+
+    Raises UsageError for an unknown kind or if the options turn drafts off, ModelLoadError or InsufficientMemoryError.
     """
     check_sizes(turns=turns, output_len=output_len, users=users)
     wanted = _wanted(kinds)
@@ -142,9 +148,9 @@ def _wanted(kinds: Sequence[str]) -> list[str]:
 
 
 def _answers(session: Session, params: SamplingParams, kinds: list[str], users: int, salt: str) -> dict[str, _Answer]:
-    """By kind.
+    """Return the answers by kind.
 
-    salt: keeps the prompts of other turns out of the prefix cache, so that first tokens are comparable.
+    salt: keeps other turns' prompts out of the prefix cache, so that first tokens are comparable.
     """
     answers = {}
     for first in range(0, len(kinds), users):

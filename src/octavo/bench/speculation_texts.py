@@ -1,4 +1,4 @@
-"""Prompts of eight kinds, on which drafts are measured: from files that are edited to free talk."""
+"""Prompts of eight kinds for measuring drafts, from editing files to free conversation."""
 
 _INVENTORY = """
 def load(path):

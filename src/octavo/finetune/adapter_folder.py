@@ -1,6 +1,6 @@
-"""Writes an adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`.
+"""Writes an adapter in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-Source: the classes LoraConfig and LoraLayer of PEFT 0.21 for the keys, the names and the shapes.
+Source: the classes LoraConfig and LoraLayer of PEFT 0.21 for the keys, names and shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Factors = Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 @dataclass(frozen=True, slots=True)
 class AdapterDescription:
-    """The content of `adapter_config.json`. base: the name of the model that it was trained for."""
+    """The content of `adapter_config.json`.
+
+    base: name of the model that it was trained for.
+    """
 
     base: str
     rank: int
@@ -33,7 +36,7 @@ class AdapterDescription:
     names_are_whole: bool = False  # the last names would also mean modules that were not trained
 
     def config(self) -> dict[str, object]:
-        """The keys of the file."""
+        """Return the keys of the file."""
         names = {m.name if self.names_are_whole else m.name.rpartition(".")[2] for m in self.modules}
         return {
             "peft_type": "LORA",
@@ -52,7 +55,7 @@ class AdapterDescription:
 
 
 def write_adapter(folder: Path, description: AdapterDescription, factors: Factors) -> int:
-    """Write both files into a folder that exists, and return the bytes of the tensors.
+    """Write both files to an existing folder, and return the size of the tensors in bytes.
 
     Raises ModelWriteError naming the file.
     """
@@ -67,6 +70,6 @@ def write_adapter(folder: Path, description: AdapterDescription, factors: Factor
 
 
 def tensor_of(name: str, array: NDArray[np.float32]) -> SafeTensor:
-    """A tensor in float32."""
+    """Return a tensor in float32."""
     data = np.ascontiguousarray(array, np.float32)
     return SafeTensor(name, "F32", data.shape, lambda: [data.reshape(-1).view(np.uint8)])

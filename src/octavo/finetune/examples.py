@@ -1,4 +1,4 @@
-"""Reads the lines of training data as token ids, and marks the tokens that are answers."""
+"""Reads training data as token ids, and marks the tokens that are answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _FORMS = '{"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ..
 
 @dataclass(slots=True)
 class Examples:
-    """The examples of a file, and the line of each, from 1.
+    """The examples of a file, and the line number of each, counting from 1.
 
-    num_cut: those that lost their end; num_dropped: those without an answer that fits. digest: of the file.
+    num_cut: examples whose end was cut off.
+    num_dropped: examples without an answer that fits.
+    digest: digest of the file.
     """
 
     texts: list[LearnedText] = field(default_factory=list)
@@ -36,9 +38,9 @@ class Examples:
 
 
 def read_examples(path: Path, tokenizer: Tokenizer, max_tokens: int) -> Examples:
-    """All lines of a file. max_tokens: of an example; a plain text is cut into several, others lose their end.
+    """Read all lines of a file. Raises UsageError naming file, line and reason.
 
-    Raises UsageError naming file, line and reason.
+    max_tokens: maximum length of an example. Longer plain texts are split into several; other examples lose their end.
     """
     reader = _Reader(tokenizer)
     examples, digest = Examples(), sha256()
@@ -71,7 +73,10 @@ def read_examples(path: Path, tokenizer: Tokenizer, max_tokens: int) -> Examples
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """Token ids with the spans that are learnt. is_plain: all of it is, and it may be cut anywhere."""
+    """Token ids with the spans that are trained on.
+
+    is_plain: everything is trained on, and the text may be cut anywhere.
+    """
 
     ids: Sequence[int]
     spans: Sequence[tuple[int, int]]
@@ -109,7 +114,7 @@ def _record(line: bytes) -> Mapping[str, Any]:
 
 
 class _Reader:
-    """Makes marked token ids of the forms of a line."""
+    """Turns a line, in any of its formats, into marked token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -120,7 +125,10 @@ class _Reader:
         self._encoder.close()
 
     def read(self, record: Mapping[str, Any]) -> Iterator[_Marked]:
-        """The examples of a line: one, but for a conversation whose template hides parts of earlier answers."""
+        """Yield the examples of a line.
+
+        There is only one, except for a conversation whose template hides parts of earlier answers.
+        """
         prompt, completion, messages = (record.get(key) for key in ("prompt", "completion", "messages"))
         if isinstance(messages, list):
             yield from self._conversation(messages, 0, record)
@@ -144,7 +152,10 @@ class _Reader:
         return ids if ids[-1:] and ids[-1] in self._tokenizer.eos_token_ids else [*ids, *self._end]
 
     def _conversation(self, messages: list[Any], first: int, record: Mapping[str, Any]) -> Iterator[_Marked]:
-        """The assistant's messages from `first` on are answers. An opening one answers nothing and is not learnt."""
+        """Yield the examples of a conversation, where the assistant's messages from `first` on are answers.
+
+        An opening message of the assistant answers nothing and is not trained on.
+        """
         answers = [i for i, message in enumerate(messages) if i >= max(first, 1) and _is_answer(message)]
         if not answers:
             raise UsageError("the conversation has no message of the assistant behind another one; nothing is learnt")
@@ -157,7 +168,7 @@ class _Reader:
                 yield _Marked(ids, [span])
 
     def _turn(self, messages: list[Any], record: Mapping[str, Any]) -> tuple[list[int], tuple[int, int]]:
-        """The conversation up to an answer, and the span of that answer with the token that ends it."""
+        """Return the conversation up to an answer, and the span of that answer with the token that ends it."""
         variables = record.get("chat_template_kwargs") or {}
         if not isinstance(variables, dict) or variables.keys() & OWN_VARIABLES:
             own = ", ".join(sorted(OWN_VARIABLES))
@@ -183,5 +194,5 @@ def _is_answer(message: Any) -> bool:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of leading tokens that both have."""
+    """Return the number of leading tokens that both have in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

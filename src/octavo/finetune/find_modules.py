@@ -1,4 +1,4 @@
-"""Finds the linear modules of a checkpoint that an adapter can change, and what the graph makes of their rows."""
+"""Finds the linear modules of a checkpoint that an adapter can change, and where the graph uses their rows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _Index = NDArray[np.int64]
 
 
 def find_modules(checkpoint: Checkpoint, graph: Graph, targets: Sequence[str]) -> list[AdaptedModule]:
-    """The modules with one of these last names, such as `q_proj`, or all but the output head for `all-linear`.
+    """Find the modules whose last name is one of the targets, such as `q_proj`, or for `all-linear` all but the output
+    head.
 
-    Stacks of experts have none. Raises UsageError for a target that no module has, and for an architecture whose names
-    in transformers are not known.
+    Stacks of experts are not included. Raises UsageError for a target that matches no module, and for an architecture
+    whose names in transformers are unknown.
     """
     shapes = {
         node.op.weight.name: node.op.weight.shape
@@ -48,7 +49,7 @@ def find_modules(checkpoint: Checkpoint, graph: Graph, targets: Sequence[str]) -
 
 
 def _of_weights(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[AdaptedModule]:
-    """Numbers all rows of the graph's weights, and sees where they are in the tensors of transformers."""
+    """Number all rows of the graph's weights, and trace them into the tensors of transformers."""
     names = list(shapes)
     starts = np.cumsum([0, *(shapes[name][0] for name in names)])
     numbered = {
@@ -78,7 +79,7 @@ def _of_weights(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def _of_files(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[AdaptedModule]:
-    """Numbers the rows of the stored tensors, and sees where they are in the graph's weights."""
+    """Number the rows of the stored tensors, and trace them into the graph's weights."""
     table = weight_table(load_architecture(checkpoint.architecture))
     infos = checkpoint.file.tensors
     tensors = {name: infos[name].shape for name in infos if len(infos[name].shape) == 2 and ".experts." not in name}
@@ -109,7 +110,7 @@ def _of_files(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _module_name(tensor: str) -> str:
-    """That in the class of transformers. The files of GPT-2 from before 2020 lack its prefix."""
+    """Return the module's name in the transformers class. GPT-2 files from before 2020 lack its prefix."""
     name = tensor.removesuffix(".weight")
     return f"transformer.{name}" if name.startswith("h.") else name
 
@@ -123,7 +124,7 @@ def _is_transposed(name: str, table: WeightTable) -> bool:
 
 
 def _rows_of(numbers: _Index) -> Source:
-    """A matrix of float32, which holds the numbers of 16 million rows exactly."""
+    """Return a float32 matrix of row numbers, which is exact for up to 16 million rows."""
     weight = DenseWeight(numbers.astype(np.float32))
     return Source(weight.type_name, weight.shape, weight.nbytes, ("rows",), lambda: weight)
 

@@ -1,4 +1,4 @@
-"""LoRA training of a checkpoint from a file of examples to an adapter's folder."""
+"""LoRA training of a checkpoint, from a file of examples to an adapter's folder."""
 
 from __future__ import annotations
 
@@ -33,10 +33,15 @@ FrozenWeights = Literal["auto", "kept", "stored"]
 
 @dataclass(frozen=True, slots=True)
 class FinetuneOptions:
-    """alpha: None: twice the rank. learning_rate: the highest. batch_tokens: of a step. sequence_length: of an example.
+    """Options of a training run.
 
-    held_out: the share of the lines that is not learnt. held_out_every: steps; 0: ten times in a run.
-    frozen: whether the weights that are not trained stay in memory as floats, or are dequantized whenever needed.
+    alpha: None means twice the rank.
+    learning_rate: the peak learning rate.
+    batch_tokens: tokens per step.
+    sequence_length: maximum tokens per example.
+    held_out: fraction of the lines that is not trained on.
+    held_out_every: steps between evaluations; 0 means ten evaluations in a run.
+    frozen: whether frozen weights stay in memory as floats or are dequantized whenever needed.
     """
 
     rank: int = 16
@@ -53,13 +58,16 @@ class FinetuneOptions:
 
     @property
     def scaled_by(self) -> float:
-        """The alpha."""
+        """The alpha to use."""
         return 2.0 * self.rank if self.alpha is None else self.alpha
 
 
 @dataclass(frozen=True, slots=True)
 class Finetuning:
-    """A checkpoint, its examples and what follows from them and the options. base: the model's name in the adapter."""
+    """A checkpoint, its examples, and the plan that follows from them and the options.
+
+    base: the model's name in the adapter.
+    """
 
     base: str
     checkpoint: Checkpoint
@@ -70,7 +78,9 @@ class Finetuning:
     options: FinetuneOptions
 
     def memory(self, *, product_bytes: int) -> tuple[TrainingMemory, bool]:
-        """The memory of the run, and whether frozen weights stay in memory. product_bytes: of a number in a product.
+        """Return the memory the run needs, and whether frozen weights stay in memory.
+
+        product_bytes: bytes of a number in a matrix product.
 
         Raises InsufficientMemoryError if it is more than is free.
         """
@@ -108,7 +118,11 @@ def open_finetuning(base: str, checkpoint: Checkpoint, data: Path, options: Fine
 
 @dataclass(frozen=True, slots=True)
 class Finetuned:
-    """The result. nbytes: of the adapter's tensors; 0: the run was stopped. num_tokens: those of this process."""
+    """The result of a run.
+
+    nbytes: size of the adapter's tensors; 0 if the run was stopped.
+    num_tokens: tokens trained on by this process.
+    """
 
     progress: RunProgress
     nbytes: int
@@ -117,9 +131,11 @@ class Finetuned:
 
 @contextmanager
 def run_folder(adapter: Path, *, restart: bool) -> Iterator[AtomicFolder]:
-    """The folder of an unfinished run beside the adapter, which becomes the adapter's when the run is complete.
+    """Open the folder of an unfinished run next to the adapter.
 
-    It stays after an exception. Raises ModelWriteError if another process has it.
+    It becomes the adapter's folder when the run is complete.
+
+    The folder is kept after an exception. Raises ModelWriteError if another process is using it.
     """
     with AtomicFolder(adapter) as folder:
         if restart:
@@ -130,10 +146,12 @@ def run_folder(adapter: Path, *, restart: bool) -> Iterator[AtomicFolder]:
 def finetune(
     work: Finetuning, folder: AtomicFolder, announce: Callable[[str, int], None], watcher: Watcher
 ) -> Finetuned:
-    """Trains, or goes on, and writes the adapter.
+    """Start or resume training, and write the adapter.
 
     announce: called before the first step, with a sentence about the memory and the number of steps that an earlier
-    process has done. Raises UsageError if torch is missing, InsufficientMemoryError, and the errors of `run_steps`.
+        process has done.
+
+    Raises UsageError if torch is missing, InsufficientMemoryError, and the errors of `run_steps`.
     """
     training = _training()
     run = RunFolder(folder.partial)
@@ -163,9 +181,9 @@ def finetune(
 
 
 def _noted(work: Finetuning, product_type: str) -> dict[str, Any]:
-    """The options and digests that make a run another one.
+    """Return the options and digests that identify a run. A run with others cannot be resumed.
 
-    The type of products is the first process's: times differ from run to run.
+    The product type stays that of the first process, because it depends on timings, which vary.
     """
     options = asdict(work.options)
     for name in ("frozen", "held_out_every"):
@@ -181,7 +199,7 @@ def _noted(work: Finetuning, product_type: str) -> dict[str, Any]:
 
 
 def _training() -> Any:
-    """The module that needs torch. Raises UsageError with the remedy."""
+    """Import the module that needs torch. Raises UsageError with the remedy."""
     try:
         from octavo.backends.torch import low_rank_training
     except ImportError as error:

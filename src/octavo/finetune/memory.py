@@ -1,4 +1,4 @@
-"""The memory that training takes, estimated before it begins."""
+"""Estimates the memory that training needs before it begins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_LOGITS = 3  # logits, gradients, and what the loss takes at a time
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The largest step of a plan: tokens, learnt tokens, and the sum of the squares of the lengths of its texts."""
+    """The largest step of a plan: tokens, trained tokens, and the sum of the squared lengths of its texts."""
 
     tokens: int
     learned: int
@@ -41,7 +41,10 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
-    """Bytes by their use. weights: frozen ones; with `keeps_weights` all, otherwise the largest one twice."""
+    """Bytes by purpose.
+
+    weights: frozen weights; all of them with `keeps_weights`, otherwise the largest one twice.
+    """
 
     weights: int
     adapter: int
@@ -61,7 +64,10 @@ class TrainingMemory:
 def training_memory(
     graph: Graph, modules: Sequence[AdaptedModule], rank: int, load: StepLoad, kept_bytes: int
 ) -> TrainingMemory:
-    """kept_bytes: of a number of the frozen matrices; 0: they are dequantized whenever they are needed."""
+    """Estimate the memory of a training run.
+
+    kept_bytes: bytes per number of the frozen matrices; 0 if they are dequantized whenever needed.
+    """
     matrices = {node.op.weight for node in graph.nodes if isinstance(node.op, Linear | Logits)}
     others = {parameter for node in graph.nodes for parameter in node.op.parameters} - matrices
     if kept_bytes:

@@ -1,4 +1,4 @@
-"""Order of the examples of a training run, its held-out part and its learning rate, all derived from the options."""
+"""The order of examples in a training run, its held-out part and its learning rate, all derived from the options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _WARM_UP = 20  # the part of all steps in which the rate rises
 
 
 def held_out_lines(lines: Sequence[int], share: float, seed: int) -> frozenset[int]:
-    """Lines that are not learnt: about this share of them, at least one of two or more, never all. Share 0: none."""
+    """Choose the lines to hold out: about this share of them, at least one of two or more, and never all.
+
+    A share of 0 holds out none.
+    """
     known = sorted(set(lines))
     if not share or len(known) < 2:
         return frozenset()
@@ -20,9 +23,11 @@ def held_out_lines(lines: Sequence[int], share: float, seed: int) -> frozenset[i
 
 
 def plan_steps(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int) -> list[list[int]]:
-    """The examples of each step, by index: every epoch in an order of its own, as many as have at most so many tokens.
+    """Return the example indices of each step.
 
-    A longer example is a step alone.
+    Every epoch has its own order, and a step takes at most `batch_tokens` tokens.
+
+    A longer example is a step by itself.
     """
     steps: list[list[int]] = []
     for epoch in range(epochs):
@@ -37,6 +42,6 @@ def plan_steps(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int
 
 
 def rate_at(step: int, num_steps: int, highest: float) -> float:
-    """The learning rate of a step: it rises over a twentieth of the way and falls by a cosine."""
+    """Return the learning rate of a step: it rises over the first twentieth of the run, then falls along a cosine."""
     share = step / num_steps
     return highest * min(_WARM_UP * share + 1 / max(num_steps / _WARM_UP, 1), 0.5 + 0.5 * math.cos(math.pi * share))

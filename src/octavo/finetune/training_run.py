@@ -1,4 +1,4 @@
-"""Training run whose state is on disk, so that a later process can resume it."""
+"""A training run whose state is on disk, so that a later process can resume it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class RunProgress:
-    """The work that a run has done. losses: of each step; held_out: those on held-out text, by the steps before."""
+    """The work that a run has done.
+
+    losses: loss of each step.
+    held_out: losses on held-out text, by the number of steps done before.
+    """
 
     losses: list[float] = field(default_factory=list)
     held_out: dict[int, float] = field(default_factory=dict)
@@ -43,7 +47,10 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of a run. held_out_every: steps between two evaluations on the held-out texts."""
+    """The work of a run.
+
+    held_out_every: steps between two evaluations on the held-out texts.
+    """
 
     texts: Sequence[LearnedText]
     held_out: Sequence[LearnedText]
@@ -53,7 +60,7 @@ class Plan:
     held_out_every: int
 
     def num_tokens(self, begin: int, end: int) -> int:
-        """The tokens of some steps."""
+        """Return the number of tokens in a range of steps."""
         return int(self._tokens_before[end] - self._tokens_before[begin])
 
     @cached_property
@@ -62,16 +69,16 @@ class Plan:
 
 
 class RunFolder:
-    """Folder of an unfinished run: its original options, and its latest state in one file."""
+    """The folder of an unfinished run: its original options, and its latest state in one file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def begin(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Note the options of a new run, or return those that are noted.
+        """Record the options of a new run, or return those already recorded.
 
-        Raises UsageError naming an option with another value. Options with a leading underscore may differ; those of
-        the first process count.
+        Raises UsageError naming an option whose value has changed. Options with a leading underscore may differ; the
+        first process's values apply.
         """
         path = self._folder / _OPTIONS_NAME
         if not path.exists():
@@ -87,7 +94,7 @@ class RunFolder:
         return known
 
     def load(self) -> tuple[RunProgress, Mapping[str, NDArray[np.float32]]]:
-        """Latest state; empty if no step was saved."""
+        """Return the latest state, which is empty if no step has been saved."""
         path = self._folder / _STATE_NAME
         if not path.exists():
             return RunProgress(), {}
@@ -109,7 +116,11 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """The functions that follow a run. is_due: it is time to keep the state. should_stop: the run ends here."""
+    """The functions that observe a run.
+
+    is_due: returns True when it is time to save the state.
+    should_stop: returns True if the run should end now.
+    """
 
     on_step: Callable[[RunProgress], None] = lambda _progress: None
     on_held_out: Callable[[int, float], None] = lambda _steps, _loss: None
@@ -118,7 +129,9 @@ class Watcher:
 
 
 def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, progress: RunProgress, watcher: Watcher) -> bool:
-    """Train to the end, and return False if the run was stopped before. progress: of the trainer; steps add to it.
+    """Train to the end. Returns False if the run was stopped earlier.
+
+    progress: the trainer's progress, which steps extend.
 
     Raises NumericalError for a loss that is not finite.
     """
@@ -144,7 +157,7 @@ def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, progress: 
 
 
 def _evaluate(trainer: LowRankTrainer, plan: Plan, progress: RunProgress, watcher: Watcher) -> None:
-    """The mean loss of all learnt tokens of the held-out texts, a batch at a time."""
+    """Compute the mean loss over all trained tokens of the held-out texts, one batch at a time."""
     total, count, texts = 0.0, 0, list(plan.held_out)
     while texts:
         taken = [texts.pop()]

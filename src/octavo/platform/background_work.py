@@ -1,4 +1,4 @@
-"""Work in the background that leaves the cores to steps: while steps run, it rests after each piece."""
+"""Background work that leaves the cores to the engine: while steps run, it pauses after each piece of work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _this_thread = _Thread()
 
 @contextmanager
 def in_background(steps_run: Callable[[], bool], sleep: Callable[[float], object] = time.sleep) -> Iterator[None]:
-    """Make the calling thread rest at each `give_way` within, as long as steps_run() is true.
+    """Within the context, make the calling thread pause at each `give_way` as long as steps_run() is true.
 
     A step waits for its slowest thread, so a third busy thread on two cores can double its time. A low priority would
-    help as well, but such a thread starves on a busy machine.
+    help too, but a low-priority thread starves on a busy machine.
     """
     _this_thread.steps_run, _this_thread.sleep = steps_run, sleep
     _this_thread.rested_at = time.thread_time()
@@ -36,9 +36,9 @@ def in_background(steps_run: Callable[[], bool], sleep: Callable[[float], object
 
 
 def give_way() -> None:
-    """Rest in proportion to the work since the last rest, if the calling thread works in the background.
+    """Pause in proportion to the work since the last pause, if the calling thread works in the background.
 
-    Call it between pieces of work of a millisecond or less.
+    Call it between pieces of work that take a millisecond or less.
     """
     if _this_thread.steps_run is None:
         return

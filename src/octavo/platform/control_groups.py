@@ -1,4 +1,4 @@
-"""The control groups of Linux that this process is in."""
+"""The Linux control groups that this process belongs to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 
 def control_groups(controller: str, self_cgroup: Path, cgroups: Path) -> list[Path]:
-    """The directories of this process's groups with that controller (v1 or v2), each from the innermost out.
+    """Return the directories of this process's groups that have this controller (v1 or v2), innermost first.
 
-    self_cgroup: `/proc/self/cgroup` or another file like it. cgroups: the mount point. Empty if nothing can be read.
+    self_cgroup: `/proc/self/cgroup` or another file in its format.
+    cgroups: the mount point.
+
+    Empty if nothing can be read.
     """
     found = []
     with suppress(OSError, ValueError):

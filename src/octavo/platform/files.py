@@ -1,4 +1,4 @@
-"""Files: flags, reads and writes at an offset, room on the disk, owners, and the system's cache."""
+"""Files: flags, reads and writes at an offset, disk space, owners, and the system's file cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POSITION = threading.Lock()  # of descriptors, where reading at an offset moves
 
 
 def permissions(status: os.stat_result) -> int:
-    """The bits that allow reading and writing; 0 on Windows, where they mean nothing for other users."""
+    """Return the read and write permission bits, or 0 on Windows, where they say nothing about other users."""
     return 0 if sys.platform == "win32" else status.st_mode
 
 
@@ -33,7 +33,7 @@ HAS_MODES = sys.platform != "win32"  # of owner, group and others
 
 
 def user_id() -> int:
-    """The number of this user, as `os.stat` gives it for the owner of a file; 0 on Windows, where all files have 0."""
+    """Return this user's id as `os.stat` reports it for a file's owner, or 0 on Windows, where every file has 0."""
     if sys.platform == "win32":
         return 0
     return os.geteuid()
@@ -55,7 +55,7 @@ def pread(file: int, count: int, offset: int) -> bytes:
 
 
 def read_into(file: int, buffer: mmap.mmap | bytearray | memoryview, offset: int) -> int:
-    """Fill the buffer from an offset as far as the file goes; return the number of bytes. See `pread`."""
+    """Fill the buffer from an offset up to the end of the file, and return the number of bytes read. See `pread`."""
     if hasattr(os, "preadv"):
         count: int = os.preadv(file, [buffer], offset)
         return count
@@ -74,7 +74,7 @@ def pwrite(file: int, data: bytes, offset: int) -> int:
 
 
 def write_pieces(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
-    """Write several pieces after each other at an offset and return the number of bytes written. See `pread`."""
+    """Write several pieces one after another at an offset, and return the number of bytes written. See `pread`."""
     if hasattr(os, "pwritev"):
         count: int = os.pwritev(file, pieces, offset)
         return count
@@ -90,7 +90,7 @@ def reserve(file: int, num_bytes: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space for this user on the file system of a folder. Raises OSError."""
+    """Return the space available to this user on a folder's file system. Raises OSError."""
     if sys.platform == "win32":
         return shutil.disk_usage(folder).free
     status = os.statvfs(folder)
@@ -98,7 +98,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_hollow(path: Path) -> bool:
-    """True if most of a file takes no room on the disk; False where the system does not say."""
+    """Return True if most of a file takes no disk space, and False if the system cannot tell."""
     status = path.stat()
     return sys.platform != "win32" and status.st_blocks * 512 < status.st_size // 2
 
@@ -116,7 +116,7 @@ def drop_pages(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk. Windows does so by itself. Raises OSError."""
+    """Flush the names in a folder to disk. Windows does this by itself. Raises OSError."""
     if sys.platform == "win32":
         return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

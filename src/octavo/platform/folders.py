@@ -1,4 +1,4 @@
-"""A folder that stays the same one while it is used, whatever becomes of its path."""
+"""A folder that stays the same while in use, whatever happens to its path."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from octavo.platform import files
 
 
 class Folder:
-    """Names in a folder. By descriptor; by path on Windows, which does not let an open folder be replaced.
+    """Access to the names in a folder: through a descriptor, or on Windows, where an open folder cannot be replaced, by
+    path.
 
-    Follows no symbolic link. Methods raise OSError.
+    Never follows symbolic links. Methods raise OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +31,7 @@ class Folder:
 
     @contextmanager
     def opened(self, name: str, flags: int) -> Iterator[int]:
-        """A descriptor of a file, only readable by its owner if it is new."""
+        """Open a file and return its descriptor. A new file is only readable by its owner."""
         flags |= files.O_NOFOLLOW | files.O_CLOEXEC
         file = os.open(self._place(name), flags, 0o400, dir_fd=self._descriptor)
         try:
@@ -45,7 +46,7 @@ class Folder:
         os.unlink(self._place(name), dir_fd=self._descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        """In place of a file that has the new name."""
+        """Rename a file, replacing any file that has the new name."""
         os.replace(self._place(old), self._place(new), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def sync(self) -> None:

@@ -1,6 +1,6 @@
-"""Limits that a process sets for itself: open files, memory, time of computing.
+"""Limits that a process sets for itself: open files, memory, computing time.
 
-Worker scripts import it alone, from the folder of the package: it needs nothing but the standard library.
+Worker scripts import this module alone, from the package's folder, so it needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_FILES_OF_DARWIN = 10240  # its OPEN_MAX
 
 
 def spare_files() -> int:
-    """The number of files that this process may still open, after raising its limit as far as allowed."""
+    """Return how many more files this process may open, after raising its limit as far as allowed."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         # macOS refuses its own "no limit" here.
@@ -40,9 +40,9 @@ def _num_open_files() -> int:
 
 
 def limit_memory(num_bytes: int, *, raises: bool = False) -> None:
-    """At most so many bytes of addresses from now on. Nothing happens where the system has no such limit.
+    """Limit this process's address space to `num_bytes` from now on. Does nothing if the system has no such limit.
 
-    raises: the limit may be raised again later, up to that of the system.
+    raises: allow the limit to be raised again later, up to the system's own limit.
     """
     if sys.platform != "win32":
         with suppress(ValueError, OSError):  # a lower limit is set already
@@ -51,12 +51,12 @@ def limit_memory(num_bytes: int, *, raises: bool = False) -> None:
 
 
 def leave_no_core() -> None:
-    """A crash writes no image of the memory."""
+    """Disable core dumps."""
     _set("RLIMIT_CORE", 0)
 
 
 def open_nothing() -> None:
-    """From here on the process opens no file and no connection, and starts no process, where the system has limits."""
+    """Stop this process from opening files or connections and from starting processes, where the system has limits."""
     for name, most in (("RLIMIT_NOFILE", 3), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0), ("RLIMIT_NPROC", 0)):
         _set(name, most)
 
@@ -71,10 +71,11 @@ _watch: list[threading.Timer] = []
 
 
 def start_clock(seconds: float, most_s: float) -> None:
-    """End this process if `stop_clock` is not called in time, even within one long call of native code.
+    """End this process if `stop_clock` is not called in time, even during one long call of native code.
 
-    seconds: of computing, so that a busy machine fails nobody. most_s: in all. Windows knows the second alone, and not
-    within native code that holds the interpreter.
+    seconds: limit on computing time, so that a busy machine does not cause failures.
+    most_s: limit on elapsed time. It is the only one on Windows, where native code that holds the interpreter delays
+        it.
     """
     if sys.platform == "win32":
         _watch.append(threading.Timer(most_s, os._exit, (1,)))
@@ -87,7 +88,7 @@ def start_clock(seconds: float, most_s: float) -> None:
 
 
 def stop_clock() -> None:
-    """End the watch of `start_clock`."""
+    """Cancel the time limits of `start_clock`."""
     if sys.platform == "win32":
         while _watch:
             _watch.pop().cancel()

@@ -1,4 +1,4 @@
-"""Locks of whole files among processes, which end with the descriptor."""
+"""Locks on whole files between processes; they end when the descriptor is closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_S = 0.05
 
 
 def lock(file: int) -> None:
-    """Wait until no other process has the lock. Raises OSError."""
+    """Wait until no other process holds the lock, and take it. Raises OSError."""
     if sys.platform == "win32":
         while not _is_free(file):
             time.sleep(_POLL_S)
@@ -26,7 +26,7 @@ def lock(file: int) -> None:
 
 
 def _is_free(file: int) -> bool:
-    """True if this call has taken the lock."""
+    """Try to take the lock, and return True if that worked."""
     try:
         lock_now(file)
     except BlockingIOError:
@@ -35,7 +35,7 @@ def _is_free(file: int) -> bool:
 
 
 def lock_now(file: int) -> None:
-    """Raise BlockingIOError if another process has the lock, and OSError."""
+    """Take the lock. Raises BlockingIOError if another process holds it, and OSError."""
     if sys.platform == "win32":
         place = os.lseek(file, 0, os.SEEK_CUR)
         try:

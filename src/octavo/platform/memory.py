@@ -1,4 +1,4 @@
-"""Main memory: its size, what this process may still use, its limits, and allocator settings."""
+"""Main memory: its size, how much this process may still use, its limits, and allocator settings."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def total_bytes() -> int:
-    """Total memory of the machine."""
+    """Return the machine's total memory."""
     if sys.platform == "win32":
         return _windows_memory()[0]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_bytes(proc: Path, cgroups: Path) -> int:
-    """The minimum of what the system has available and the rest of each enclosing control group and limit.
+    """Return the memory available to this process: the least of the system's, each control group's and the limits'.
 
-    File cache counts as available, in a group as on the machine. proc, cgroups: the mount points of these file systems
-    of Linux; without the first, only free memory counts.
+    File cache counts as available, both in a group and on the machine.
+
+    proc, cgroups: mount points of these Linux file systems. Without the first, only free memory counts.
     """
     available = _free_bytes(proc)
     if (address_space := address_space_limit()) is not None:
@@ -48,7 +49,7 @@ def available_bytes(proc: Path, cgroups: Path) -> int:
 
 
 def page_bytes() -> int:
-    """Size of a page."""
+    """Return the size of a page."""
     return mmap.PAGESIZE
 
 
@@ -75,7 +76,7 @@ def _output_of(program: str) -> str:
 
 
 def _windows_memory() -> tuple[int, int]:
-    """The bytes of memory, and those that are free (GlobalMemoryStatusEx)."""
+    """Return total and free memory in bytes (GlobalMemoryStatusEx)."""
     if sys.platform != "win32":
         return 0, 0
     status = (ctypes.c_uint64 * 8)()  # two numbers of 32 bits, and seven of 64
@@ -85,7 +86,7 @@ def _windows_memory() -> tuple[int, int]:
 
 
 def address_space_limit() -> int | None:
-    """The bytes of addresses that this process may have at most (RLIMIT_AS, `ulimit -v`); None: no limit."""
+    """Return the limit on this process's address space in bytes (RLIMIT_AS, `ulimit -v`), or None if there is none."""
     if sys.platform != "win32":
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         return None if limit == resource.RLIM_INFINITY else limit
@@ -93,7 +94,7 @@ def address_space_limit() -> int | None:
 
 
 def peak_bytes() -> int:
-    """Peak physical memory of this process; 0 if the system does not report it."""
+    """Return the peak physical memory of this process, or 0 if the system does not report it."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
@@ -104,7 +105,7 @@ def peak_bytes() -> int:
 
 
 def disk_reads() -> int:
-    """A number that changes while this process reads from a disk; 0 if the system does not report it."""
+    """Return a counter that changes while this process reads from a disk, or 0 if the system does not report it."""
     if sys.platform != "win32":
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_majflt + usage.ru_inblock
@@ -112,7 +113,7 @@ def disk_reads() -> int:
 
 
 def set_allocator(parameter: int, value: int) -> None:
-    """Set an option of glibc's allocator (mallopt). Other C libraries have no such call and need none."""
+    """Set an option of glibc's allocator (mallopt). Does nothing with other C libraries, which do not need it."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -120,7 +121,7 @@ def set_allocator(parameter: int, value: int) -> None:
 
 
 def _number(group: Path, *names: str) -> int | None:
-    """The number in the first of these files (of v2 and v1) that holds one."""
+    """Return the number in the first of these files (of v2 and v1) that contains one."""
     for name in names:
         with suppress(OSError, ValueError):
             return int((group / name).read_text())
@@ -128,7 +129,7 @@ def _number(group: Path, *names: str) -> int | None:
 
 
 def _reclaimable(group: Path) -> int:
-    """The file cache in the group's usage, which the kernel reclaims under pressure."""
+    """Return the part of the group's usage that is file cache, which the kernel reclaims under pressure."""
     with suppress(OSError, ValueError):
         pairs = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         kinds = ("inactive_file", "active_file")  # "total_": in v1, with the groups inside

@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine: which CPUs share a memory, and how processes are divided among them."""
+"""The machine's NUMA nodes: which CPUs share memory, and how processes are distributed over them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def nodes_with_cpus() -> dict[int, frozenset[int]]:
-    """The CPUs of each node that has some, by its number. Empty: the system does not say."""
+    """Return the CPUs of each node that has any, by node number. Empty if the system does not report them."""
     found = {}
     for path in NODES.glob("node[0-9]*/cpulist"):
         try:
@@ -24,14 +24,19 @@ def nodes_with_cpus() -> dict[int, frozenset[int]]:
 
 
 def node_of(cpus: Collection[int]) -> int | None:
-    """The node that has all of these CPUs. None: they are of several, or the system does not say."""
+    """Return the node that contains all of these CPUs.
+
+    None if there are several, or the system does not report them.
+    """
     return next((node for node, near in nodes_with_cpus().items() if near.issuperset(cpus)), None)
 
 
 def cpus_of_process(at: int, count: int, threads: int) -> frozenset[int] | None:
-    """The CPUs of process `at` of `count`, each of that many threads, if they share the nodes evenly; else None.
+    """Return the CPUs of process `at` of `count`, each with this many threads, or None if nodes cannot be shared
+    evenly.
 
-    Neighbours share a node. Only CPUs of this thread's affinity mask count, and only nodes that have some of them.
+    Neighbouring processes share a node. Only CPUs in this thread's affinity mask count, and only nodes that have some
+    of them.
     """
     allowed = allowed_cpus()
     nodes = [cpus & allowed for cpus in nodes_with_cpus().values() if cpus & allowed]
@@ -44,7 +49,7 @@ def cpus_of_process(at: int, count: int, threads: int) -> frozenset[int] | None:
 
 
 def _cpus_of(text: str) -> frozenset[int]:
-    """Of `0-3,8`. Raises ValueError."""
+    """Parse a CPU list such as `0-3,8`. Raises ValueError."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Processes: children that end with their parent, facts about other processes, and signals."""
+"""Processes: children that end with their parent, information about other processes, and signals."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ _GONE = frozenset("ZX ")  # states of a process that has exited, as `state_of` g
 def spawn(
     module: str, sock: socket.socket, *arguments: object, descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """A process that calls `main(descriptor of the socket, *arguments)` of a module. Closes the socket here.
+    """Start a process that calls `main(descriptor of the socket, *arguments)` of a module. Closes the socket here.
 
-    descriptors: others that the child gets under the same numbers; none on Windows. The child has the modules of this
-    process. With `-m` the working directory would come first in the path, so that a file there could replace any
-    module. It is in a session of its own: Ctrl-C at a terminal is meant for the parent.
+    The child uses the same module paths as this process. With `-m` alone the working directory would come first in the
+    path, so that a file there could replace any module. It runs in its own session, because Ctrl-C at a terminal is
+    meant for the parent.
+
+    descriptors: additional descriptors that the child inherits under the same numbers; none on Windows.
     """
     on_windows = sys.platform == "win32"
     where = "received_socket()" if on_windows else str(sock.fileno())
@@ -56,14 +58,14 @@ def spawn(
 
 
 def received_socket() -> int:
-    """In a child on Windows: the descriptor of the socket that its parent shares over the standard input."""
+    """In a child on Windows, return the descriptor of the socket that its parent shares over standard input."""
     if sys.platform == "win32":
         return socket.fromshare(sys.stdin.buffer.read()).detach()
     raise RuntimeError("children inherit descriptors on this system")
 
 
 def end_with(parent_pid: int) -> None:
-    """This process ends when its parent does, and never on the signals of a terminal. To be called once, at its start.
+    """Make this process end when its parent does, and ignore the signals of a terminal. Call it once, at startup.
 
     A terminal and a service manager signal every process of a group; the parent decides when this one exits.
     """
@@ -83,8 +85,9 @@ def _die_with(parent_pid: int) -> None:
 
 
 def _watch(parent_pid: int) -> None:
-    """End this process after its parent. Without a call of the system for it, native code that holds the interpreter
-    delays that.
+    """End this process after its parent.
+
+    Without a system call for this, native code that holds the interpreter causes a delay.
     """
     if sys.platform == "win32":
         synchronize, forever = 0x00100000, 0xFFFFFFFF
@@ -100,28 +103,30 @@ def _watch(parent_pid: int) -> None:
 
 
 def prefer_for_oom() -> None:
-    """When memory runs out, the system shall take this process first: another one starts it again. Linux alone."""
+    """Ask the system to kill this process first when memory runs out, because it will be restarted. Only on Linux."""
     with suppress(OSError):
         (_PROC / "self" / "oom_score_adj").write_text(str(_OOM_SCORE))
 
 
 def show_stacks_on_request() -> None:
-    """The stacks of all threads go to standard error after a crash, and when `request_stacks` asks for them."""
+    """Print the stacks of all threads to standard error after a crash, and whenever `request_stacks` asks for them."""
     faulthandler.enable()
     if sys.platform != "win32":
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def request_stacks(process: subprocess.Popen[bytes]) -> None:
-    """Ask a child for its stacks. Nothing happens on Windows, which has no signal for it."""
+    """Ask a child for its stacks. Does nothing on Windows, which has no signal for it."""
     if sys.platform != "win32":
         process.send_signal(signal.SIGUSR1)
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that was started in a session of its own, and what it has started. On Windows it alone.
+    """Kill a process that was started in its own session, and everything it has started.
 
-    Raises ProcessLookupError if there is none.
+    On Windows, kill only the process.
+
+    Raises ProcessLookupError if there is no such process.
     """
     if sys.platform == "win32":
         try:
@@ -133,7 +138,10 @@ def kill_group(pid: int) -> None:
 
 
 def state_of(pid: int) -> str:
-    """The letter of proc(5): T is stopped, Z a zombie. A blank: there is no such process. `?`: it cannot be known."""
+    """Return the letter of proc(5): T is stopped, Z a zombie.
+
+    A blank means there is no such process, `?` that it is unknown.
+    """
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -141,12 +149,15 @@ def state_of(pid: int) -> str:
 
 
 def has_exited(pid: int) -> bool:
-    """True even if its exit status has not been collected yet, where the system says so."""
+    """Return True if the process has exited. Where possible, also if its exit status has not been collected yet."""
     return state_of(pid) in _GONE
 
 
 def start_of(pid: int) -> int | None:
-    """When a process began, in clock ticks; None if there is none, or a zombie. 0 where the system does not say."""
+    """Return when a process began, in clock ticks.
+
+    None means that it does not exist or is a zombie, 0 that the system does not report it.
+    """
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -156,7 +167,7 @@ def start_of(pid: int) -> int | None:
 
 
 def resident_bytes(pid: int) -> int:
-    """The physical memory of a process; 0 if it is gone or unknown."""
+    """Return the physical memory of a process, or 0 if it is gone or unknown."""
     try:
         pages = int((_PROC / str(pid) / "statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -165,12 +176,12 @@ def resident_bytes(pid: int) -> int:
 
 
 def threads_of(pid: int | str) -> list[str]:
-    """The names of the folders of its threads for `thread_file`. Raises OSError where the system has none."""
+    """Return the names of the process's thread folders, for `thread_file`. Raises OSError where the system has none."""
     return os.listdir(_PROC / str(pid) / "task")
 
 
 def thread_file(pid: int | str, thread: str, name: str) -> bytes:
-    """The beginning of a file about a thread, as `stat` or `schedstat`. Raises OSError."""
+    """Read the beginning of a file about a thread, such as `stat` or `schedstat`. Raises OSError."""
     with open(_PROC / str(pid) / "task" / thread / name, "rb", buffering=0) as file:
         return file.read(1024)
 
@@ -180,7 +191,7 @@ def _has_proc() -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """True if a process has this number, or had it and its parent has not asked for the exit status."""
+    """Return True if the process exists or has exited without its parent having collected the exit status."""
     if sys.platform == "win32":
         limited_information = 0x1000
         handle = ctypes.windll.kernel32.OpenProcess(limited_information, False, pid)
@@ -197,7 +208,7 @@ def _exists(pid: int) -> bool:
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals, call: Callable[[signal.Signals], None]) -> None:
-    """Call this function in the loop on each signal from now on."""
+    """Call this function in the loop for each such signal from now on."""
     if sys.platform == "win32":
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(call, number) and None)
     else:
@@ -205,7 +216,7 @@ def on_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals, call: Cal
 
 
 def off_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
-    """End `on_signal`."""
+    """Undo `on_signal`."""
     if sys.platform == "win32":
         signal.signal(number, signal.SIG_DFL)
     else:

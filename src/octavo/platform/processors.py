@@ -1,4 +1,4 @@
-"""Processors that this process may use: which CPUs, how many cores, and a quota on their time."""
+"""Processors that this process may use: CPUs, cores, and a quota on CPU time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def allowed_cpus() -> set[int]:
-    """The CPUs of this thread's affinity mask; all of the machine where the system has no such masks."""
+    """Return the CPUs in this thread's affinity mask, or all of them where the system has no such masks."""
     if sys.platform == "linux":
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def bind(cpus: Collection[int]) -> None:
-    """Bind this thread, and those that it starts, to these CPUs. Raises OSError."""
+    """Bind this thread, and threads that it starts, to these CPUs. Raises OSError."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, cpus)
     else:
@@ -33,7 +33,7 @@ def bind(cpus: Collection[int]) -> None:
 
 @contextmanager
 def kept_affinity() -> Iterator[None]:
-    """Give this thread its CPUs back at the end. Threads that were started meanwhile keep theirs."""
+    """Restore this thread's CPUs on exit. Threads started in the meantime keep theirs."""
     before = allowed_cpus()
     try:
         yield
@@ -44,12 +44,12 @@ def kept_affinity() -> Iterator[None]:
 
 
 def physical_cores(cpus: Collection[int], topology: Path = TOPOLOGY) -> int:
-    """Distinct cores among `cpus`; all of them count if the topology cannot be read."""
+    """Count the distinct cores among `cpus`; every CPU counts if the topology cannot be read."""
     return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu{cpu}" for cpu in cpus})
 
 
 def cpu_quota(cgroups: Path = CGROUPS, self_cgroup: Path = OWN_CGROUP) -> float | None:
-    """The smallest quota of the process's control group and its parents, in CPUs; None: no limit.
+    """Return the smallest quota of the process's control group and its parents, in CPUs, or None for no limit.
 
     Source: cgroup-v1 and cgroup-v2 in the kernel's documentation.
     """
@@ -74,7 +74,7 @@ def _read(path: Path) -> str | None:
 
 
 def description() -> dict[str, str]:
-    """The facts of `/proc/cpuinfo` about the first processor; empty without that file."""
+    """Return the entries of `/proc/cpuinfo` for the first processor; empty without that file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

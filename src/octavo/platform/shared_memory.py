@@ -1,4 +1,4 @@
-"""Memory that two processes share without a name, counters on which one waits for the other, and named segments."""
+"""Unnamed memory shared by two processes, counters on which one waits for the other, and named segments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SEGMENTS = Path("/dev/shm")
 
 
 def new_memory(num_bytes: int) -> int:
-    """A descriptor of zeros that a child may inherit and map. Raises OSError; ENOSYS: the system has none."""
+    """Return a descriptor of zeroed memory that a child may inherit and map.
+
+    Raises OSError, with ENOSYS if the system has no such memory.
+    """
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         memory = os.memfd_create("octavo-ring", os.MFD_CLOEXEC)
         try:
@@ -26,20 +29,23 @@ def new_memory(num_bytes: int) -> int:
 
 
 def new_counter() -> int:
-    """A descriptor of a counter in the kernel. Raises OSError; ENOSYS: the system has none."""
+    """Return a descriptor of a counter in the kernel.
+
+    Raises OSError, with ENOSYS if the system has no such counters.
+    """
     if sys.platform == "linux" and hasattr(os, "eventfd"):
         return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     raise OSError(errno.ENOSYS, "the system has no counters with a descriptor")
 
 
 def add_to(counter: int, count: int) -> None:
-    """Raise a counter. What was written to memory before is visible to whoever takes it."""
+    """Increase a counter. Memory written before this call is visible to whoever takes from the counter."""
     if sys.platform == "linux":
         os.eventfd_write(counter, count)
 
 
 def taken_from(counter: int) -> int:
-    """Take all that a counter holds; 0: nothing."""
+    """Take the whole value of a counter and return it; 0 if it is empty."""
     if sys.platform == "linux":
         with suppress(BlockingIOError):
             return os.eventfd_read(counter)
@@ -47,9 +53,9 @@ def taken_from(counter: int) -> int:
 
 
 def wait_for_either(counter: int, other: int, *, for_end: bool) -> bool:
-    """Wait until the counter holds something, then True; or else until the other descriptor is readable.
+    """Wait until the counter is not empty, then return True; or until the other descriptor is readable.
 
-    for_end: until its other end has hung up.
+    for_end: instead of being readable, wait for the other end of that descriptor to hang up.
     """
     if sys.platform == "linux":
         poll = select.poll()
@@ -60,8 +66,8 @@ def wait_for_either(counter: int, other: int, *, for_end: bool) -> bool:
 
 
 def named_segments(prefix: str) -> list[Path]:
-    """The files of named segments (csrc/platform/sharing.h) whose names begin so.
+    """Return the files of named segments (csrc/platform/sharing.h) whose names begin with `prefix`.
 
-    Linux alone lists them. macOS keeps those of killed processes until it starts again, Windows keeps none.
+    Only Linux lists them. macOS keeps those of killed processes until it restarts, and Windows keeps none.
     """
     return list(SEGMENTS.glob(f"{prefix}*")) if sys.platform == "linux" else []

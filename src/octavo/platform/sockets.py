@@ -1,4 +1,4 @@
-"""Connections over TCP: their state, and the time that data may stay unanswered."""
+"""TCP connections: their state, and how long data may remain unacknowledged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CLOSED = 7  # first byte of Linux's struct tcp_info
 
 
 def is_reset(sock: socket.socket) -> bool:
-    """True if the other end has reset the connection; False where the system does not say."""
+    """Return True if the other end has reset the connection, and False where the system does not report it."""
     if sys.platform == "linux":
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED
     return False

@@ -1,4 +1,4 @@
-"""Threads: their processor time, their priority, and those without files."""
+"""Threads: their processor time, their priority, and threads without files."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ _CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h: give this thread a table of its
 
 @cache
 def _close_range() -> Callable[[int, int, int], int] | None:
-    """The C library's function, since glibc 2.34."""
+    """Return the C library's function, which exists since glibc 2.34, or None."""
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None, use_errno=True), "close_range", None)
 
 
 def close_files_of_this_thread() -> None:
-    """Take all files from the calling thread, and from no other; it must end soon and do no input or output.
+    """Close all files for the calling thread only. The thread must end soon and do no input or output.
 
-    Nothing happens before Linux 5.9, and where the C library lacks the call.
+    Does nothing before Linux 5.9, or where the C library lacks the call.
     """
     if (close_range := _close_range()) is not None:
         close_range(0, _LAST_FILE, _CLOSE_RANGE_UNSHARE)
 
 
 def clock_of_this_thread() -> Callable[[], float]:
-    """The processor time of the calling thread in seconds, for other threads; it may raise OSError once it has ended.
+    """Return a clock of the calling thread's processor time in seconds, for use by other threads.
 
-    The time since now where a system has no such clocks.
+    The clock may raise OSError once the thread has ended. On systems without such clocks, it returns the time since
+    now.
     """
     if sys.platform == "linux":
         clock = time.pthread_getcpuclockid(threading.get_ident())

@@ -1,1 +1,1 @@
-"""Quality of models: perplexity, divergence from a reference, tasks, and comparisons."""
+"""Evaluates models: perplexity, divergence from a reference, tasks, and comparisons."""

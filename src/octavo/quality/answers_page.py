@@ -1,4 +1,4 @@
-"""A page with the answers of engines side by side. Every text in it is escaped."""
+"""An HTML page that shows the answers of several engines side by side. All text in it is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ caption { text-align: left; font-weight: bold; white-space: pre-wrap; padding: .
 
 
 def answers_page(prompts: Sequence[str], engines: Sequence[EngineFigures]) -> str:
-    """HTML without scripts, and without anything that is loaded from elsewhere."""
+    """Return the page as HTML without scripts; it loads nothing from elsewhere."""
     head = "".join(f"<th>{escape(name)}</th>" for name in ("engine", "model", "TTFT, s", "TPOT, ms", "tokens/s"))
     rows = "".join(
         "<tr>"
@@ -52,7 +52,7 @@ def answers_page(prompts: Sequence[str], engines: Sequence[EngineFigures]) -> st
 
 
 def shown(spread: Spread, digits: int, scale: float = 1.0) -> str:
-    """`1.23 (1.10 to 1.45)`"""
+    """Format as `1.23 (1.10 to 1.45)`."""
     low, high = f"{spread.low * scale:.{digits}f}", f"{spread.high * scale:.{digits}f}"
     middle = f"{spread.median * scale:.{digits}f}"
     return middle if low == high else f"{middle} ({low} to {high})"

@@ -1,4 +1,4 @@
-"""Compare engines on the same prompts: times and answers of OpenAI-compatible servers, in turns."""
+"""Compares engines on the same prompts: times and answers of OpenAI-compatible servers, taking turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ PAUSE_S = 0.3  # the spinning threads of the engine whose turn is over go to sle
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine of the comparison. program: starts llama.cpp's server. url: of a server that runs already."""
+    """An engine to compare.
+
+    program: starts llama.cpp's server.
+    url: address of a server that is already running.
+    """
 
     name: str
     program: str | None = None
@@ -34,7 +38,7 @@ class EngineSpec:
 
     @classmethod
     def parse(cls, text: str) -> EngineSpec:
-        """`octavo`, `llama.cpp=PROGRAM` or `NAME=URL`. Raises UsageError."""
+        """Parse `octavo`, `llama.cpp=PROGRAM` or `NAME=URL`. Raises UsageError."""
         name, found, value = text.partition("=")
         if text == "octavo":
             return cls("octavo")
@@ -50,7 +54,11 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """max_tokens: of each answer. threads: of each engine that is started here; 0: one for each core."""
+    """Options for all engines.
+
+    max_tokens: limit for each answer.
+    threads: threads of each engine that is started here; 0 means one per core.
+    """
 
     turns: int = 3
     max_tokens: int = 200
@@ -61,9 +69,11 @@ class EngineOptions:
 
 @dataclass(slots=True)
 class EngineFigures:
-    """Of all answers of one engine. tokens_per_s: output tokens by the whole time of a turn's answers, one a turn.
+    """Figures over all answers of one engine.
 
-    ratio: of the first engine's tokens_per_s to this one's, turn by turn. answers: the text for each prompt.
+    tokens_per_s: output tokens divided by the total time of a turn's answers, one value per turn.
+    ratio: the first engine's tokens_per_s divided by this engine's, for each turn.
+    answers: the text for each prompt.
     """
 
     name: str
@@ -79,7 +89,7 @@ class EngineFigures:
 
 @dataclass(slots=True)
 class _Engine:
-    """An engine that answers, and what is measured of it."""
+    """A running engine, and what has been measured of it."""
 
     spec: EngineSpec
     url: str
@@ -91,7 +101,7 @@ class _Engine:
     answers: dict[int, str] = field(default_factory=dict)
 
     def ask(self, place: int, prompt: str, options: EngineOptions) -> tuple[int, float]:
-        """One answer: its tokens and seconds. Where prefix caches can be left out, they are."""
+        """Request one answer, and return its tokens and seconds. Prefix caches are bypassed where possible."""
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,
@@ -142,9 +152,11 @@ def compare_engines(
     options: EngineOptions = EngineOptions(),
     progress: Progress | None = None,
 ) -> list[EngineFigures]:
-    """Ask every engine every prompt in every turn; engines take turns at each prompt, and the first one changes.
+    """Send every prompt to every engine in every turn. Engines take turns at each prompt, and the starting one changes.
 
-    model: for the engines that are started here. Raises UsageError without it, and ServerError naming the engine.
+    model: model for the engines that are started here; without it they raise UsageError.
+
+    Raises ServerError naming the engine.
     """
     names = [spec.name for spec in specs]
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
@@ -200,7 +212,10 @@ def _start(spec: EngineSpec, model: Path | None, options: EngineOptions, stack: 
 
 
 def read_prompts(path: Path | None) -> list[str]:
-    """Prompts of a file, separated by lines of three dashes; None: nine that come with Octavo. Raises UsageError."""
+    """Read prompts from a file, separated by lines of three dashes. None uses nine built-in prompts.
+
+    Raises UsageError.
+    """
     if path is None:
         text = (resources.files("octavo.quality") / "data" / "prompts.txt").read_text("utf-8")
     else:

@@ -1,4 +1,4 @@
-"""Evaluate a model on a text: its perplexity and, with a reference, its divergence from it."""
+"""Evaluates a model on a text: its perplexity and, given a reference, its divergence from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ _READING = "reading the reference"
 
 @dataclass(frozen=True, slots=True)
 class WindowOptions:
-    """convention, size, stride: see `octavo.quality.windows`. max_tokens: in all windows together; None: the text."""
+    """How a text is cut into windows.
+
+    convention, size, stride: see `octavo.quality.windows`.
+    max_tokens: limit for all windows together; None for the whole text.
+    """
 
     convention: Convention = "chunks"
     size: int = 512
@@ -40,7 +44,10 @@ class WindowOptions:
     max_tokens: int | None = None
 
     def windows(self, ids: Sequence[int], tokenizer: Tokenizer) -> list[Window]:
-        """The windows of a text's tokens, evenly spread if these are more than max_tokens. Raises UsageError."""
+        """Return the windows of a text's tokens. If they exceed max_tokens, take an evenly spread part.
+
+        Raises UsageError.
+        """
         if self.convention == "chunks":
             windows = chunk_windows(ids, self.size, tokenizer.prefix_ids[0] if tokenizer.prefix_ids else None)
         else:
@@ -57,14 +64,19 @@ class WindowOptions:
         return max(self.size // 2, 1) if self.stride is None else self.stride
 
     def describe(self, tokenizer: Tokenizer) -> str:
-        """The convention in words."""
+        """Describe the convention in words."""
         bos = ", the first token is the model's start of text" if tokenizer.prefix_ids else ""
         return DESCRIPTIONS[self.convention].format(size=self.size, stride=self.step, bos=bos)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOptions:
-    """model: a path, hub id or short name. options: of its engine. limit_bytes: of all references on disk."""
+    """The reference model.
+
+    model: a path, hub id or short name.
+    options: options of its engine.
+    limit_bytes: limit for all references on disk.
+    """
 
     model: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -74,9 +86,11 @@ class ReferenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextReport:
-    """The figures of one model and one text. divergence: None without a reference.
+    """The figures of one model on one text.
 
-    seconds: of computing the log-probabilities, loading not included; tokens_per_s: of all tokens in the windows.
+    divergence: None without a reference.
+    seconds: time to compute the log-probabilities, not including loading.
+    tokens_per_s: counts all tokens in the windows.
     """
 
     model: str
@@ -95,7 +109,7 @@ class TextReport:
 
 @dataclass(frozen=True, slots=True)
 class TokenFigures:
-    """The counted tokens, [N] each, in the order of the windows."""
+    """Figures of the counted tokens, [N] each, in the order of the windows."""
 
     positions: Int32
     token_ids: Int32
@@ -117,7 +131,7 @@ def evaluate_text(
 
     options: fields of `EngineConfig`.
 
-    Raises what `Scorer` raises, and UsageError for a text that is too short or a reference with other tokens.
+    Raises the errors of `Scorer`, and UsageError for a text that is too short or a reference with different tokens.
     """
     config = scorer_config(model, wanted.size, options or {})
     tokenizer = tokenizer_of(model, config.revision)
@@ -146,7 +160,10 @@ def evaluate_text(
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """seconds: inside the model."""
+    """The result of scoring windows.
+
+    seconds: time spent in the model.
+    """
 
     tokens: TokenFigures
     divergence: Divergence | None
@@ -199,9 +216,9 @@ def find_reference(
     wanted: WindowOptions,
     progress: Progress | None = None,
 ) -> ReferenceScores:
-    """The reference's log-probabilities of these windows: from the disk, else computed and kept there.
+    """Return the reference's log-probabilities of these windows, from disk or else computed and saved there.
 
-    Raises UsageError if its tokenizer makes other windows of the text.
+    Raises UsageError if its tokenizer makes different windows from the text.
     """
     config = scorer_config(reference.model, wanted.size, reference.options)
     store = ReferenceStore(reference.limit_bytes, reference.folder)
@@ -234,11 +251,11 @@ def _reporting(
 
 
 def tokenizer_of(model: str, revision: str | None = None) -> Tokenizer:
-    """The tokenizer of a model, without its weights. Raises ModelLoadError."""
+    """Load a model's tokenizer without its weights. Raises ModelLoadError."""
     with closing(open_checkpoint(resolve_model(model, revision=revision))) as checkpoint:
         return load_tokenizer(checkpoint)
 
 
 def progress_of_load(progress: Progress | None) -> LoadProgress | None:
-    """The progress of loading a model; its numbers are bytes."""
+    """Return a callback that reports loading progress, in bytes."""
     return None if progress is None else lambda phase, done, total: progress(f"{phase}, MB", done >> 20, total >> 20)

@@ -1,4 +1,4 @@
-"""The figures of a text: perplexity, and the divergence of one model's next tokens from another's."""
+"""Figures for a text: perplexity, and the divergence of one model's next-token distribution from another's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _ROWS = 32  # whose logits are computed with at once, so that they stay in the c
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """The exponential of the mean of minus the log-probabilities of the counted tokens, natural logarithms.
+    """The exponential of the mean negative log-probability (natural logarithm) of the counted tokens.
 
-    standard_error: of the perplexity, from the spread of the single tokens (the delta method, as llama.cpp prints it).
+    standard_error: error of the perplexity, from the spread of the individual tokens (the delta method, as llama.cpp
+        prints it).
     """
 
     perplexity: float
@@ -26,7 +27,10 @@ class Perplexity:
 
     @classmethod
     def of(cls, logprobs: Float32) -> Perplexity:
-        """logprobs: of the counted tokens, [N] with N > 0."""
+        """Compute the perplexity.
+
+        logprobs: log-probabilities of the counted tokens, [N] with N > 0.
+        """
         nll = -logprobs.astype(np.float64)
         value = float(np.exp(nll.mean()))
         error = float(nll.std(ddof=1) / np.sqrt(len(nll))) if len(nll) > 1 else float("nan")
@@ -37,8 +41,9 @@ class Perplexity:
 class Divergence:
     """The distance of a model from its reference over the same positions, in nats.
 
-    The KL divergence is that of the model from the reference, KL(reference || model), at each position. top1: the share
-    of positions at which both have the same most likely token.
+    The KL divergence at each position is KL(reference || model).
+
+    top1: fraction of positions at which both have the same most likely token.
     """
 
     mean_kl: float
@@ -56,7 +61,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class PositionFigures:
-    """Single positions, [N] each, in the order of the text."""
+    """Figures of individual positions, [N] each, in the order of the text."""
 
     kl: Float64
     same_top1: NDArray[np.bool_]
@@ -85,7 +90,7 @@ class PositionFigures:
 
 
 def log_softmax(logits: Float32) -> Float32:
-    """Log-probabilities of [rows, vocab] logits. -inf stays -inf; NaN gives NaN."""
+    """Return the log-probabilities of [rows, vocab] logits. -inf stays -inf; NaN gives NaN."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     sums: Float64 = np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)
     result: Float32 = shifted - np.log(sums).astype(np.float32)
@@ -93,10 +98,10 @@ def log_softmax(logits: Float32) -> Float32:
 
 
 def kl_divergence(reference: NDArray[np.floating], logits: Float32) -> Float64:
-    """KL(reference || model) of each row, [rows]; at least 0 where rounding would make it less.
+    """Return KL(reference || model) of each row, [rows], raised to 0 where rounding makes it negative.
 
-    reference: log-probabilities [rows, vocab], rounded to float16 perhaps; they are made to sum to 1 again.
-    logits: of the model, [rows, vocab]. A token that the reference finds impossible adds nothing.
+    reference: log-probabilities [rows, vocab], possibly rounded to float16; they are normalized to sum to 1 again.
+    logits: logits of the model, [rows, vocab]. A token that is impossible under the reference adds nothing.
     """
     result = np.empty(len(logits), np.float64)
     for start in range(0, len(logits), _ROWS):

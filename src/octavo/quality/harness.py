@@ -1,4 +1,4 @@
-"""Run tasks on a model: accuracy of choices and exact match of answers, each with its standard error."""
+"""Runs tasks on a model: accuracy of choices and exact match of answers, each with its standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MAX_ANSWER_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of the questions. standard_error: of a mean over so many; NaN for one question."""
+    """A fraction of the questions.
+
+    standard_error: error of the mean over this many questions; NaN for a single question.
+    """
 
     value: float
     standard_error: float
@@ -31,9 +34,10 @@ class Share:
 class TaskReport:
     """The figures of a task by name.
 
-    acc: the choice with the highest log-probability is right; acc_norm: the same divided by the characters of the
-    choice. strict_match, flexible_extract: the number behind ####, and the last number of the answer.
-    num_truncated: prompts that had lost their beginning, as they were too long for the model.
+    acc: the choice with the highest log-probability is right.
+    acc_norm: the same, with log-probabilities divided by the number of characters of the choice.
+    strict_match, flexible_extract: the number after #### is right, or the last number of the answer.
+    num_truncated: prompts whose beginning was cut because they were too long for the model.
     """
 
     task: str
@@ -44,7 +48,7 @@ class TaskReport:
 
 
 def run_task(model: LanguageModel, task: Task, counted: Counted | None = None) -> TaskReport:
-    """Ask all questions of a task. Raises UsageError for one that the model cannot take."""
+    """Ask all questions of a task. Raises UsageError for a question that the model cannot handle."""
     before = model.num_truncated
     ask = _generated if task.is_generated else _chosen
     figures = ask(model, task, counted)
@@ -68,7 +72,7 @@ def _chosen(model: LanguageModel, task: Task, counted: Counted | None) -> dict[s
 
 
 def _best(found: Sequence[Likelihood], lengths: Sequence[float]) -> int:
-    """The first of the most likely choices."""
+    """Return the index of the most likely choice, the first one in a tie."""
     scores = [each.logprob / max(length, 1.0) for each, length in zip(found, lengths, strict=True)]
     return scores.index(max(scores))
 

@@ -1,4 +1,4 @@
-"""A model as benchmarks of language models ask it: the likelihood of continuations, and answers up to a stop text."""
+"""A model as language-model benchmarks use it: the likelihood of continuations, and answers up to a stop text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ Counted: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """logprob: the sum over the continuation's tokens. is_greedy: each is the most likely one in its place."""
+    """The likelihood of a continuation.
+
+    logprob: sum over the continuation's tokens.
+    is_greedy: every token is the most likely one at its position.
+    """
 
     logprob: float
     is_greedy: bool
@@ -31,10 +35,10 @@ Pair: TypeAlias = tuple[list[int], list[int]]  # token ids of a context and of w
 
 
 class LanguageModel:
-    """A loaded model. All requests of a call share the engine's steps, and contexts its prefix cache."""
+    """A loaded model. All requests of a call share the engine's steps, and contexts share its prefix cache."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
-        """Raise what `load_engine` raises, and UsageError for a model that generates no text."""
+        """Load a model. Raises the errors of `load_engine`, and UsageError for a model that generates no text."""
         self.session = Session(config, progress)
         self.tokenizer = self.session.tokenizer
         self.max_length = self.session.max_model_len - 1  # one token is always generated
@@ -49,7 +53,7 @@ class LanguageModel:
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a continuation without context: the start of text, else the end of the text before."""
+        """The token before a continuation without context: the start-of-text token, or else the end-of-text token."""
         tokenizer = self.tokenizer
         if tokenizer.prefix_ids:
             return tokenizer.prefix_ids[0]
@@ -57,13 +61,15 @@ class LanguageModel:
         return next(token_id for token_id in known if token_id is not None)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, with the special tokens that the model's texts begin with."""
+        """Return the tokens of a prompt, with the special tokens that the model's texts begin with."""
         ids = self.tokenizer.encode(text, add_special_tokens=False, parse_special=self.parse_special)
         prefix = list(self.tokenizer.prefix_ids)
         return ids if prefix and ids[: len(prefix)] == prefix else [*prefix, *ids]
 
     def encode_pair(self, context: str, continuation: str) -> Pair:
-        """The tokens of the joined text, cut behind those of the context; its last spaces belong to what follows.
+        """Return the tokens of the joined text, split after those of the context.
+
+        Spaces that end it go to the continuation.
 
         Without a context, the continuation follows `prefix_token_id`.
         """
@@ -75,9 +81,13 @@ class LanguageModel:
         return whole[:num_context], whole[num_context:]
 
     def likelihoods(self, pairs: Sequence[Pair], counted: Counted | None = None) -> list[Likelihood]:
-        """The likelihood of each continuation after its context. Contexts too long for the model lose their beginning.
+        """Return the likelihood of each continuation after its context.
 
-        counted: called with (done, in all). Raises UsageError for an empty continuation, or one too long.
+        Contexts too long for the model lose their beginning.
+
+        counted: called with (done, total).
+
+        Raises UsageError for a continuation that is empty or too long.
         """
         wanted: dict[tuple[tuple[int, ...], int], list[int]] = {}  # tokens and length of the context -> places
         for place, (context, continuation) in enumerate(pairs):
@@ -106,7 +116,7 @@ class LanguageModel:
     def generate(
         self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], counted: Counted | None = None
     ) -> list[str]:
-        """The answer to each prompt. Prompts too long for the model lose their beginning."""
+        """Return the answer to each prompt. Prompts too long for the model lose their beginning."""
         waves: list[list[_Ask]] = []
         for prompt, each in zip(prompts, params, strict=True):
             room = max(self.max_length - (each.max_tokens or 0), 1)
@@ -115,14 +125,17 @@ class LanguageModel:
         return [output.outputs[0].text for output in self._run(waves, counted)]
 
     def timed(self, prompt: list[int], count: int) -> RequestMetrics:
-        """The times of one greedy answer of so many tokens."""
+        """Measure one greedy answer of `count` tokens."""
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
         [output] = self._run([[(tuple(prompt), params, {})]], None)
         assert output.metrics is not None
         return output.metrics
 
     def _run(self, families: list[list[_Ask]], counted: Counted | None) -> list[OutputDelta]:
-        """Run all requests; those of a family begin alike, so that the first one goes ahead. Raises their errors."""
+        """Run all requests, and raise their errors.
+
+        A family shares a prefix, so its first request goes ahead of the rest.
+        """
         results: queue.SimpleQueue[tuple[int, int, OutputDelta | PoolingOutput | OctavoError]] = queue.SimpleQueue()
         outputs: dict[tuple[int, int], OutputDelta] = {}
         total = sum(map(len, families))
@@ -170,7 +183,7 @@ SCORED = SamplingParams(prompt_logprobs=0, max_tokens=1, temperature=0.0, ignore
 
 
 def _likelihood(tokens: tuple[int, ...], num_context: int, output: OutputDelta) -> Likelihood:
-    """That of the tokens behind the context."""
+    """Return the likelihood of the tokens after the context."""
     assert output.prompt_logprobs is not None
     entries = [
         entry[token]

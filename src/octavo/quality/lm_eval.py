@@ -2,7 +2,7 @@
 
     python -m octavo.quality.lm_eval run --model octavo --model_args pretrained=smollm2 --tasks hellaswag
 
-is the harness's own command with the model `octavo`; in Python, importing this module registers it.
+This is the harness's own command with the model `octavo` added. In Python, importing this module registers the model.
 """
 
 from __future__ import annotations
@@ -28,10 +28,18 @@ _OWN = ("batch_size", "max_batch_size", "device")  # that the harness sets: the 
 
 @register_model("octavo")
 class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
-    """pretrained: path, hub id or short name. The other arguments are fields of `EngineConfig`."""
+    """A model for the harness.
+
+    pretrained: path, hub id or short name.
+
+    The other arguments are fields of `EngineConfig`.
+    """
 
     def __init__(self, pretrained: str, **options: Any) -> None:
-        """Raise what `check_weights` and `LanguageModel` raise, and UsageError for an argument that is no field."""
+        """Load the model.
+
+        Raises the errors of `check_weights` and `LanguageModel`, and UsageError for an unknown field.
+        """
         super().__init__()
         given = {name: value for name, value in options.items() if name not in _OWN}
         config = EngineConfig.resolve(pretrained, given)
@@ -45,12 +53,12 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
         return self._name.replace("/", "__")
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:  # noqa: ARG002
-        """The log-probability of each continuation, and True if it is the greedy one."""
+        """Return the log-probability of each continuation, and True if it is the greedy one."""
         pairs = [self._model.encode_pair(*request.args) for request in requests]
         return [(found.logprob, found.is_greedy) for found in self._model.likelihoods(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
-        """The log-probability of each whole text, in windows of the model's length without overlap."""
+        """Return the log-probability of each whole text, in non-overlapping windows of the model's length."""
         pairs, owners = [], []
         for owner, request in enumerate(requests):
             tokens = self._model.tokenizer.encode(request.args[0], add_special_tokens=False)
@@ -64,19 +72,22 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
-        """The answers, each up to its stop texts."""
+        """Return the answers, each up to its stop texts."""
         prompts = [self._model.encode(request.args[0]) for request in requests]
         return self._model.generate(prompts, [_params(request.args[1]) for request in requests])
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the model's template writes it; control tokens in later prompts are such."""
+        """Format the conversation with the model's template.
+
+        Control tokens in it keep their meaning in later prompts.
+        """
         self._model.parse_special = True
         session = self._model.session
         extra = {} if add_generation_prompt else {"add_generation_prompt": False, "continue_final_message": True}
         return session.render_chat(chat_history, **extra)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The source of the template, for the harness's records."""
+        """Return the source of the template, for the harness's records."""
         return (self._model.tokenizer.template_source() or None) if chat_template else None
 
     def close(self) -> None:
@@ -85,7 +96,7 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
 
 
 def _params(wanted: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of an answer. Raises UsageError for a field that would have no effect."""
+    """Return the parameters of an answer. Raises UsageError for a field that would have no effect."""
     known = {"until", "do_sample", *_LENGTHS, *_SAMPLING}
     if unknown := sorted(wanted.keys() - known):
         raise UsageError(f"the task asks for {', '.join(unknown)}, which octavo does not know; known: {sorted(known)}")

@@ -22,10 +22,12 @@ def make_types(
     threads: int = 0,
     progress: Progress | None = None,
 ) -> list[tuple[str, Path]]:
-    """GGUF files of a model in these types or mixtures, with a name for each. Those that are there are not made again.
+    """Return GGUF files of a model in these types or mixtures, with a name for each. Existing files are reused.
 
-    folder: None: `quantized` in Octavo's cache, one folder for each content of the model's files. Raises UsageError for
-    an unknown type before anything is made, and ModelWriteError for a full disk.
+    folder: where to keep them; None means `quantized` in Octavo's cache, with a folder for each content of the model's
+        files.
+
+    Raises UsageError for an unknown type before creating anything, and ModelWriteError if the disk is full.
     """
     mixtures = {name.lower(): parse_mixture(name) for name in type_names}
     with closing(open_checkpoint(source)) as checkpoint:

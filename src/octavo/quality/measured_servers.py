@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers to measure: those that are started here, and one streamed answer with its times."""
+"""OpenAI-compatible servers to measure: how to start one, and how to time one streamed answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _ERROR_CHARS = 300
 
 
 class ServerError(OctavoError):
-    """A server could not be started, or gave an unexpected answer. status: of HTTP, if it was not 200."""
+    """A server could not be started, or gave an unexpected answer.
+
+    status: the HTTP status if it was not 200.
+    """
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -33,10 +36,10 @@ class ServerError(OctavoError):
 
 
 class ServerProcess:
-    """A server in a process group of its own."""
+    """A server running in its own process group."""
 
     def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
-        """Raise OSError if the program cannot be started."""
+        """Start the server. Raises OSError if the program cannot be started."""
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.command = list(command)
@@ -48,7 +51,7 @@ class ServerProcess:
         self.process_id = self._process.pid
 
     def wait_ready(self, seconds: float = 180) -> None:
-        """Return when `/health` says 200. Raises ServerError."""
+        """Wait until `/health` returns 200. Raises ServerError."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self._process.poll() is not None:
@@ -60,7 +63,7 @@ class ServerProcess:
         raise ServerError(f"{self.name} is not ready after {seconds:g} s; see {self._log}")
 
     def close(self) -> int:
-        """End the server as a service manager does, kill remaining processes, and return the exit code."""
+        """Stop the server as a service manager does, kill any remaining processes, and return the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -72,7 +75,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A free port."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -81,7 +84,12 @@ def free_port() -> int:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """Times are those of `time.perf_counter`: of sending, and of each piece with text. num_tokens: by the usage."""
+    """A streamed answer with its times.
+
+    Times are from `time.perf_counter`: when the request was sent, and when each piece with text arrived.
+
+    num_tokens: as reported in the answer's usage.
+    """
 
     sent: float
     times: list[float] = field(default_factory=list)
@@ -94,7 +102,7 @@ class StreamedAnswer:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds for each token after the first; 0.0 for a single one."""
+        """Seconds per token after the first; 0.0 if there is only one."""
         return (self.times[-1] - self.times[0]) / max(self.num_tokens - 1, 1)
 
     @property
@@ -105,7 +113,7 @@ class StreamedAnswer:
 def stream_completion(
     url: str, body: Mapping[str, Any], key: str | None = None, timeout_s: float = 600
 ) -> StreamedAnswer:
-    """The answer of `POST URL/v1/completions`, maybe an empty one. URL may end in /v1. Raises ServerError."""
+    """Return the answer of `POST URL/v1/completions`, which may be empty. URL may end in /v1. Raises ServerError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ServerError(f"{url!r} is not the address of a server; write http://HOST:PORT")
@@ -151,7 +159,7 @@ def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:
 
 
 def first_model(url: str, key: str | None = None, timeout_s: float = 30) -> str:
-    """The first name in `GET URL/v1/models`. Raises ServerError."""
+    """Return the first name in `GET URL/v1/models`. Raises ServerError."""
     address = url.rstrip("/").removesuffix("/v1") + "/v1/models"
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:

@@ -1,4 +1,4 @@
-"""Compare models: size, quality against a reference, speed and memory, and which one to use."""
+"""Compares models by size, quality against a reference, speed and memory, and recommends one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ CLOSE_PERPLEXITY = 1.02  # times the best one's, where there is no reference
 
 @dataclass(frozen=True, slots=True)
 class ComparedModel:
-    """One model. num_bytes: of its files. is_best_by_size: no other is both smaller and closer to the reference.
+    """One of the compared models. Without a reference, models are compared by perplexity instead of distance.
 
-    is_best_by_speed: no other is both faster in decoding and closer. Without a reference the perplexity is compared.
+    num_bytes: size of its files.
+    is_best_by_size: no other model is both smaller and closer to the reference.
+    is_best_by_speed: no other model both decodes faster and is closer to the reference.
     """
 
     name: str
@@ -46,14 +48,18 @@ class ComparedModel:
 
     @property
     def distance(self) -> float:
-        """From the reference: the mean KL divergence, else the perplexity."""
+        """Distance from the reference: the mean KL divergence, or the perplexity if there is no reference."""
         divergence = self.report.divergence
         return self.report.perplexity.perplexity if divergence is None else divergence.mean_kl
 
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """usable_bytes: memory of this machine that a model may take. turns: of the measurements of speed."""
+    """The figures of all models.
+
+    usable_bytes: memory of this machine that a model may use.
+    turns: number of speed measurements.
+    """
 
     reference: str | None
     convention: str
@@ -66,7 +72,11 @@ class ModelComparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """engine: fields of `EngineConfig` for every model. turns: 0: no speed is measured."""
+    """Options of a comparison.
+
+    engine: fields of `EngineConfig` for every model.
+    turns: number of speed measurements; 0 measures no speed.
+    """
 
     windows: WindowOptions = field(default_factory=WindowOptions)
     reference: ReferenceOptions | None = None
@@ -82,9 +92,11 @@ def compare_models(
     progress: Progress | None = None,
     measure: Callable[[str, dict[str, Any]], Speed] = speed_of,
 ) -> ModelComparison:
-    """models: names with their paths. Speeds are measured in turns, each model in a process of its own.
+    """Compare models. Speeds are measured in turns, with each model in its own process.
 
-    Raises what `evaluate_text` raises.
+    models: names with their paths.
+
+    Raises the errors of `evaluate_text`.
     """
     rows = []
     for done, (name, path) in enumerate(models):
@@ -143,7 +155,10 @@ def _marked(rows: Sequence[ComparedModel]) -> list[ComparedModel]:
 
 
 def pareto_front(points: Sequence[tuple[float, ...]]) -> set[int]:
-    """The places of the points that no other equals or beats in every coordinate and beats in one; less is better."""
+    """Return the indices of the points that no other point dominates (no worse in every coordinate and better in one).
+
+    Less is better.
+    """
     return {
         i
         for i, point in enumerate(points)
@@ -152,7 +167,9 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> set[int]:
 
 
 def recommend(rows: Sequence[ComparedModel], usable_bytes: int) -> str:
-    """One line: of the models that fit, the fastest (else the smallest) that is close to the reference."""
+    """Recommend a model in one line: of those that fit and are close to the reference, the fastest, else the
+    smallest.
+    """
     fitting = [row for row in rows if (row.peak_bytes or row.num_bytes) <= usable_bytes]
     if not fitting:
         return f"none of these models fits the {size(usable_bytes)} of memory that can be used on this machine"

@@ -1,4 +1,4 @@
-"""Plots of a comparison of models: perplexity by size, and distance from the reference by speed."""
+"""Plots of a model comparison: perplexity by size, and distance from the reference by speed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SUFFIXES = (".svg", ".png")
 
 
 def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
-    """Write each plot as SVG and PNG into an existing folder.
+    """Write each plot as SVG and PNG to an existing folder.
 
-    Raises UsageError without matplotlib, ModelWriteError for a full disk; then no plot is half written.
+    Raises UsageError without matplotlib, and ModelWriteError if the disk is full, leaving no partly written plot.
     """
     try:
         from matplotlib import rc_context
@@ -44,7 +44,7 @@ def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
 
 
 def _shared_name(models: Sequence[ComparedModel]) -> str:
-    """The part of all names before their last dot, where it is the same: the model's name; else nothing."""
+    """Return what precedes the last dot in all names (the model's name) if it is the same, else an empty string."""
     stems = {model.name.rpartition(".")[0] for model in models}
     return stems.pop() if len(stems) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""A reference's log-probabilities of a text, kept on disk for the comparison of many models with it."""
+"""A reference's log-probabilities of a text, kept on disk so that many models can be compared with it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _FILES = ("logprobs.npy", "token_logprobs.npy", "top1.npy", "windows.json")
 
 @dataclass(frozen=True, slots=True)
 class ReferenceScores:
-    """The log-probabilities after each position of the windows. N: counted tokens of all windows.
+    """The log-probabilities after each position of the windows, for N counted tokens in all windows.
 
-    log_probs: float16, mapped; rounding them moves a KL divergence by about 1e-7. top1: the most likely tokens.
+    log_probs: float16, mapped from a file; the rounding moves a KL divergence by about 1e-7.
+    top1: the most likely tokens.
     """
 
     windows: list[Window]
@@ -44,7 +45,7 @@ class ReferenceScores:
     top1: Int32  # [N]
 
     def compare(self, scored: Iterable[tuple[Window, TokenScores]]) -> PositionFigures:
-        """The figures of a model's windows with logits, which are those of the reference in their order."""
+        """Compare a model's windows, scored with logits, with the reference's windows in the same order."""
         kl, same, logprobs = [], [], []
         row = 0
         for window, scores in scored:
@@ -62,15 +63,18 @@ class ReferenceScores:
 
 
 class ReferenceStore:
-    """A folder of references. The least recently used ones go when all of them exceed the limit."""
+    """A folder of references. The least recently used ones are deleted when the total exceeds the limit."""
 
     def __init__(self, limit_bytes: int, folder: Path | None = None) -> None:
-        """folder: None: `references` in Octavo's cache."""
+        """Use this folder.
+
+        folder: None means `references` in Octavo's cache.
+        """
         self._limit = limit_bytes
         self._folder = env.cache_dir() / "references" if folder is None else folder
 
     def find(self, key: str) -> ReferenceScores | None:
-        """The reference of this key, if it is complete."""
+        """Return the reference with this key, or None if there is no complete one."""
         folder = self._folder / key
         try:
             described = json.loads((folder / "windows.json").read_text())
@@ -89,7 +93,7 @@ class ReferenceStore:
     ) -> ReferenceScores:
         """Write a reference from the scores of all windows, with logits. Raises UsageError if it exceeds the limit.
 
-        Raises ModelWriteError if the disk has no room for it.
+        Raises ModelWriteError if the disk is full.
         """
         num_rows = sum(window.num_counted for window in windows)
         num_bytes = 2 * num_rows * vocab_size
@@ -126,9 +130,10 @@ class ReferenceStore:
         return made
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the least recently used references until so many bytes fit within the limit.
+        """Delete the least recently used references until `num_bytes` more fit within the limit.
 
-        Folders that another process is writing, whose names begin with a dot, stay for a day: a killed one leaves them.
+        Folders whose names begin with a dot may still be being written by another process, or left behind by a killed
+        one, so they are kept for a day.
         """
         for path in self._folder.glob(".new-*"):
             if path.stat().st_mtime < time.time() - _ABANDONED_S:
@@ -146,7 +151,7 @@ class ReferenceStore:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A folder that has its name only once it is complete."""
+    """Create a folder that gets its name only once it is complete."""
     folder = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
     try:
         yield folder
@@ -162,16 +167,16 @@ def _bytes_of(folder: Path) -> int:
 
 
 def reference_key(files: Iterable[Path], *facts: object, progress: Callable[[int, int], None] | None = None) -> str:
-    """A name for the references of these files' contents and facts: half of a SHA-256 in hexadecimal digits.
+    """Return a name for the references of these file contents and facts: half of a SHA-256 in hexadecimal digits.
 
-    progress: called with (bytes read, bytes in all). A process reads files that do not change once.
+    progress: called with (bytes read, total bytes). A process reads unchanged files only once.
     """
     contents = _digest(sorted(files), progress)
     return hashlib.sha256(repr((_FORMAT, *facts)).encode() + contents).hexdigest()[:32]
 
 
 def _digest(paths: Sequence[Path], progress: Callable[[int, int], None] | None) -> bytes:
-    """The SHA-256 of what these files have one after another."""
+    """Return the SHA-256 of the concatenated contents of these files."""
     found = [path.stat() for path in paths]
     state = tuple((path, each.st_ino, each.st_size, each.st_mtime_ns) for path, each in zip(paths, found, strict=True))
     if (known := _digests.get(state)) is not None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of windows of tokens: whole windows in a step, straight on an executor."""
+"""Computes log-probabilities of token windows directly on an executor, with whole windows in a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEQUENCES = 112
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """The scores of the counted tokens of a window. R = `Window.num_counted`."""
+    """The scores of a window's counted tokens. R = `Window.num_counted`."""
 
     logprobs: Float32  # [R]
     ranks: Int32  # [R], 1: the most likely
@@ -33,7 +33,11 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The tokens [begin, end) of a window in one step. place: of its state; first_block: of its blocks in the cache."""
+    """The tokens [begin, end) of a window in one step.
+
+    place: index of its state.
+    first_block: the first of its cache blocks.
+    """
 
     window: int
     place: int
@@ -43,11 +47,13 @@ class _Piece:
 
 
 class Scorer:
-    """A loaded model that scores windows. It has a cache of its own, of which nothing is kept from window to window."""
+    """A loaded model that scores windows. It has its own cache and keeps nothing in it between windows."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
-        """config: made by `scorer_config`. Raises what `load_engine` and `check_weights` raise, and UsageError for an
-        encoder."""
+        """Load a model. Raises the errors of `load_engine` and `check_weights`, and UsageError for an encoder.
+
+        config: made by `scorer_config`.
+        """
         check_weights(config.model, config.revision)
         with kept_affinity():  # this thread is the caller's; the first of several ranks may be bound to a NUMA node
             self._loaded: LoadedModel = load_engine(config, progress)
@@ -63,9 +69,9 @@ class Scorer:
             )
 
     def score(self, windows: Sequence[Window], *, wants_logits: bool = False) -> Iterator[tuple[Window, TokenScores]]:
-        """The scores of each window, in order.
+        """Yield the scores of each window, in order.
 
-        Raises NumericalError naming the place if logits contain NaN or give a token no probability, and
+        Raises NumericalError naming the position if logits contain NaN or give a token zero probability, and
         InsufficientMemoryError if the cache cannot hold the longest window.
         """
         parts: dict[int, list[TokenScores]] = {}
@@ -77,7 +83,7 @@ class Scorer:
                     yield window, _joined(parts.pop(piece.window))
 
     def _steps(self, windows: Sequence[Window]) -> Iterator[list[_Piece]]:
-        """Windows packed into steps: as many whole ones as fit, or pieces of one."""
+        """Pack windows into steps: as many whole ones as fit, or pieces of one window."""
         size = self.limits.block_size
         pieces: list[_Piece] = []
         num_tokens = 0
@@ -126,7 +132,10 @@ class Scorer:
             row += count
 
     def _batch(self, windows: Sequence[Window], pieces: list[_Piece]) -> tuple[Batch, list[int]]:
-        """The step, and the number of its rows of each piece. A row tells of the token after its own."""
+        """Return the batch of a step, and the number of its output rows for each piece.
+
+        A row predicts the token after its own.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -179,9 +188,9 @@ class Scorer:
 
 
 def scorer_config(model: str, window: int, options: dict[str, object]) -> EngineConfig:
-    """The configuration of a scorer of windows of this length.
+    """Return the configuration of a scorer for windows of this length.
 
-    options: of the user, which go first.
+    options: the user's options, which take precedence.
     """
     defaults = {"max_model_len": window, "max_num_batched_tokens": _STEP_TOKENS, "max_num_seqs": _SEQUENCES}
     config = EngineConfig.resolve(model, {**defaults, **options})
@@ -193,7 +202,7 @@ def scorer_config(model: str, window: int, options: dict[str, object]) -> Engine
 def _unscored(
     windows: Sequence[Window], pieces: Sequence[_Piece], counts: Sequence[int], row: int, reason: str
 ) -> NumericalError:
-    """The error for a row of logits, which names the token of the text."""
+    """Return the error for a row of logits, naming the token of the text."""
     starts = np.cumsum([0, *counts])
     index = int(np.searchsorted(starts, row, side="right")) - 1
     window = windows[pieces[index].window]

@@ -1,4 +1,4 @@
-"""The speed and memory of one model, in a process of its own: `python -m octavo.quality.speed OPTIONS_AS_JSON`."""
+"""Measures one model's speed and memory in a separate process: `python -m octavo.quality.speed OPTIONS_AS_JSON`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """decode: tokens per second of single steps after a short prompt. prefill: of one prompt of 512 tokens.
+    """The speed and memory of a model.
 
-    peak_bytes: the largest resident set of the process with a cache of 1,024 tokens, mapped pages included.
+    decode: tokens per second in single-token steps after a short prompt.
+    prefill: tokens per second for one prompt of 512 tokens.
+    peak_bytes: peak resident set of the process with a cache of 1,024 tokens, including mapped pages.
     """
 
     decode: float
@@ -53,7 +55,7 @@ def measure_speed(model: str, options: Mapping[str, Any]) -> Speed:
 
 
 def speed_of(model: str, options: Mapping[str, Any]) -> Speed:
-    """The same in a new process. Raises OctavoError with its last line if it fails."""
+    """Measure the model in a new process. If that fails, raise OctavoError with its last line."""
     arguments = json.dumps({"model": model, "options": dict(options)})
     command = [sys.executable, "-m", "octavo.quality.speed", arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
@@ -64,7 +66,7 @@ def speed_of(model: str, options: Mapping[str, Any]) -> Speed:
 
 
 def main() -> None:
-    """Print the figures as a line of JSON."""
+    """Print the figures as one line of JSON."""
     wanted = json.loads(sys.argv[1])
     try:
         sys.stdout.write(json.dumps(asdict(measure_speed(wanted["model"], wanted["options"]))) + "\n")

@@ -1,7 +1,7 @@
 """Tasks from local JSON lines in the formats of the common harness, as questions for a model.
 
 The prompts are those of lm-evaluation-harness: `hellaswag`, `arc`, `mmlu`, `winogrande` and `gsm8k` (strict and
-flexible exact match). A line of any other kind may write out what is asked: `{"query", "choices", "gold"}`.
+flexible exact match). A line in any other format may spell out the question: `{"query", "choices", "gold"}`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ _Record: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One line of a task. contexts and continuations: those of each choice, in their order; either may be the same.
+    """One line of a task. Without choices the model answers freely.
 
-    choices: the texts whose length normalizes a score. gold: the right choice. shown: the whole line with its answer,
-    as an example in the prompts of others. Without choices the model answers freely: `answer` is the right one.
+    contexts, continuations: one per choice, in order; either list may repeat the same text.
+    choices: texts whose length normalizes a score.
+    gold: index of the right choice.
+    shown: the whole line with its answer, for use as an example in other prompts.
+    answer: the right answer if there are no choices.
     """
 
     context: str
@@ -38,14 +41,17 @@ class Question:
     answer: str = ""
 
     def after(self, examples: str) -> Question:
-        """The same question behind examples."""
+        """Return the question preceded by examples."""
         contexts = tuple(examples + context for context in self.contexts)
         return replace(self, context=examples + self.context, contexts=contexts)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The questions of a file, all of one format. name: that of the file without its ending."""
+    """The questions of a file, all in one format.
+
+    name: name of the file without its extension.
+    """
 
     name: str
     kind: Kind
@@ -58,10 +64,11 @@ class Task:
 
 
 def read_task(path: Path, *, limit: int | None = None, few_shot: int = 0, few_shot_from: Path | None = None) -> Task:
-    """The task of a file of JSON lines, all of one format.
+    """Read the task in a file of JSON lines, all in one format. Raises UsageError naming the line that is wrong.
 
-    limit: the first questions only. few_shot: examples before each question: the first lines of few_shot_from, else of
-    the file itself, whose questions are then left out. Raises UsageError naming the line that is wrong.
+    limit: read only this many questions from the start.
+    few_shot: number of examples before each question. They are the first lines of few_shot_from, or else of the file
+        itself, whose questions are then left out.
     """
     kind, questions = _read(path)
     if few_shot:
@@ -133,7 +140,7 @@ def _kind_of(record: _Record) -> Kind | None:
 
 
 class _WrongFieldError(Exception):
-    """A field of a line has another type or value."""
+    """A field of a line has the wrong type or value."""
 
 
 def _text(record: _Record, name: str, default: str | None = None) -> str:
@@ -150,7 +157,7 @@ def _texts(value: object, name: str) -> list[str]:
 
 
 def _index(value: object, name: str, count: int, labels: Sequence[str] = ()) -> int:
-    """A number or its digits, or the place of a label."""
+    """Convert a number, its digits, or a label to an index."""
     if isinstance(value, str) and value in labels:
         return labels.index(value)
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
@@ -160,7 +167,7 @@ def _index(value: object, name: str, count: int, labels: Sequence[str] = ()) -> 
 
 
 def _choices(context: str, choices: Sequence[str], gold: int) -> Question:
-    """A question whose choices follow one context and a space."""
+    """Make a question whose choices follow the same context and a space."""
     continuations = tuple(" " + choice for choice in choices)
     return Question(
         context=context,
@@ -173,7 +180,7 @@ def _choices(context: str, choices: Sequence[str], gold: int) -> Question:
 
 
 def _plain(text: str) -> str:
-    """A text of WikiHow without its marks, as the harness cleans it."""
+    """Remove WikiHow's markup from a text, as the harness does."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
@@ -223,7 +230,7 @@ def _mmlu(record: _Record) -> Question:
 
 
 def _winogrande(record: _Record) -> Question:
-    """The choices differ in what comes before; what follows is the same, and is scored."""
+    """Make a question whose choices differ in what precedes; the text that follows is the same, and is scored."""
     sentence, options = _text(record, "sentence"), [_text(record, name) for name in ("option1", "option2")]
     before, found, rest = sentence.partition("_")
     if not found:
@@ -263,19 +270,19 @@ _NOT_COMPARED = (re.compile(r","), re.compile(r"\$"), re.compile(r"(?s).*#### ")
 
 
 def strict_answer(text: str) -> str:
-    """The number behind the first mark ####, or an answer that matches nothing."""
+    """Return the number after the first ####, or an answer that matches nothing."""
     found = _MARKED.search(text)
     return found[1].strip() if found else "[invalid]"
 
 
 def flexible_answer(text: str) -> str:
-    """The last number of the text."""
+    """Return the last number in the text."""
     found = _NUMBER.findall(text)
     return next((part for part in found[-1] if part), "[invalid]").strip() if found else "[invalid]"
 
 
 def is_same_answer(found: str, wanted: str) -> bool:
-    """Compare two answers without commas, dollar signs, what comes before ####, and a last full stop."""
+    """Compare two answers, ignoring commas, dollar signs, anything before ####, and a final full stop."""
     for pattern in _NOT_COMPARED:
         found, wanted = pattern.sub("", found), pattern.sub("", wanted)
     return found.lower() == wanted.lower()

@@ -1,4 +1,4 @@
-"""Text that a model is evaluated on: a file, or the built-in one."""
+"""The text that a model is evaluated on: a file, or the built-in one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _PARTS = ("prose.txt", "code.txt")
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """name: a path, or `built-in`."""
+    """A text to evaluate models on.
+
+    name: a path, or `built-in`.
+    """
 
     name: str
     text: str
@@ -27,14 +30,14 @@ class JudgedText:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """The tokens of the whole text, with the special tokens that the model's texts begin with."""
+        """Return the tokens of the whole text, with the special tokens that the model's texts begin with."""
         return [*tokenizer.prefix_ids, *tokenizer.encode(self.text, add_special_tokens=False)]
 
 
 def read_text(path: Path | None) -> JudgedText:
-    """The text of a file in UTF-8; None: the built-in one, half prose and half code (`data/README.md`).
+    """Read a UTF-8 file. None returns the built-in text, half prose and half code (`data/README.md`).
 
-    Raises UsageError for a file that cannot be read, is empty, too long or not UTF-8.
+    Raises UsageError if the file cannot be read, is empty, too long or not UTF-8.
     """
     if path is None:
         folder = resources.files("octavo.quality") / "data"
@@ -43,7 +46,7 @@ def read_text(path: Path | None) -> JudgedText:
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file as it is. Raises UsageError if it cannot be read, is empty, too long or not UTF-8."""
+    """Read the text of a file unchanged. Raises UsageError if it cannot be read, is empty, too long or not UTF-8."""
     try:
         text = read_limited(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -54,7 +57,7 @@ def read_utf8(path: Path) -> str:
 
 
 def read_limited(path: Path) -> bytes:
-    """The bytes of a file. Raises UsageError if it cannot be read, or has more than `MAX_FILE_BYTES`."""
+    """Read the bytes of a file. Raises UsageError if it cannot be read, or has more than `MAX_FILE_BYTES`."""
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise UsageError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read")

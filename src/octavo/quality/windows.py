@@ -1,4 +1,4 @@
-"""Windows of a text's tokens, by the two conventions of perplexity."""
+"""Windows of a text's tokens, following two conventions for perplexity."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DESCRIPTIONS: dict[Convention, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that start from an empty cache, of which those from index `first` on (at least 1) count.
+    """Tokens that start from an empty cache; those from index `first` on (at least 1) count.
 
-    start: the place in the text's tokens of the first that counts.
+    start: index in the text's tokens of the first one that counts.
     """
 
     token_ids: list[int]
@@ -33,10 +33,12 @@ class Window:
 
 
 def chunk_windows(token_ids: Sequence[int], size: int, bos_token_id: int | None = None) -> list[Window]:
-    """Chunks as `llama-perplexity` takes them: whole ones only, of which the tokens after the middle count.
+    """Cut chunks as `llama-perplexity` does: only whole chunks, and only tokens after the middle count.
 
-    token_ids: of the whole text, with its special tokens. bos_token_id: replaces the first token of each chunk, for a
-    model whose texts begin with it. Raises UsageError if there is no whole chunk.
+    token_ids: tokens of the whole text, with its special tokens.
+    bos_token_id: replaces the first token of each chunk, for a model whose texts begin with it.
+
+    Raises UsageError if there is no whole chunk.
     """
     check_length(len(token_ids), size)
     windows = []
@@ -49,9 +51,9 @@ def chunk_windows(token_ids: Sequence[int], size: int, bos_token_id: int | None 
 
 
 def strided_windows(token_ids: Sequence[int], size: int, stride: int) -> list[Window]:
-    """Windows as transformers' guide to perplexity takes them: every token but the first of the text counts once.
+    """Cut windows as transformers' guide to perplexity does: every token except the text's first counts once.
 
-    Raises UsageError for a text of one token, or a stride beyond the window.
+    Raises UsageError for a text of one token, or a stride longer than the window.
     """
     check_length(len(token_ids), 2)
     if not 1 <= stride <= size:
@@ -69,7 +71,7 @@ def strided_windows(token_ids: Sequence[int], size: int, stride: int) -> list[Wi
 
 
 def check_length(num_tokens: int, least: int) -> None:
-    """Raise UsageError if a text is shorter than its first window."""
+    """Check that a text fills its first window. Raises UsageError."""
     if num_tokens < least:
         what = "is empty" if num_tokens == 0 else f"has {num_tokens} tokens"
         raise UsageError(f"the text {what}; at least {least} are needed: give a longer text, or smaller windows")

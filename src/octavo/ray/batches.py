@@ -1,4 +1,4 @@
-"""Lines of a batch through Ray Data: each actor has an engine, and results go to one journal as they complete."""
+"""Runs the lines of a batch through Ray Data: each actor has an engine, and results are written to one journal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ _LINES_PER_BLOCK = 64  # at most these are lost of each actor if a run is killed
 
 
 class AnswerLines:
-    """Answers the lines of a block, for `map_batches`: columns number, custom_id, url and body (JSON)."""
+    """Answers the lines of a block, for `map_batches`, from the columns number, custom_id, url and body (JSON)."""
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
-        """options: of `EngineConfig`. Raises what loading the model raises."""
+        """Load the model. Raises the errors of loading a model.
+
+        options: fields of `EngineConfig`.
+        """
         # Its loop never stops, as the engine's process has to be listened to.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="octavo-lines").start()
@@ -37,7 +40,7 @@ class AnswerLines:
         self._call, self._width = self._wait(self._stack.enter_async_context(place))
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
-        """A column `result` with the JSON of each line's end, in the order in which they end."""
+        """Return a column `result` with the JSON of each line's outcome, in order of completion."""
         columns = (block[name].tolist() for name in ("number", "custom_id", "url", "body"))
         lines = [
             BatchLine(int(number), custom_id, url, json.loads(body))
@@ -49,7 +52,7 @@ class AnswerLines:
         return {"result": np.array(results, dtype=object)}
 
     def close(self) -> None:
-        """End the engine; an actor ends with its process."""
+        """Stop the engine. An actor ends with its process."""
         self._wait(self._stack.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -66,9 +69,12 @@ def answer_lines(
     num_actors: int | None,
     num_cpus: int | None,
 ) -> None:
-    """Hand the result of each line to `put`, in the order in which blocks of lines end.
+    """Pass the result of each line to `put`, in the order in which blocks of lines are completed.
 
-    num_actors: None: one for each node. num_cpus: of each; None: all of a node. Raises UsageError without ray.
+    num_actors: None means one per node.
+    num_cpus: CPUs per actor; None means all of a node.
+
+    Raises UsageError without ray.
     """
     try:
         import ray

@@ -1,4 +1,4 @@
-"""Batches of prompts through Ray Data: a class for `map_batches`, with a model in each of its actors.
+"""Runs batches of prompts through Ray Data: a class for `map_batches`, with a model in each of its actors.
 
 data.map_batches(Generate, fn_constructor_kwargs={"model": "smollm2"}, batch_size=256, num_cpus=4, concurrency=2)
 """
@@ -20,8 +20,8 @@ from octavo.sampling_params import SamplingParams
 class Generate:
     """Answers the prompts of a batch and adds the columns `generated_text`, `finish_reason`, `num_tokens` and `error`.
 
-    The rows keep their order and their other columns. A row that cannot be answered has its reason in `error`, which is
-    empty otherwise, and no text; the other rows of the batch are not affected.
+    The rows keep their order and their other columns. If a row cannot be answered, `error` holds the reason and the
+    text is empty; other rows of the batch are not affected. `error` is empty for answered rows.
     """
 
     def __init__(
@@ -32,10 +32,11 @@ class Generate:
         sampling_params: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """prompt_column: of texts or, for chats, of lists of messages with `role` and `content`.
+        """Load a model. Raises the errors of `LLM`.
 
-        sampling_params: fields of `SamplingParams`; the others are the model's. options: those of `LLM`. num_threads
-        should be the num_cpus that Ray reserves for the actor. Raises what `LLM` raises.
+        prompt_column: column of texts or, for chats, of lists of messages with `role` and `content`.
+        sampling_params: fields of `SamplingParams`; all others are the model's defaults.
+        options: options of `LLM`. num_threads should equal the num_cpus that Ray reserves for the actor.
         """
         self._column = prompt_column
         given = dict(sampling_params or {})
@@ -44,7 +45,10 @@ class Generate:
         self._params = replace(self._llm.get_default_sampling_params(), **given)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch with its new columns. Raises UsageError without the column of prompts, EngineDeadError."""
+        """Return the batch with its new columns.
+
+        Raises UsageError if the prompt column is missing, and EngineDeadError.
+        """
         if self._column not in batch:
             raise UsageError(f"the batch has no column {self._column!r}; it has {', '.join(batch)}")
         values = list(batch[self._column])
@@ -77,7 +81,7 @@ class Generate:
         return UsageError(f"the prompt must be a text or a list of messages, not {value!r:.80}")
 
     def _answers(self, prompts: dict[int, list[int]], errors: list[str]) -> list[RequestOutput | None]:
-        """The output of each row; those that are refused leave their reason in `errors`."""
+        """Return the output of each row. For refused rows, write the reason to `errors`."""
         found: list[RequestOutput | None] = [None] * len(errors)
         rows = list(prompts)
         try:

@@ -35,13 +35,15 @@ def openai_app(
     server: ServerConfig | None = None,
     **options: Any,
 ) -> Any:
-    """An application for `serve.run`, at the route prefix `/`.
+    """Return an application for `serve.run`, at the route prefix `/`. Raises UsageError.
 
-    num_cpus: that Ray reserves for each replica. Its processes (tensor_parallel_size, pipeline_parallel_size and
-    data_parallel_size) share them evenly as threads, unless `num_threads` is among the options. server: of its options,
-    those about the address, TLS and connections are Ray's. As `octavo serve`, an application that answers to other
-    names than localhost (`ServerConfig(host="0.0.0.0")`) wants an API key or allow_unauthenticated. options: of
-    `EngineConfig`. Raises UsageError.
+    Like `octavo serve`, an application that accepts host names other than localhost (`ServerConfig(host="0.0.0.0")`)
+    needs an API key or allow_unauthenticated.
+
+    num_cpus: CPUs that Ray reserves for each replica. Its processes (tensor_parallel_size, pipeline_parallel_size and
+        data_parallel_size) share them evenly as threads, unless `num_threads` is among the options.
+    server: server options. Ray handles those for the address, TLS and connections.
+    options: fields of `EngineConfig`.
     """
     config, rules = _with_threads(EngineConfig.resolve(model, options), num_cpus), server or ServerConfig()
     if rules.sleep_after:
@@ -67,7 +69,7 @@ def openai_app(
 
 
 def _with_threads(config: EngineConfig, num_cpus: int) -> EngineConfig:
-    """The threads of each process of a replica. Raises UsageError if there are more processes than CPUs."""
+    """Set the threads of each process of a replica. Raises UsageError if there are more processes than CPUs."""
     processes = config.num_ranks * config.data_parallel_size
     if num_cpus < processes * max(config.num_threads, 1):
         raise UsageError(
@@ -78,7 +80,7 @@ def _with_threads(config: EngineConfig, num_cpus: int) -> EngineConfig:
 
 
 class OpenAIServer:
-    """An ASGI application that loads its model at the start of its lifespan, and unloads it at the end."""
+    """An ASGI application that loads its model at the start of its lifespan and unloads it at the end."""
 
     def __init__(self, config: EngineConfig, server: ServerConfig) -> None:
         self._config, self._server = config, server
@@ -93,7 +95,7 @@ class OpenAIServer:
         await self._app(scope, receive, send)
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if the engine was given up."""
+        """Raise EngineDeadError if the engine has failed for good."""
         entry = self._state.models.entry(None) if self._state is not None else None
         if entry is not None and entry.model is not None:
             status = entry.model.client.status()
@@ -130,12 +132,12 @@ class OpenAIServer:
 
 
 def _id_of(config: EngineConfig, server: ServerConfig) -> str:
-    """The id of the model in requests, as `octavo serve` finds it."""
+    """Return the model's id in requests, as `octavo serve` determines it."""
     return (split_names(",".join(server.alias)) or [served_name(config.model)])[0]
 
 
 class _Healthy:
-    """The user's side of the deployment: Ray asks it from time to time, and replaces a replica that is not well."""
+    """The user's part of the deployment. Ray checks it from time to time, and replaces an unhealthy replica."""
 
     app: OpenAIServer  # of Ray's wrapper
 
@@ -144,7 +146,7 @@ class _Healthy:
 
 
 class _Quiet:
-    """Implements `octavo.server.models.model_loader.LoadReport`."""
+    """A load report (`octavo.server.models.model_loader.LoadReport`) that reports nothing."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         pass
