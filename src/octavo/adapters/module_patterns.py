@@ -24,10 +24,10 @@ _END = 256  # a token after those of all bytes, required by llguidance
 
 
 class ModulePatterns:
-    """The numbers of a key by regular expressions for module names.
+    """Looks up a setting's number for a module name by regular expressions.
 
-    Plain names, by far the most frequent patterns, are left to `re`. The others become automata, because `re` may take
-    forever to find that `(a+)+` does not match.
+    Plain names, by far the most frequent patterns, are left to `re`. Other patterns become automata, because `re` may
+    take forever to find that `(a+)+` does not match.
     """
 
     def __init__(self, where: str, numbers: Mapping[str, float]) -> None:

@@ -143,7 +143,7 @@ async def _one_of(running: set[asyncio.Task[None]]) -> None:
 
 
 def next_window(lines: Iterator[BatchLine | LineError]) -> list[BatchLine | LineError]:
-    """Return the next lines, as many as may be in memory, sorted by their beginnings."""
+    """Return the next lines, limited by memory, sorted by their beginnings."""
     window, num_bytes = [], 0
     for line in lines:
         window.append(line)

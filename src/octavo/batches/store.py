@@ -104,7 +104,7 @@ class StoredBatch:
 
 
 class StoreFullError(UsageError):
-    """Raised when a key has as much in the store as it may."""
+    """Raised when a key has used up its quota in the store."""
 
 
 def temporary_folder() -> Path:

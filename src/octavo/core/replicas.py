@@ -69,7 +69,7 @@ class ReplicaClient:
     def __init__(
         self, config: EngineConfig, *, stall_timeout_s: float = 30.0, on_progress: LoadProgress | None = None
     ) -> None:
-        """Start to load the first replica, whose share of the memory decides that of all others.
+        """Start to load the first replica, whose share of the memory determines the share of all others.
 
         The parameters and errors are those of `ProcessClient`.
         """

@@ -178,7 +178,7 @@ class Supervisor:
 
     @property
     def _stalled_s(self) -> float:
-        """Return the seconds without progress."""
+        """Seconds without progress."""
         silence_s = self._silence_s
         if silence_s > STALL_S or self._heartbeat is None:
             return silence_s

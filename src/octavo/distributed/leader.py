@@ -163,7 +163,7 @@ class Leader:
             self.check()
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the failure, if any."""
         if self.failure is not None:
             raise self.failure
 
@@ -275,7 +275,7 @@ def _made(kind: type[OctavoError], text: str) -> OctavoError:
 def _new_rings() -> tuple[tuple[Ring, Ring] | None, tuple[int, ...], tuple[int, ...]]:
     """Return the rings to and from a child, and the child's descriptors, outgoing first.
 
-    None and no descriptors if the system has no such memory; the socket then carries everything.
+    Return None and no descriptors if the system does not provide shared memory; the socket then carries everything.
     """
     try:
         there, here = Ring.create(), Ring.create()

@@ -99,7 +99,7 @@ class Ring:
         shared_memory.add_to(counter_fd, count)
 
     def _available(self, counter_fd: int, ended_fd: int) -> int:
-        """Wait until this end may write or read at least one byte. Return how many it may."""
+        """Wait until this end may write or read at least one byte. Return the number of bytes."""
         while self._count == 0:
             self._count = shared_memory.taken_from(counter_fd)
             if self._count == 0 and not shared_memory.wait_for_either(counter_fd, ended_fd, for_end=True):

@@ -1,4 +1,4 @@
-"""The stream of outputs of one request. Outputs that nobody has fetched yet are merged."""
+"""The stream of outputs of one request. Outputs that have not been fetched yet are merged."""
 
 from __future__ import annotations
 

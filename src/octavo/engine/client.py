@@ -84,7 +84,7 @@ class AnswerStream(Protocol):
     For PoolingParams it is one `PoolingOutput`.
 
     If the request fails, the stream raises the OctavoError that ended it: UsageError or NumericalError if the request
-    is the cause, EngineDeadError if the engine died. Outputs that nobody has fetched yet are merged into one.
+    is the cause, EngineDeadError if the engine died. Outputs that have not been fetched yet are merged into one.
     """
 
     @property

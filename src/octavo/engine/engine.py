@@ -196,8 +196,8 @@ class Engine:
         """Also use drafts from a model whose cache mirrors this one's blocks. Raises UsageError if it cannot.
 
         max_drafts: limit per sequence in one step.
-        head: for a draft that reads this model's hidden states. The executor then has room for those of all tokens of a
-        step.
+        head: for a draft that reads this model's hidden states. The executor must have room for the hidden states of
+        all tokens of a step.
         """
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
@@ -243,7 +243,7 @@ class Engine:
         self._is_asleep = True
 
     def wake_up(self) -> None:
-        """End a sleep, if there is one. If memory is short, raises InsufficientMemoryError and stays asleep."""
+        """End any sleep. If memory is short, raises InsufficientMemoryError and stays asleep."""
         if self._is_asleep:
             for executor in self._sleepers():
                 executor.wake_up()
@@ -258,7 +258,7 @@ class Engine:
 
     @property
     def identity(self) -> CacheIdentity:
-        """The identity that names the content of blocks."""
+        """The cache identity, from which the keys of blocks are derived."""
         return self._kv_cache.identity
 
     @property
@@ -281,7 +281,7 @@ class Engine:
             self._kv_cache.end_step(batch, saved)
 
     def close(self) -> None:
-        """Close the store, if there is one, and the encoder. The executor stays open."""
+        """Close the store and the encoder, if any. The executor stays open."""
         if self.encodings is not None:
             self.encodings.encoder.close()
         if self._kv_cache.tier is not None:
@@ -586,7 +586,7 @@ class Engine:
     def _move_back(self, sequence: Sequence, num_wrong: int) -> int:
         """Tell the next step, if it is in flight, about the wrong guesses of a sequence.
 
-        Return the number of the sequence's tokens in the cache after that step, or 0 if it is in no such step.
+        Return the number of the sequence's tokens in the cache after that step, or 0 if the sequence is not part of it.
         """
         item = self._in_flight[0].schedule.scheduled.get(sequence) if self._in_flight else None
         if item is None:

@@ -147,9 +147,9 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
 class _TokenizerInMaking:
     """Loads the tokenizer on a thread while the weights are packed, mostly without the GIL.
 
-    The library holds the GIL for long, so it starts once the packing threads are at work; threads that check packed
-    weights need no GIL. With a limit on the address space it starts earlier, while there is room for it, because a
-    failed allocation would end the process.
+    The tokenizer library holds the GIL for a long time, so it starts once the packing threads are at work. Threads that
+    check packed weights do not need the GIL. With a limit on the address space it starts earlier, while there is room
+    for it, because a failed allocation would end the process.
     """
 
     def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:

@@ -165,7 +165,7 @@ class EngineMetrics:
         return EngineMetrics(**sums)
 
     def after(self, before: EngineMetrics) -> EngineMetrics:
-        """Add these counts to those of an earlier engine. The state is this engine's."""
+        """Add these counts to an earlier engine's counts. The state is this engine's."""
         names = [item.name for item in fields(self) if not item.name.endswith("_total")]
         state: dict[str, Any] = {name: value for name in names if isinstance(value := getattr(self, name), int)}
         return replace(self.plus(before), **state)

@@ -61,7 +61,7 @@ def _ends(item: ScheduledSequence) -> bool:
 
 
 def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False) -> LateTokens | None:
-    """Return `Batch.late` for sequences, some of which may draw nothing, or None if none of them had guesses."""
+    """Return `Batch.late` for sequences, or None if none of them had guesses. Some of them may draw nothing."""
     found = np.array([_NOTHING if each is None else each for each in drawn], np.int32).reshape(-1, 3)
     rows, tokens, counts = np.ascontiguousarray(found.T)
     return LateTokens(rows, tokens, counts, only_outputs) if counts.any() else None

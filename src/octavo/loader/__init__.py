@@ -1,1 +1,1 @@
-""""""
+"""Finds, downloads, opens and writes model files."""

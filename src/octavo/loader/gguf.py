@@ -83,7 +83,7 @@ def header_bytes(path: Path) -> int:
 def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
     """Return all parts of the model that the file `name` belongs to, in order.
 
-    A name that is not that of a part is returned alone.
+    If the file is not one of several parts, only its own name is returned.
     name: with or without directory.
     Raises ModelLoadError naming an impossible or a missing part.
     """

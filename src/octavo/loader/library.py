@@ -214,7 +214,7 @@ def _read(file: Path) -> Record | None:
 
 
 def _own_files() -> Iterator[Installed]:
-    """Yield those of the user's files that still exist."""
+    """Yield the user's own files that still exist."""
     folder = _records_dir()
     if not is_trusted(folder):
         return

@@ -23,7 +23,7 @@ def find_file(relative: Path, nbytes: int) -> Path | None:
     """Return a complete file that is already in the cache.
 
     The cache may be read-only, for example part of a container image. A file that was once downloaded to the temporary
-    folder moves to the configured one as soon as the latter can be used.
+    folder moves to the configured one as soon as that can be used.
     """
     configured, temporary = _directories()
     for directory in (configured, temporary):

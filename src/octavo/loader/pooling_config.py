@@ -138,7 +138,7 @@ def _sparse(path: Path) -> PoolingConfig:
 
 
 def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
-    """Return the pooling for ColBERT models saved by PyLate or sentence-transformers: unit vectors for all tokens."""
+    """Return the pooling for ColBERT models saved by PyLate or sentence-transformers: one unit vector per token."""
     dense: list[DenseModule] = []
     for kind, folder in _modules(path):
         if kind in ("Dense", _PYLATE_DENSE):

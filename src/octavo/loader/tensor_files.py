@@ -201,7 +201,7 @@ class Weights(Mapping[str, Weight]):
         return Weights({**self._sources, **sources}, self._file, self._elsewhere)
 
     def joined(self, other: Weights, names: Iterable[str]) -> Weights:
-        """Return the same weights, with those of these names replaced by another model's where it has them."""
+        """Return the same weights, taking the named ones from another model if it has them."""
         taken = {name: other.info(name) for name in names if name in other}
         files = {name: other._file_of(name) for name in taken}
         return Weights({**self._sources, **taken}, self._file, {**self._elsewhere, **files})

@@ -157,7 +157,7 @@ class DiskStore:
                 self._pinned[key] = max(self._pinned.get(key, 0.0), now + seconds)
 
     def discard(self, key: bytes) -> None:
-        """See `BlockStore`. The record stays away after a restart, too."""
+        """See `BlockStore`. The record does not come back after a restart."""
         with self._lock:
             is_known = self._index.pop(key, None) is not None or self._unqueue(key, self._queued.get(key))
             self._used.discard(key)

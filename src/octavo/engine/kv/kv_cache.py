@@ -69,7 +69,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks that a sequence of num_tokens tokens holds at once, not counting those of a source."""
+        """Return the most blocks that a sequence of num_tokens tokens holds at once, not counting a source's blocks."""
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(group.max_blocks(num_tokens, self.block_size, self.max_step_tokens) for group in groups)
 
@@ -80,7 +80,7 @@ class KVCacheManager:
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
         """Return how many blocks the known tokens still need.
 
-        A sequence without blocks shares those of num_shared_tokens.
+        A sequence without blocks shares the blocks of num_shared_tokens tokens.
         """
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
@@ -236,7 +236,7 @@ class KVCacheManager:
         return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
 
     def pin_prompt(self, sequence: Sequence) -> None:
-        """Pin the parts of a prompt that its request marks, here and in the store. Older pins may end."""
+        """Pin those prefixes of a prompt that its request names, here and in the store. This may end older pins."""
         self.pins.expire()
         request, size = sequence.request, self.block_size
         salt = request.options.cache_salt

@@ -81,7 +81,7 @@ class Segment:
 
     end: end of the known records.
     is_whole: it is readable, and nothing follows its records.
-    The file is closed with the last reference to it, so that nobody reads from a closed file.
+    The file is closed when the last reference to it is dropped, so that no thread reads from a closed file.
     """
 
     path: Path

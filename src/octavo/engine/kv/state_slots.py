@@ -14,8 +14,8 @@ class StateSlots:
 
     A state summarizes what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier
     token. So a prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at
-    least as many slots as running sequences; snapshots use the remaining ones and are evicted when those are needed. A
-    step with drafts keeps the states before each draft in one of num_draft_slots_left, in addition to sequences and
+    least as many slots as running sequences; snapshots use the remaining ones and are evicted when sequences need them.
+    A step with drafts keeps the states before each draft in one of num_draft_slots_left, in addition to sequences and
     snapshots.
     """
 

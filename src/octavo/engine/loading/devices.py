@@ -44,7 +44,7 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
 
 
 def has_own_memory(config: EngineConfig) -> bool:
-    """True if each rank of a machine has its own memory: that of its GPU."""
+    """True if each rank on a machine has memory of its own, on its GPU."""
     return backend_name(config).startswith("torch:cuda")
 
 

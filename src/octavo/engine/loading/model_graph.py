@@ -92,10 +92,11 @@ def model_sizes(
     backend: Backend | None = None,
     limits: ExecutorLimits | None = None,
 ) -> Sizes:
-    """Return the model's sizes on a backend, by default that of `config`.
+    """Return the model's sizes on a backend.
 
     context: tokens of the longest request.
     graph: the model's graph, if it has been built already.
+    backend: by default, the backend that `config` selects.
     limits: limits of its steps; None for the options' limits.
     Raises ModelLoadError if the weights do not fit the configuration.
     """

@@ -51,7 +51,8 @@ class MemoryShares:
     """How the models of a server divide its memory.
 
     limit: for all loaded models together.
-    machine: the memory they may use without a limit. None if they may not use all of it; then none may run from disk.
+    machine: the memory they may use without a limit. None if they may not use all of it; in that case no model may run
+    from disk.
     """
 
     limit: ModelMemory

@@ -107,7 +107,7 @@ class ModelDrafter:
         """Do nothing: this model reads prompts late."""
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
-        """Return drafts for those of these sequences that the model has read.
+        """Return drafts for those sequences that the model has read.
 
         If there are none, read a chunk of a prompt.
         num_rows: rows of the target's step without drafts.

@@ -30,8 +30,8 @@ class PredictionSource:
 class PredictionGuesser:
     """Tracks the answer's current place in the prediction.
 
-    The place moves on with the answer. When the answer departs from the prediction, its last tokens find the next
-    place.
+    The place moves on with the answer. When the answer departs from the prediction, its last tokens are used to find
+    the next place.
     """
 
     def __init__(self, source: PredictionSource, sequence: Sequence) -> None:

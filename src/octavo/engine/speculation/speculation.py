@@ -145,7 +145,7 @@ class Speculation:
         self._metrics.num_lost_draft_models = 1
 
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
-        """Replace guesses with the draft model's where the latter are better."""
+        """Replace a sequence's guesses with the draft model's where the model's are better."""
         wanted = []
         for sequence in sequences:
             guesses = sequence.guesses
@@ -180,7 +180,7 @@ class Speculation:
         return any(self._policy.lengths(chains, len(token_ids), MAX_DRAFTS))
 
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
-        """True if the step after the one in flight will probably have drafts once the latter's tokens are known.
+        """True if the step after the one in flight will probably have drafts, once the tokens in flight are known.
 
         It must then not be submitted earlier, unless the drafts come from `lengths_ahead`.
         """

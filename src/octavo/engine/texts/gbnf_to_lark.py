@@ -292,7 +292,7 @@ class _Grammar:
 
 
 class _Writer:
-    """Writes a grammar in Lark: rules for what is recursive or split, terminals for lexemes."""
+    """Writes a grammar in Lark: rules for recursive or split symbols, terminals for lexemes."""
 
     def __init__(self, grammar: _Grammar) -> None:
         self._grammar = grammar

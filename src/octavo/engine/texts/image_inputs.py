@@ -133,7 +133,7 @@ class ImageInputs:
         return processor.placeholder.join(processor.wrapping)
 
     def placeholder_id(self, processor: ImageProcessor) -> int:
-        """Return the token that represents an image. Raises UsageError if the vocabulary has no such token."""
+        """Return the token that represents an image. Raises UsageError if the vocabulary lacks it."""
         token_id = self._token_id(processor.placeholder)
         if token_id is None:
             raise UsageError(f"the vocabulary has no token {processor.placeholder!r}, which stands for an image")

@@ -93,10 +93,10 @@ def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema restricted to the properties that it names, in objects where it does not mention others.
+    """Return the schema with its objects closed to properties that it does not name.
 
-    Objects without `properties` stay unchanged. An object described by several schemas (`allOf`, or `anyOf` next to
-    `properties`) has the names of all of them.
+    Objects for which the schema mentions other properties stay open, and objects without `properties` stay unchanged.
+    An object described by several schemas (`allOf`, or `anyOf` next to `properties`) has the names of all of them.
     """
     closed: dict[str, Any] = json.loads(json.dumps(schema))
     waiting: list[tuple[Any, bool]] = [(closed, False)]
@@ -181,7 +181,7 @@ def enforceable_lark(grammar: str) -> str:
 
 
 def resolve(schema: object, reference: object) -> object:
-    """Return the target of a reference (`#` and a JSON pointer) within a schema, or None if there is no such target."""
+    """Return the target of a reference (`#` and a JSON pointer) within a schema, or None if it does not exist."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         return None
     found = schema

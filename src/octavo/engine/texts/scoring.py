@@ -180,7 +180,7 @@ class _Encoder:
             raise self._too_long(error.found) from None
 
     def _fit(self, ids: list[int], others: int) -> list[int]:
-        """Truncate the tokens to leave room for `others`, which stay whole."""
+        """Truncate the tokens to leave room for `others` tokens, which are kept whole."""
         excess = len(ids) + others - self._limit
         if excess <= 0:
             return ids
