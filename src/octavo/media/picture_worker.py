@@ -5,11 +5,11 @@ with limits on memory and time. This file runs as a script, whose arguments are 
 files.
 
 Protocol: a request is a line of JSON followed by `num_bytes` bytes of the file. The line contains the processor's
-settings, an image's header, a picture's pixel limit and the computing time limit in seconds. The answer is a line of
-JSON: either `{"tiles": [[height, width], ...], "header": ...}`, followed by the pixels of the tiles, or `{"refusal":
-...}` with the rest of a sentence about the file. The header is null for an image, the page sizes of a document or the
-header of a video. If the request `measures`, there are no tiles. If it `reads` a document, the header contains the
-texts of its pages, and there are no settings.
+settings, an image's header, the maximum number of pixels per picture and the computing time limit in seconds. The
+answer is a line of JSON: either `{"tiles": [[height, width], ...], "header": ...}`, followed by the pixels of the
+tiles, or `{"refusal": ...}` with the rest of a sentence about the file. The header is null for an image, the page sizes
+of a document or the header of a video. If the request `measures`, there are no tiles. If it `reads` a document, the
+header contains the texts of its pages, and there are no settings.
 """
 
 from __future__ import annotations

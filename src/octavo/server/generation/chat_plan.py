@@ -172,7 +172,7 @@ def _for_template(message: Mapping[str, Any], images: ImagePlan, knows_developer
 
 
 def mark_token_ids(tokenizer: Tokenizer, tool_format: ToolFormat) -> dict[str, int]:
-    """Return the token ids of the format's marks, as far as they are single tokens in this vocabulary."""
+    """Return the token ids of those marks of the format that are single tokens in this vocabulary."""
     found = {mark: _token_id(tokenizer, mark) for mark in tool_format.marks}
     return {mark: token_id for mark, token_id in found.items() if token_id is not None}
 

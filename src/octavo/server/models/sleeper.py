@@ -1,4 +1,4 @@
-"""The server's sleep: unload models while nobody uses them, and load them again for the next request."""
+"""The server's sleep: models are unloaded while nobody uses them, and loaded again for the next request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments as `KEY=VALUE, ...` or in a form that differs in the marks: their reader and their grammar."""
+"""Arguments as `KEY=VALUE, ...` or in a form with other marks: their reader and their grammar."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MAX_KEY_CHARS = 300
 
 
 class KeywordStyle(NamedTuple):
-    """One way of writing keywords.
+    """A way of writing keyword arguments.
 
     assign: the text after a key
     separator: the text between two arguments
     end: the text after the last argument
-    key: a pattern of the keys that can be written
+    key: a pattern for valid keys
     value: returns the rule for a value of this schema, or None if the value is JSON
     """
 
@@ -38,8 +38,8 @@ class KeywordStyle(NamedTuple):
 def read_keywords(answer: Answer, name: str, style: KeywordStyle, read: ReadLiteral) -> Reading[bool]:
     """Read the arguments of a call up to their end. Return False if they are broken or cut off.
 
-    The call starts once its first key or its end is known. If a key comes twice the first value counts, so that the
-    arguments remain one object.
+    The call is started once its first key or its end is known. If a key occurs twice, the first value counts, so that
+    the arguments remain one object.
     """
     keys: set[str] = set()
     while not (yield from answer.take_if(style.end)):
@@ -63,7 +63,7 @@ def read_keywords(answer: Answer, name: str, style: KeywordStyle, read: ReadLite
 
 
 def _drop(_piece: str) -> None:
-    """Discard a value that does not count."""
+    """Discard a value that is not needed."""
 
 
 def keyword_arguments(style: KeywordStyle, tool: Tool) -> str:

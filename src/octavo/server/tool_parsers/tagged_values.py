@@ -39,7 +39,7 @@ class ValueTags:
 
     @property
     def say_type(self) -> bool:
-        """True if the tags have a type, text or JSON."""
+        """Whether the tags give the value's type, text or JSON."""
         return self.behind != self.json_behind
 
     def rules(self) -> str:
