@@ -207,8 +207,8 @@ class _Exchange:
 def _check_type(headers: dict[bytes, bytes], origins: OriginRules) -> None:
     """Raise ApiError 415 unless the body is plain JSON.
 
-    Clients written for Ollama send no content type, and curl sends a form's. Pages must send JSON's type, which no form
-    can.
+    Clients written for Ollama send no content type, and curl sends a form's. Pages must send JSON's type, because no
+    form can send it.
     """
     content_type = headers.get(b"content-type")
     if content_type is None and is_from_browser(list(headers.items())):

@@ -1,7 +1,7 @@
 """Calls in tags with DeepSeek's mark, which also distinguish text from JSON: DeepSeek V3.2.
 
-`<｜DSML｜function_calls>` surrounds all calls, `<｜DSML｜invoke name="NAME">` each call, and `<｜DSML｜parameter name="KEY"
-string="true">` each value. With `string="false"` the value is JSON.
+`<｜DSML｜function_calls>` surrounds all calls, `<｜DSML｜invoke name="NAME">` surrounds each call, and
+`<｜DSML｜parameter name="KEY" string="true">` surrounds each value. With `string="false"` the value is JSON.
 Source: `encoding_dsv32.py` of DeepSeek-V3.2, which has no chat template of its own.
 """
 
