@@ -15,7 +15,7 @@ from octavo.graph.ops.low_rank import LowRank
 from octavo.loader.checkpoint import checkpoint_name
 from octavo.loader.tensor_names import TensorName
 
-# In the order of transformers' modules. PEFT wraps one after the other, so the last is the outermost.
+# In the order of transformers' modules. PEFT wraps them one after another, so the last is the outermost.
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "weight")
 _WRAPPED = ".base_layer"
 

@@ -20,7 +20,7 @@ _NAME = re.compile(r"\^?(?:[\w-]|\\?\.)*\$?")
 _BEFORE = r"(?:.*\.)?"  # a pattern matches the whole name of a module, or its end after a dot
 _ESCAPES = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 _INNER_GROUP = re.compile(r"\([^()]*\)")
-_END = 256  # a token after those of all bytes, required by llguidance
+_END = 256  # a token after the byte tokens, required by llguidance
 
 
 class ModulePatterns:

@@ -51,7 +51,7 @@ _REFUSED = {
     "trainable_token_indices": _TOKENS,
     "use_qalora": "pooled inputs of low-rank products",
 }
-# Tensors of what is not supported, the most special first.
+# Tensors of unsupported features, the most specific first.
 _REFUSED_TENSORS = {
     r"\.lora_B\.bias": _BIAS,
     r"\.(?:trainable_tokens_delta|token_adapter\..*)": _TOKENS,

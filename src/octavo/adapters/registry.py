@@ -68,7 +68,7 @@ class AdapterRegistry:
         self._slots: list[HeldAdapter | None] = [None] * limits.slots
         self._last_use: list[int] = [0] * limits.slots
         self._num_uses = 0
-        self.steps_run: Callable[[], bool] = lambda: False  # reading rests between pieces while they do
+        self.steps_run: Callable[[], bool] = lambda: False  # reading pauses between pieces while steps run
         self.default = ""  # for requests that name none; empty for the base model
 
     # --- names, from any thread ---

@@ -30,7 +30,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, errors: Path | None, *, retry_failed: bool = False, ordered: bool = False) -> None:
-        self.num_completed = self.num_failed = 0  # also those of earlier runs
+        self.num_completed = self.num_failed = 0  # including results of earlier runs
         self.usage: Counter[str] = Counter()  # tokens, by their names in the usage of a batch
         self._done: set[bytes] = set()  # the digests of ids
         if errors is not None and errors.resolve() == path.resolve():
@@ -43,10 +43,10 @@ class Journal:
             raise
         self._ordered = ordered
         self._early: dict[int, LineResult] = {}
-        self._expected: list[int] = []  # the numbers of the lines that are still to come, the last first
+        self._expected: list[int] = []  # numbers of the remaining lines, the last first
         self._thread = ThreadPoolExecutor(1, "octavo-journal")
         self._syncs: list[Future[None]] = []
-        self._has_sync = False  # one is to come, for what is written now
+        self._has_sync = False  # whether a scheduled flush will cover what is written now
         self._has_ended = threading.Event()
 
     def expect(self, numbers: list[int]) -> None:
@@ -67,7 +67,7 @@ class Journal:
 
     def _sync(self) -> None:
         """Flush written results to disk, which may take a while."""
-        self._has_sync = False  # what is written from here on asks for another one
+        self._has_sync = False  # later writes need another flush
         for file in {self._output, self._errors}:
             os.fsync(file.fileno())
 
@@ -98,7 +98,7 @@ class Journal:
         file = self._errors if result.is_failed else self._output
         file.write(result.record())
         self._note(result.custom_id, result.usage, is_failed=result.is_failed)
-        file.flush()  # what another process sees, and what outlives this one
+        file.flush()  # so that other processes see it and it survives this one
         while self._syncs and self._syncs[0].done():
             self._syncs.pop(0).result()  # raises
         if not self._has_sync:

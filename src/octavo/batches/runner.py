@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from octavo.batches.lines import BatchLine, LineError, LineResult, failed, usage_of
 
-SPARE_LINES = 4  # wait beside those that run, so that no row of a step stays empty
+SPARE_LINES = 4  # waiting besides the running lines, so that no row of a step stays empty
 _WINDOW_BYTES = 8 << 20
-_WINDOW = 1000  # lines that are put in order: a shared beginning is then computed once
+_WINDOW = 1000  # lines that are sorted, so that a shared beginning is computed once
 _PREFIX_CHARS = 4096
 _BUSY = (429, 503)
 _MAX_WAIT_S = 30.0
-_IN_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # as a result is; OpenAI's own server indents its answers
+_IN_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # as in a result; OpenAI's own server indents its answers
 _MAX_FAULTS = 3  # an engine that ends with a line may have ended because of it
 
 

@@ -26,8 +26,8 @@ MAX_LINES = 50_000
 MAX_OWNED_BYTES = 8 << 30
 MAX_OWNED_FILES = 10_000
 MAX_ACTIVE_BATCHES = 64
-MAX_ENDED_BATCHES = 1000  # of a key; the oldest go with their results
-FILE_S = 30 * 24 * 3600  # a file of this purpose is kept so long unless its upload says otherwise
+MAX_ENDED_BATCHES = 1000  # per key; the oldest are removed with their results
+FILE_S = 30 * 24 * 3600  # how long to keep a file of this purpose unless its upload sets a time
 ENDED_S = 30 * 24 * 3600  # a batch and its results, after its end
 _TEMPORARY, _MIN_AGE_S = "octavo-batches-", 60.0
 _APPLICATION_ID = 0x0C7A51
@@ -115,7 +115,7 @@ def temporary_folder() -> Path:
             try:
                 locks.lock_now(lock)
                 status = os.fstat(lock)
-                # A new one is made before it is locked.
+                # A new folder is not locked yet when it is created.
                 if status.st_uid == files.user_id() and time.time() - status.st_mtime > _MIN_AGE_S:
                     shutil.rmtree(folder, ignore_errors=True)
             finally:

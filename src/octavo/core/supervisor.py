@@ -31,7 +31,7 @@ RESTART_WINDOW_S = 300.0
 _FIRST_BACKOFF_S = 0.1
 # A check this late shows that this process was stopped, not the engine's.
 _MAX_LATE_S = 0.5
-# Without a heartbeat for so long, it matters whether its turn does not come; to ask the system takes a while.
+# After this time without a heartbeat, check whether it waits for a processor. Asking the system takes a while.
 _MISSED_S = 2 * CHECK_S
 # A restart would end in the same way.
 _PERMANENT = (ModelLoadError, GraphError, UsageError)

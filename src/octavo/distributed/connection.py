@@ -25,7 +25,7 @@ from octavo.distributed.ring import Ring, RingEndedError
 from octavo.platform import shared_memory
 from octavo.platform.sockets import limit_unanswered
 
-ALIVE_S = 0.5  # between two signs of life
+ALIVE_S = 0.5  # between two keep-alives
 SILENCE_S = 3.0  # after which a rank counts as dead or stopped
 _UNANSWERED_MS = 20_000  # after which a machine that acknowledges nothing counts as gone
 
@@ -42,11 +42,11 @@ class Connection:
         self._socket = sock
         self._rings = rings
         self._sending = threading.Lock()
-        self._writing = threading.Lock()  # to the ring, which may be full while signs of life go on
+        self._writing = threading.Lock()  # to the ring, which may be full while keep-alives continue
         self._closed = threading.Event()
         self._end: float | None = None
         self.heard_at = time.monotonic()
-        self.heard = Alive()  # the last sign of life
+        self.heard = Alive()  # the last keep-alive
         with suppress(OSError):  # a local one has no such options
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit_unanswered(sock, _UNANSWERED_MS)
@@ -139,5 +139,5 @@ class Connection:
             if read == 0:
                 raise ConnectionEndedError("it has ended")
             at += read
-            self.heard_at = time.monotonic()  # a large message takes a while and delays signs of life
+            self.heard_at = time.monotonic()  # a large message takes a while and delays keep-alives
         return bytes(data)

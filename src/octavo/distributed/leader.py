@@ -25,7 +25,7 @@ M = TypeVar("M")
 
 _POLL_S = 0.1
 _LOADING_SILENCE_S = 120.0  # a rank that converts a large weight may hold the interpreter
-_EXIT_S = 2.0  # for ranks to end by themselves
+_EXIT_S = 2.0  # for ranks to exit on their own
 _STOPPED_S = 1.5  # after which a process of this machine that was stopped counts as gone
 
 _ERROR_TYPES = {
@@ -211,7 +211,7 @@ class Leader:
     def _ended(self, rank: int, reason: str) -> None:
         remote = self._ranks[rank]
         with suppress(queue.Empty):
-            while True:  # it may have said why
+            while True:  # it may have sent the reason
                 message = remote.inbox.get_nowait()
                 if isinstance(message, RankFailed):
                     self.fail(rank, message.reason, _ERROR_TYPES.get(message.kind, EngineDeadError))

@@ -33,7 +33,7 @@ class Patience:
         self._ops = list(ops)
         self._sizes: deque[tuple[int, int, int, int]] = deque(maxlen=steps_in_flight)
         self._known: dict[tuple[int, int, int, int], int] = {}  # the FLOPs of the largest operation of a step
-        self._seen_flops = 0  # the most in a step that got on
+        self._seen_flops = 0  # the most in a step that made progress
         self._longest_s = 0.0  # silence
 
     def begin(self, batch: Batch) -> None:

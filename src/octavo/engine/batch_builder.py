@@ -229,7 +229,7 @@ class BatchBuilder:
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:
             return self.build(step)
-        if batch.late is not None:  # its positions differ from those of its tokens
+        if batch.late is not None:  # its positions differ from its tokens' positions
             return self.build(step)
         if batch.state_slots is not None or len(batch.hidden_indices) or len(batch.logits_indices) != len(positions):
             return self.build(step)
@@ -244,7 +244,7 @@ class BatchBuilder:
             tables = self._tables_of(rows, batch.seq_lens + 1, source_lens)
             blocks = positions[begins] // np.int32(self._block_size)
             slots[:, begins] = self._block_tables[:, rows[begins], blocks] * np.int32(self._block_size)
-        options = sampling.rows.copy()  # a step in flight reads the others
+        options = sampling.rows.copy()  # a step in flight reads the original rows
         options["counter"] += 1
         followed = Batch(
             token_ids=np.zeros(len(positions), np.int32),
@@ -335,7 +335,7 @@ class BatchBuilder:
         if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
-            settled = self._settled[1].rows.copy()  # a step in flight reads the others
+            settled = self._settled[1].rows.copy()  # a step in flight reads the original rows
             settled["counter"] = rows.counters
             return replace(self._settled[1], rows=settled)
         sampling = self._gather_sampling(rows)

@@ -51,12 +51,12 @@ class ModelInfo:
     num_threads: int
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    texts: TextModel = field(default_factory=TextModel)  # what it makes of texts beside answers
+    texts: TextModel = field(default_factory=TextModel)  # what it can do with texts besides answering
     draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
     max_drafts: int = 0  # of a sequence in one step
-    images: ImageSettings | None = None  # of its image processor; None if it only reads text
-    pdf_as: PdfAs = "auto"  # for PDF documents whose part of a message says nothing
-    no_images: str = ""  # why a model that could see does not; empty if it sees, or could not
+    images: ImageSettings | None = None  # its image processor's; None if it only reads text
+    pdf_as: PdfAs = "auto"  # how to read PDF documents whose message part does not specify it
+    no_images: str = ""  # why a vision model reads only text; empty if it reads images or is not a vision model
     no_drafts: str = ""  # why there are no sources; empty if there are some
     has_sources: bool = False  # an encoder reads the prompt, and the decoder begins with a token of its own
 
@@ -110,12 +110,12 @@ class EngineStatus:
     """The latest known state. Reading it is free and never waits."""
 
     state: EngineState
-    reason: str | None = None  # one line for people if STALLED, RESTARTING or DEAD
+    reason: str | None = None  # one line for users if STALLED, RESTARTING or DEAD
     pid: int | None = None
     last_step_age_s: float | None = None  # None before the first step
     num_restarts: int = 0
     load_progress: float = 0.0  # 0 to 1 while LOADING
-    metrics: EngineMetrics = field(default_factory=EngineMetrics)  # from this process of the engine, at most 0.25 s old
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)  # from the current engine process, at most 0.25 s old
 
 
 class EngineReplica(Protocol):

@@ -331,7 +331,7 @@ class Engine:
         if request is None:
             return None
         if self.encodings is not None and (request.prompt.spans or request.prompt.source):
-            self.encodings.begin_round()  # maybe nobody else wants its rows
+            self.encodings.begin_round()  # perhaps no other request wants its rows
         self._settle(request)
         was_finished = request.is_finished
         self._publisher.end(request, FinishReason.ABORT)
@@ -551,7 +551,7 @@ class Engine:
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
         running = RequestStatus.RUNNING
         for use, row, _ in schedule.rows():
-            if use.sequence.status is running:  # otherwise it has ended since it was scheduled
+            if use.sequence.status is running:  # otherwise it ended after it was scheduled
                 if use.consumer in rows:
                     rows[use.consumer].append((use, row))
                 else:

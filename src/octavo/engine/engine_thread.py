@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# A client that just got an answer often sends its next request at once, such as an agent. If steps are
+# A client, such as an agent, often sends its next request as soon as it has an answer. If steps are
 # long, a short wait saves that request from waiting for a whole step.
 _FOLLOW_UP_S = 0.008
 _LONG_STEP_S = 10 * _FOLLOW_UP_S
@@ -104,7 +104,7 @@ class EngineThread:
             logger.error("the engine failed: %s", error)
             failure = EngineDeadError(str(error))
             failure.__cause__ = error
-        except Exception as error:  # whatever it is, no caller may wait forever
+        except Exception as error:  # whatever the error, no caller may wait forever
             logger.exception("the engine failed")
             failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error

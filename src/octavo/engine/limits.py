@@ -61,9 +61,9 @@ class EngineLimits:
     enable_prefix_caching: bool = True
     longer_context: str = ""
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0 means no limit
-    span_width: int = 0  # columns of the values that spans of prompts give; 0 if the model takes no spans
+    span_width: int = 0  # columns of the values in spans of prompts; 0 if the model takes no spans
     images: ImageLimits = NO_IMAGES
     sources: SourceLimits = NO_SOURCES
     adapter_slots: int = 0  # 0 if requests cannot name adapters
-    num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states
+    num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0 if the model keeps none
     num_draft_states: int = 0  # the part of num_states for states before drafts

@@ -128,8 +128,8 @@ class SequenceGroup:
     members: list[Sequence]
     consumers: tuple[RowConsumer, ...]
     num_seqs: int = field(init=False)  # beams run in lockstep, all from the start
-    is_text: bool = field(init=False)  # embedded or scored: nobody waits for a first token
-    is_batch: bool = field(init=False)  # nobody waits for it
+    is_text: bool = field(init=False)  # embedded or scored: no user waits for a first token
+    is_batch: bool = field(init=False)  # no user waits for it
     key: tuple[int, bool, int, int] = field(init=False)  # service order: priority (lowest first), answers, arrival
     turn: tuple[int, int, bool, int, int] = field(init=False)  # admission order: see `ServiceQueue.take_turn`
 

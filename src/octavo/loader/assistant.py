@@ -15,7 +15,7 @@ from octavo.models._assistant import PREFIX, assistant_config, is_assistant
 from octavo.models._reading import ConfigReader
 
 _EMBEDDING = "embed_tokens.weight"
-# Centroids of the vocabulary, with which others compute only some of the logits. Here all of them are computed.
+# Centroids of the vocabulary. Other engines use them to compute only some of the logits; here all are computed.
 _CENTROIDS = "masked_embedding."
 
 

@@ -155,7 +155,7 @@ FAMILIES: dict[str, dict[str, str]] = {
 }
 
 
-# Model -> small model of the same vocabulary that can guess its tokens, cheap enough to gain something.
+# Model -> small model with the same vocabulary that guesses its tokens cheaply enough to save time.
 DRAFTS: dict[str, str] = {
     **{f"qwen3:{size}": "qwen3:0.6b" for size in ("4b", "8b", "14b", "32b", "30b")},
     **{f"qwen2.5:{size}": "qwen2.5:0.5b" for size in ("1.5b", "3b", "7b", "14b")},
@@ -206,7 +206,7 @@ def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str |
     """
     matcher = difflib.SequenceMatcher(b=name.lower())
     best, best_name = likeness, None
-    for known in (*also, *FAMILIES, *catalogue()):  # the first of equally near ones
+    for known in (*also, *FAMILIES, *catalogue()):  # of equally similar names, the first
         matcher.set_seq1(known)
         if matcher.quick_ratio() > best and (ratio := matcher.ratio()) > best:
             best, best_name = ratio, known

@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
-# Files beside config.json in which older tools describe a quantized checkpoint, and their methods.
+# Files next to config.json in which older tools describe a quantized checkpoint, and their methods.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _COMPARED_BYTES = 1 << 24  # of two tensors at a time
-# Tensors that checkpoints keep beside their weights: rotary frequencies, causal masks, constants of activations,
-# numbers of positions, and those that only training with pairs of texts and images needs.
+# Tensors that checkpoints keep besides their weights: rotary frequencies, causal masks, constants of activations,
+# position ids, and tensors that are only needed for training with pairs of texts and images.
 _BUFFERS = (
     *("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".act_fn.beta", ".act_fn.eps"),
     *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
@@ -66,7 +66,7 @@ class Checkpoint:
     file: TensorFiles
     stored: Sequence[WeightInfo]  # the weights as the files have them
     quantization: str | None = None  # method of a quantized safetensors checkpoint
-    pooling: PoolingConfig = field(default_factory=PoolingConfig)  # of vectors and scores of texts
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)  # how to compute vectors and scores of texts
     sight: Sight | None = None  # None if it reads only text
 
     @property
@@ -136,7 +136,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     _check_vectors(file)
     stored = {name: file.source(tensor) for tensor, name in names.items() if name is not None}
     shapes = MappingProxyType({name: source.shape for name, source in stored.items()})
-    # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
+    # Rotary factors are tensors in GGUF files, but belong to the configuration: the model reads them as metadata.
     rope = {tensor: file.weight(tensor).dequantize() for tensor in ROPE_FACTORS if tensor in file.tensors}
     with errors_of(path):
         prefix = f"{file.metadata['general.architecture']}."
@@ -195,7 +195,7 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
         else:
             del stored[_HEAD]
     elif _HEAD not in stored and outer.has("text_config") and outer.flag("tie_word_embeddings", False):
-        # Models that also see say it beside the section about text.
+        # Vision models have this key outside the section about text.
         config = replace(config, tie_word_embeddings=True)  # type: ignore[call-arg]
     with errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)

@@ -12,7 +12,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.quantization.packed import DenseWeight
 
-_PIECE = 1 << 18  # numbers, whose bits stay in the processor's cache
+_PIECE = 1 << 18  # numbers per piece, so that their bits stay in the processor's cache
 # By type: the integer type of its bits, the bits without the sign, and the bits of infinity.
 _BITS = {"F32": ("<u4", 0x7FFFFFFF, 0x7F800000), "F16": ("<u2", 0x7FFF, 0x7C00), "BF16": ("<u2", 0x7FFF, 0x7F80)}
 

@@ -23,7 +23,7 @@ from octavo.sampling_params import SamplingParams
 FILE_NAME = "generation_config.json"
 
 _MAX_BYTES = 1 << 20
-_NEUTRAL = ("none", "vllm")  # the second is vLLM's word
+_NEUTRAL = ("none", "vllm")  # the second is vLLM's name
 # The field of `SamplingParams` -> its key in generation_config.json, and the last part of its key in a GGUF file.
 SAMPLING_KEYS = {
     "temperature": ("temperature", "temp"),

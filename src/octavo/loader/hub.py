@@ -47,7 +47,7 @@ _SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[\w-]+\.jinja", re.ASCII)
 # Modules of sentence-transformers, such as `1_Pooling/config.json`.
 _MODULE_FILE = re.compile(r"[0-9]{1,2}_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
-# The GGUF files of a repository that most people want: small, with little loss.
+# The GGUF files that most users want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
 _REACH_S = 2.0
 _LIST_S = 15.0

@@ -26,7 +26,7 @@ class MappedFile:
         self.path = path
         with ExitStack() as opened:
             try:
-                # A FIFO or a terminal would block in open(); the second check is of the opened file.
+                # A FIFO or a terminal would block in open(); the second check covers the opened file.
                 if not stat.S_ISREG(os.stat(path).st_mode):
                     raise ModelLoadError(f"{path}: not a regular file")
                 self._descriptor = os.open(path, os.O_RDONLY | files.O_NONBLOCK | files.O_CLOEXEC)
@@ -97,5 +97,5 @@ class MappedFile:
         try:
             self.data.close()
         except BufferError:
-            # Someone still looks at a weight: the mapping goes with the last array.
+            # A weight is still in use: the mapping ends with the last array.
             del self.data

@@ -14,7 +14,7 @@ from octavo.loader.pickles import check_no_pickles
 from octavo.loader.safetensors import INDEX_NAME
 
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
-# Of files that see, the best first that is not twice as large as it need be.
+# Types of vision files in order of preference: the best one that is not needlessly large comes first.
 _MMPROJ_TYPES = ("F16", "BF16", "Q8_0", "F32")
 _MMPROJ_TYPE = re.compile(r"[-._](f16|bf16|f32|[a-z]*q[0-9]\w*)(?=\.gguf$)", re.IGNORECASE)
 PathT = TypeVar("PathT", bound=PurePath)

@@ -86,7 +86,7 @@ def _set_parameter(where: str, text: str, options: dict[str, Any], sampling: dic
         number = kind(value)
     except ValueError:
         raise UsageError(f"{where}: PARAMETER {key} is {value!r:.80}; it must be a number") from None
-    if key == "num_predict" and number < 0:  # no limit, as without it
+    if key == "num_predict" and number < 0:  # no limit, as when it is not set
         return
     (sampling if key in _SAMPLING else options)[field] = number
 

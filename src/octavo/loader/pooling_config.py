@@ -77,7 +77,7 @@ def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfi
     number = ConfigReader(metadata, prefix).integer("pooling_type", 0, low=0, high=_GGUF_RANK)
     if number == _GGUF_RANK:
         return PoolingConfig("cls", is_classifier=True)
-    # llama.cpp's programs give vectors of length 1.
+    # llama.cpp's programs return vectors of length 1.
     return PoolingConfig(_GGUF_POOLING.get(number, "mean"), normalize=True, is_embedder=number in _GGUF_POOLING)
 
 

@@ -19,7 +19,7 @@ from octavo.loader.references import Reference, parse, with_revision
 
 _FIRST_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 512 << 20
-_SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # those that a configuration is read from
+_SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # tensors that the configuration is read from
 
 
 @contextmanager
@@ -83,7 +83,7 @@ class _Hub:
                         file.seek(at)
                         file.write(chunk[: end - at])
                         at += len(chunk)
-                        if at >= end:  # of a server that sends everything, the rest is not read
+                        if at >= end:  # if the server sends everything, the rest is not read
                             break
                 return total
         except Exception as error:  # the exceptions of its HTTP library change from version to version
@@ -117,7 +117,7 @@ def _fetch_gguf(hub: _Hub, name: str, path: Path) -> None:
     while True:
         try:
             needed = header_bytes(path)
-        except ModelLoadError:  # what is not there yet reads as zeros
+        except ModelLoadError:  # bytes not downloaded yet read as zeros
             needed = end + 1
             if end >= min(total, _MAX_HEADER_BYTES):
                 raise

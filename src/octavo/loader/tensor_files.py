@@ -22,14 +22,14 @@ class TensorInfo:
     """The type, shape and location of a stored tensor."""
 
     name: str
-    type_name: str  # as the format writes it: `F32`, `Q4_K`, `F8_E4M3`
-    shape: tuple[int, ...]  # as numpy writes it: [out_features, in_features]
+    type_name: str  # the format's name: `F32`, `Q4_K`, `F8_E4M3`
+    shape: tuple[int, ...]  # in numpy's order: [out_features, in_features]
     file: Path
     offset: int  # bytes from the start of the file
     nbytes: int
 
 
-# Numbers that only tables and intermediate results have.
+# Number types that only tables and intermediate results use.
 _NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
@@ -66,7 +66,7 @@ class TensorFiles:
         if info.type_name in DENSE_TYPES:
             data = self.array(name)
             if info.offset % 4:
-                data = data.copy()  # only files of careless writers: both formats ask for aligned data
+                data = data.copy()  # only in files from careless writers: both formats require aligned data
             return DenseWeight.from_bytes(info.type_name, data, info.shape)
         if info.type_name in BLOCK_SIZES and info.type_name not in _NO_WEIGHTS:
             return GGMLWeight.from_bytes(info.type_name, self.array(name), info.shape)

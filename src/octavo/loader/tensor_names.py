@@ -14,7 +14,7 @@ from types import MappingProxyType
 _KIND = re.compile(r"\.(?:weight|bias)\Z")
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,5})(?![^.])")
 
-# Stems (octavo.models.WeightTable). An architecture that differs says so in the `names` of its table.
+# Stems (octavo.models.WeightTable). An architecture that differs lists its names in the `names` of its table.
 GGUF_STEMS: Mapping[str, str] = MappingProxyType(
     {
         "token_embd": "embed_tokens",

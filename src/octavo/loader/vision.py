@@ -32,7 +32,7 @@ from octavo.models.towers._tower import TowerConfig, projector_type
 logger = logging.getLogger(__name__)
 
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-_PROBE_SIDE = 64  # pixels of a picture that is laid out to check that all parts fit
+_PROBE_SIDE = 64  # side in pixels of a test picture, laid out to check that all parts fit together
 _MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10,080
 
 

@@ -94,7 +94,7 @@ class DiskStore:
         self._index: dict[bytes, _Place] = {}
         self._queued: dict[bytes, BlockRow] = {}
         self._num_queued_bytes = 0
-        self._is_hurried = threading.Event()  # somebody is waiting until all is written
+        self._is_hurried = threading.Event()  # set while a caller waits until everything is written
         self._used: set[bytes] = set()  # used since they were written
         self._pinned: dict[bytes, float] = {}  # key -> end of the pin
         self._to_append: deque[tuple[bytes, _Place]] = deque()  # to be appended again, from removed segments
