@@ -220,8 +220,9 @@ class BorrowingExecutor(Protocol):
     """An executor of a graph that reads the caches of another graph (`octavo.graph.builder.Graph.borrow`)."""
 
     def borrow_cache(self, other: Executor) -> None:
-        """Use the cache that `other` has allocated, instead of calling `allocate_cache`. Steps of the two never
-        overlap.
+        """Use the cache that `other` has allocated, instead of calling `allocate_cache`.
+
+        Steps of the two never overlap.
 
         Raises UsageError if this executor cannot read the cache where it is.
         """

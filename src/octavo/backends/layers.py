@@ -1,5 +1,6 @@
-"""Runs a model over texts in numpy, layer by layer, for calibration. Only one layer's weights are in memory
-at a time.
+"""Runs a model over texts in numpy, layer by layer, for calibration.
+
+Only one layer's weights are in memory at a time.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def run_layer(
     observe: Observer | None = None,
     all_logits: bool = True,
 ) -> list[Values]:
-    """Return the values that a layer computes for each text. The last layer gives the logits of all tokens, or of only
-    the last token.
+    """Return the values that a layer computes for each text.
+
+    The last layer gives the logits of all tokens, or of only the last token.
 
     inputs: the previous layer's values for each text; empty tuples for the first layer.
     """

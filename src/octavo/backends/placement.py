@@ -119,7 +119,8 @@ def spread(count: int, num_layers: int) -> tuple[int, ...]:
 
 
 def _last(placements: list[Placement], fits: Callable[[Placement], bool]) -> int:
-    """Return the index of the last placement that fits, or 0 if none does. Each placement is larger than the previous
-    one.
+    """Return the index of the last placement that fits, or 0 if none does.
+
+    Each placement is larger than the previous one.
     """
     return max(bisect_right(range(len(placements)), 0, key=lambda i: not fits(placements[i])) - 1, 0)

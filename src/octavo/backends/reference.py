@@ -120,8 +120,9 @@ def describe() -> BackendDescription:
 
 
 def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
-    """Return the cache sizes. Layers of all groups have separate memory, so that no group overwrites
-    another unnoticed.
+    """Return the cache sizes.
+
+    Layers of all groups have separate memory, so that no group overwrites another unnoticed.
     """
     token_bytes = graph.kv_elements_per_token * element_bytes
     state_bytes = graph.state_elements_per_sequence * element_bytes
@@ -147,8 +148,9 @@ def _of_one_rank(step: _RankStep) -> StepOutput:
 
 
 def _advanced(step: _RankStep, result: Array | None) -> tuple[Collective, Array] | StepOutput:
-    """Resume a rank's step with `result` of a collective operation, or None at its start. Return where it
-    stops next.
+    """Resume a rank's step with `result` of a collective operation, or None at its start.
+
+    Return where it stops next.
     """
     try:
         return next(step) if result is None else step.send(result)

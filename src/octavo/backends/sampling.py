@@ -204,8 +204,9 @@ def _choose(logits: Float32, options: np.void, draw: float) -> int:
 
 
 def _survivors(logits: Float32, options: np.void) -> tuple[NDArray[np.int64], Float32]:
-    """Apply stages 3 and 4 to one row of processed logits. Return the ids that may be drawn, ascending, and x of all
-    ids.
+    """Apply stages 3 and 4 to one row of processed logits.
+
+    Return the ids that may be drawn, ascending, and x of all ids.
     """
     if options["temperature"] <= 0:
         return np.array([np.argmax(logits)]), np.zeros_like(logits)

@@ -46,8 +46,9 @@ class Device(Backend, Protocol):
         """Measure the rates of the device's memory and arithmetic."""
 
     def as_deterministic(self) -> Device:
-        """Return this device with steps in which a sequence's results do not depend on other sequences. Raises
-        UsageError.
+        """Return this device with steps in which a sequence's results do not depend on other sequences.
+
+        Raises UsageError.
         """
 
     def copy_rate(self) -> float:
@@ -163,8 +164,9 @@ class SplitBackend:
         return sizes_of(placement)
 
     def _cheaper(self, beside: SplitSizes, streamed: SplitSizes, limits: ExecutorLimits) -> SplitSizes:
-        """Choose between layers on the CPU and streamed layers, as configured or by the shorter time. The result has
-        the reason.
+        """Choose between layers on the CPU and streamed layers, as configured or by the shorter time.
+
+        The result has the reason.
         """
         choice = self.config.gpu_offload
         # A device of tests has no link to copy over. Layers that are read from disk in each step must be asked for.
@@ -201,8 +203,9 @@ class SplitBackend:
         return sizes_of_parts(graph, [replace(part, sizes=self.device.streamed(part.sizes, layers))], placement)
 
     def _asked(self, graph: Graph, wanted: int, needed: Callable[[Placement], int], room: int) -> Placement:
-        """Return the placement with `wanted` layers always on the device. Raises UsageError or
-        InsufficientMemoryError.
+        """Return the placement with `wanted` layers always on the device.
+
+        Raises UsageError or InsufficientMemoryError.
         """
         possible, streams = possible_layers(graph), self.config.gpu_offload == "stream"
         count = possible[-1]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 class SplitExecutor:
-    """Implements `octavo.backends.Executor` over the executors of the parts. A step passes through them one after
-    another.
+    """Implements `octavo.backends.Executor` over the executors of the parts.
+
+    A step passes through them one after another.
 
     Values that pass between parts are in main memory, pinned if one of the parts is on a GPU; caches are with their
     layers.

@@ -14,8 +14,9 @@ class WatchedExecutor(Protocol):
     """An executor whose steps can be watched."""
 
     def progress(self) -> int:
-        """Return a number that changes while a step makes progress. May be called from any thread, even
-        after `close`.
+        """Return a number that changes while a step makes progress.
+
+        May be called from any thread, even after `close`.
         """
 
 
@@ -41,8 +42,9 @@ class WaitMeter:
         self._waited_s = 0.0
 
     def sample(self) -> float:
-        """Return the seconds so far. Each interval counts the longest wait of any thread, limited to the interval's
-        length.
+        """Return the seconds so far.
+
+        Each interval counts the longest wait of any thread, limited to the interval's length.
         """
         now, longest_s, queued_s = time.monotonic(), 0.0, {}
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""A model as a graph of operations on symbolic values, with its passes, costs and memory plan."""
+"""A model as a graph of operations on symbolic values, with graph passes, costs and memory plans."""

@@ -1,6 +1,6 @@
-"""A graph for adapters: each product, embedding and mixture gets an operation with the change of each row's adapter.
+"""Adds adapters to a graph: each product, embedding and mixture gets an operation that applies each row's adapter.
 
-A backend inserts these after its fusions, and only if adapters are configured; otherwise the graph has none of them.
+A backend inserts these operations after its fusions, and only if adapters are configured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 
 
 def adaptable_weights(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """The weights of an unoptimized graph that adapters may change, with their shapes (tables transposed)."""
+    """Return the weights of an unoptimized graph that adapters may change, with their shapes (tables transposed)."""
     found: dict[str, tuple[int, ...]] = {}
     limits = AdapterLimits(1, 1)
     for node in graph.nodes:
@@ -35,13 +35,14 @@ def adaptable_weights(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 
 def embedding_tables(graph: Graph) -> frozenset[str]:
-    """The names of the weights whose rows tokens look up."""
+    """Return the names of the weights whose rows are looked up by token."""
     return frozenset(node.op.weight.name for node in graph.nodes if isinstance(node.op, Embedding))
 
 
 def low_rank_pass(limits: AdapterLimits) -> Pass:
-    """A pass that puts an `AddLowRank` behind each product, an `AddToEmbedding` behind an embedding, and makes an
-    `AdaptedMoE` of each mixture of experts."""
+    """Return a pass that adds an `AddLowRank` after each product and an `AddToEmbedding` after an embedding, and turns
+    each mixture of experts into an `AdaptedMoE`.
+    """
 
     def rewrite(body: Body) -> Body:
         return _rewrite(body, limits)
@@ -50,15 +51,15 @@ def low_rank_pass(limits: AdapterLimits) -> Pass:
 
 
 def with_low_rank(passes: tuple[Pass, ...], limits: AdapterLimits | None, *behind: Pass) -> tuple[Pass, ...]:
-    """The passes of a backend, the last of which selects rows early, for graphs with adapters or without.
+    """Return a backend's passes for graphs with or without adapters. The last of `passes` selects rows early.
 
-    behind: follow the one that `low_rank_pass` makes.
+    behind: passes that follow the one of `low_rank_pass`.
     """
     return passes if limits is None else (*passes[:-1], low_rank_pass(limits), *behind, *passes[-1:])
 
 
 def join_products(body: Body) -> Body:
-    """Make one `AdaptedLinear` of each product and the `AddLowRank` after it."""
+    """Combine each product and the `AddLowRank` after it into one `AdaptedLinear`."""
     products = {node.output: node.op for node in body.nodes}
     joined = {node.op.y for node in body.nodes if isinstance(node.op, AddLowRank)}
     nodes = [
@@ -100,7 +101,9 @@ def _beside(node: Node, limits: AdapterLimits) -> AddLowRank | None:
 
 
 def _without_end(op: Op) -> Op:
-    """A product without what has to come after the change: the activation, or scale and cap of logits."""
+    """Return a product without what must come after the adapter's change: the activation, or the scale and cap of
+    logits.
+    """
     if isinstance(op, FusedLinear):
         return replace(op, kind=None)
     return replace(op, scale=1.0, softcap=None) if isinstance(op, Logits) else op

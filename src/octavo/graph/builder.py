@@ -1,4 +1,4 @@
-"""Writes down a model as a graph of operations, checking every shape and weight on the way."""
+"""Builds a model as a graph of operations, and checks every shape and weight on the way."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Node:
 class Graph:
     """A model as operations on symbolic values, in an order in which they can be run.
 
-    weights: names and shapes of the checkpoint. `add` adds any operation, and a method that looks up weights is a
-    shorter way to write one down. They raise GraphError, naming operation, shapes and layer, when operands do not fit
-    or a weight is unknown.
+    weights: names and shapes of the checkpoint's weights. `add` adds any operation; the methods that look up weights
+    are shorthands. All raise GraphError, naming operation, shapes and layer, if operands do not fit or a weight is
+    unknown.
     """
 
     def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
@@ -64,9 +64,9 @@ class Graph:
 
     @classmethod
     def from_nodes(cls, whole: Graph, nodes: Iterable[Node], outputs: tuple[Value, ...]) -> Graph:
-        """A graph rewritten, or a part of it, checked again from the first operation to the last.
+        """Create a rewritten graph, or a part of one, and check it again from the first operation to the last.
 
-        whole: the graph as it was. Its cache layout stays: all parts of a graph share block tables.
+        whole: the original graph. Its cache layout is kept: all parts of a graph share block tables.
         """
         graph = cls(whole.weights)
         graph._cache_layout, graph.borrowed = whole.cache_layout, whole.borrowed
@@ -107,7 +107,7 @@ class Graph:
 
     @property
     def makes_logits(self) -> bool:
-        """True if the only output has the step's wanted rows, unlike an inner segment's output."""
+        """True if the only output has the step's wanted rows, unlike the output of an inner segment."""
         return len(self.outputs) == 1 and self.outputs[0].rows in (OUTPUTS, LOGITS)
 
     @property
@@ -118,19 +118,19 @@ class Graph:
 
     @property
     def receives(self) -> bool:
-        """True if it is of a stage of a pipeline that another one precedes."""
+        """True if the graph belongs to a pipeline stage that follows another one."""
         return any(isinstance(node.op, Receive) for node in self.nodes)
 
     @property
     def sends(self) -> bool:
-        """True if its outputs are sent to the next stage of a pipeline."""
+        """True if the graph's outputs are sent to the next pipeline stage."""
         return any(isinstance(node.op, Send) for node in self.nodes)
 
     @property
     def hidden_states(self) -> Value:
         """The input of the output head, or the output of a graph without one: [OUTPUTS, hidden].
 
-        Raises GraphError if the graph does not end in either.
+        Raises GraphError if the graph ends in neither.
         """
         head = self._head
         if head is not None:
@@ -156,107 +156,113 @@ class Graph:
 
     @property
     def takes_whole_texts(self) -> bool:
-        """True if a step must have all tokens of a sequence, as an operation of the graph sees all of them."""
+        """True if a step must contain all tokens of a sequence, because an operation of the graph sees all of them."""
         return any(node.op.needs_whole_texts and node.op.inputs[0].rows is TOKENS for node in self.nodes)
 
     @property
     def kv_caches(self) -> list[KVCache]:
-        """The caches of keys and values that operations declare, in their order."""
+        """The key-value caches that operations declare, in their order."""
         owners = (node.op for node in self.nodes if node.op.owns_cache)
         return [cache for op in owners if isinstance(cache := op.cache, KVCache)]
 
     @property
     def state_caches(self) -> list[StateCache]:
-        """The caches of states that operations declare, in their order."""
+        """The state caches that operations declare, in their order."""
         return [cache for node in self.nodes if isinstance(cache := node.op.cache, StateCache)]
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """Groups of layers that have separate block tables."""
+        """The groups of layers that have separate block tables."""
         return self._cache_layout or cache_layout(self.kv_caches)
 
     @property
     def kv_elements_per_token(self) -> int:
-        """The number of elements of a token in the caches of all layers."""
+        """The number of cache elements per token, over all layers."""
         return sum(cache.elements_per_token for cache in self.kv_caches)
 
     @property
     def state_elements_per_sequence(self) -> int:
-        """The number of elements of a sequence in the states of all layers."""
+        """The number of state elements per sequence, over all layers."""
         return sum(cache.elements_per_sequence for cache in self.state_caches)
 
     @property
     def max_positions(self) -> int | None:
-        """The positions for which the model has learned an embedding, or None if it has no such table."""
+        """The number of positions that the model has learned embeddings for, or None if it has no such table."""
         tables = [node.op.num_positions for node in self.nodes if isinstance(node.op, PositionEmbedding)]
         return min(tables, default=None)
 
     @property
     def parameters(self) -> list[Parameter]:
-        """The weights that the graph uses, each once, in the order of first use."""
+        """The weights that the graph uses, without repetition, in the order of first use."""
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
 
     def borrow(self, caches: Iterable[KVCache], layout: CacheLayout) -> None:
-        """Let operations read these caches of another graph, sharing its layout.
+        """Let operations read these caches of another graph and share its layout.
 
-        Their windows may be shorter than there. Layers and the sizes per token must match.
+        Their windows may be shorter than in the other graph. Layers and sizes per token must match.
         """
         self.borrowed, self._cache_layout = tuple(dict.fromkeys(caches)), layout
 
     # Operations with weights. `name` is the stem: `layers.0.self_attn.q_proj`.
 
     def embedding(self, name: str, *, has_all: bool = True) -> Value:
-        """The embeddings of the step's tokens: [TOKENS, cols].
+        """Look up the embeddings of the step's tokens: [TOKENS, cols].
 
-        has_all: False: ids beyond the table take its row 0.
+        has_all: False means that ids beyond the table use its row 0.
         """
         return self.add(Embedding(self._weight(name, "embedding"), has_all))
 
     def position_embedding(self, name: str, offset: int = 0) -> Value:
-        """The learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
+        """Look up the learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
         return self.add(PositionEmbedding(self._weight(name, "position_embedding"), offset))
 
     def token_type_embedding(self, name: str) -> Value:
-        """The embeddings of the types of the step's tokens: [TOKENS, cols]."""
+        """Look up the embeddings of the types of the step's tokens: [TOKENS, cols]."""
         return self.add(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
 
     def linear(self, x: Value, name: str, *, bias: str | None = None) -> Value:
-        """x @ weight.T, and + bias if the checkpoint has one.
+        """Compute x @ weight.T, plus the bias if the checkpoint has one.
 
         bias: as in `logits`.
         """
         return self.add(Linear(x, self._weight(name, "linear"), self._bias(bias or name)))
 
     def head_linear(self, x: Value, name: str) -> Value:
-        """A product for each head: the weight is [heads, out, in], x [rows, heads * in]."""
+        """Multiply each head by its own matrix: the weight is [heads, out, in], x [rows, heads * in]."""
         return self.add(HeadLinear(x, self._weight(name, "head_linear")))
 
     def logits(
         self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0, bias: str | None = None
     ) -> Value:
-        """The output head on selected rows: [LOGITS, vocab]. `softcap` after `scale`.
+        """Apply the output head to the selected rows: [LOGITS, vocab]. `softcap` is applied after `scale`.
 
-        bias: whose bias it has if not its own; a head that is the embedding has one of another name.
+        bias: the module whose bias is used, if not the head's own; a head tied to the embedding has one under another
+        name.
         """
         return self.add(Logits(x, self._weight(name, "logits"), self._bias(bias or name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
         """Normalize groups of as many columns as the weight has: all columns, or each head by itself.
 
-        name: None: no weight.
-        group: columns of a group, if the weight, which has as many, is not that of one group.
+        name: None means no weight.
+        group: columns of a group, if the weight covers several groups.
         """
         return self.add(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
     def layer_norm(self, x: Value, name: str, eps: float, group: int = 0) -> Value:
-        """group: columns that are normalized together, each with a weight of its own; 0 means all."""
+        """Apply LayerNorm.
+
+        group: number of columns that are normalized together, with separate weights for each group; 0 means all.
+        """
         return self.add(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps, group))
 
     def moe(self, x: Value, name: str, routing: Routing, *, kind: str = "silu", **options: Any) -> Value:
-        """Experts under `name`, stacked: `experts.{gate,up,down}_proj.weight`, and `.bias` where the checkpoint has it.
+        """Add the stacked experts under `name`: `experts.{gate,up,down}_proj.weight`, and `.bias` if the checkpoint has
+        it.
 
-        The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction.bias` (or `_bias`),
-        the factors of experts `expert_scale.weight`. Experts of kind relu2 may lack a gate: then h = relu2(up x).
+        The router is `gate.weight` and `gate.bias`. The bias for choosing experts is `gate.e_score_correction.bias` (or
+        `_bias`), and the factors of experts are `expert_scale.weight`. Experts of kind relu2 may lack a gate: then h =
+        relu2(up x).
         options: further fields of `MoE`.
         """
         router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
@@ -288,14 +294,14 @@ class Graph:
         return self.add(op)
 
     def short_conv(self, x: Value, name: str, kind: str | None = None) -> Value:
-        """A causal convolution along each column of a sequence, whose weight is a vector: see `ShortConv`."""
+        """Convolve each column of a sequence causally with a vector of weights: see `ShortConv`."""
         from octavo.graph.ops.recurrence import ShortConv  # few models have states
 
         weight = self._weight(name, "short_conv")
         return self.add(ShortConv(x, weight, self._bias(name), len(self.state_caches), kind))
 
     def gated_delta_rule(self, qkv: Value, beta: Value, alpha: Value, name: str, heads: DeltaHeads) -> Value:
-        """The delta rule of the vectors `decay.weight` and `dt.bias` under `name`: see `GatedDeltaRule`."""
+        """Apply the delta rule with the vectors `decay.weight` and `dt.bias` under `name`: see `GatedDeltaRule`."""
         from octavo.graph.ops.recurrence import GatedDeltaRule
 
         decay, dt_bias = (self._parameter(f"{name}.{part}", "gated_delta_rule") for part in ("decay.weight", "dt.bias"))
@@ -303,7 +309,9 @@ class Graph:
         return self.add(GatedDeltaRule(qkv, beta, alpha, decay, dt_bias, heads, index))
 
     def selective_scan(self, xbc: Value, dt: Value, name: str, heads: ScanHeads) -> Value:
-        """The state space of the vectors `decay.weight`, `skip.weight` and `dt.bias` under `name`: `SelectiveScan`."""
+        """Apply the state space with the vectors `decay.weight`, `skip.weight` and `dt.bias` under `name`: see
+        `SelectiveScan`.
+        """
         from octavo.graph.ops.recurrence import SelectiveScan
 
         parts = ("decay.weight", "skip.weight", "dt.bias")
@@ -311,9 +319,9 @@ class Graph:
         return self.add(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))
 
     def channel_scan(self, x: Value, dt: Value, bc: tuple[Value, Value], name: str) -> Value:
-        """The state space of the vectors `decay.weight` and `skip.weight` under `name`: see `ChannelScan`.
+        """Apply the state space with the vectors `decay.weight` and `skip.weight` under `name`: see `ChannelScan`.
 
-        bc: b, c.
+        bc: b and c.
         """
         from octavo.graph.ops.recurrence import ChannelScan
 
@@ -321,9 +329,9 @@ class Graph:
         return self.add(ChannelScan(x, dt, *bc, decay, skip, len(self.state_caches)))
 
     def kimi_delta_rule(self, qkv: tuple[Value, Value, Value], gate: Value, beta: Value, decay: str) -> Value:
-        """The delta rule of Kimi Linear: see `DiagonalDeltaRule`.
+        """Apply the delta rule of Kimi Linear: see `DiagonalDeltaRule`.
 
-        decay: the whole name of a vector, one a head.
+        decay: full name of a vector with one number per head.
         """
         from octavo.graph.ops.recurrence import DiagonalDeltaRule
 
@@ -336,9 +344,10 @@ class Graph:
     def rwkv_delta_rule(
         self, rkv: tuple[Value, Value, Value], read_erase: tuple[Value, Value], gate: Value, dim: int
     ) -> Value:
-        """The delta rule of RWKV 7: see `DiagonalDeltaRule`.
+        """Apply the delta rule of RWKV 7: see `DiagonalDeltaRule`.
 
-        gate: the logarithm of the decays; dim: of a head.
+        gate: logarithm of the decays.
+        dim: columns of a head.
         """
         from octavo.graph.ops.recurrence import DiagonalDeltaRule
 
@@ -347,7 +356,7 @@ class Graph:
         return self.add(DiagonalDeltaRule(r, k, v, *read_erase, gate, None, None, dim, dim, False, index))
 
     def real_gated_recurrence(self, x: Value, name: str) -> Value:
-        """`RealGatedRecurrence` of `decay` under `name`, with `_gate` and `_bias` of `input` and `recurrent`."""
+        """Apply `RealGatedRecurrence` with `decay` under `name`, and `_gate` and `_bias` of `input` and `recurrent`."""
         from octavo.graph.ops.recurrence import RealGatedRecurrence
 
         into, decays = (self.head_linear(x, f"{name}.{gate}_gate") for gate in ("input", "recurrent"))
@@ -358,7 +367,7 @@ class Graph:
     # Operations that name weights in their own way, or rows.
 
     def scale_columns(self, x: Value, name: str) -> Value:
-        """x * weight, a vector with a factor for each column or with one for all."""
+        """Compute x * weight, a vector with a factor for each column or a single factor for all."""
         return self.add(ScaleColumns(x, self._weight(name, "scale_columns")))
 
     def attention(
@@ -370,10 +379,10 @@ class Graph:
         sinks: str | None = None,
         distance_bias: str | None = None,
     ) -> Value:
-        """Causal attention over the paged cache of layer `params.layer`.
+        """Apply causal attention over the paged cache of layer `params.layer`.
 
         sinks, distance_bias: full names of weights.
-        k, v: None: those that the attention of that layer, an earlier operation, has written.
+        k, v: None means the keys and values that an earlier operation, that layer's attention, has written.
         """
         logits = None if sinks is None else self._parameter(sinks, "attention")
         bias = None if distance_bias is None else self._parameter(distance_bias, "attention", plain=True)
@@ -388,10 +397,10 @@ class Graph:
         distance_bias: str | None = None,
         stem: str | None = None,
     ) -> Value:
-        """Attention both ways within the texts of a step.
+        """Apply bidirectional attention within the texts of a step.
 
-        distance_bias: the full name of the weight.
-        stem: of vectors by distance, `distance_keys` and `distance_queries`, if the checkpoint has them.
+        distance_bias: full name of the weight.
+        stem: prefix of the vectors by distance, `distance_keys` and `distance_queries`, if the checkpoint has them.
         """
         bias = None if distance_bias is None else self._parameter(distance_bias, "encoder_attention", plain=True)
         names = () if stem is None else (f"{stem}distance_{part}.weight" for part in ("keys", "queries"))
@@ -401,21 +410,24 @@ class Graph:
         return self.add(EncoderAttention(q, k, v, params, bias, *vectors))
 
     def select_rows(self, x: Value) -> Value:
-        """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
+        """Select the rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
         return self.add(Gather(x))
 
     def plus(self, a: Value, b: Value) -> Value:
-        """a + b, as the operators of values write it."""
+        """Compute a + b; the operators of values call this."""
         return self.add(Add(a, b))
 
     def times(self, a: Value, b: Value | float) -> Value:
-        """a * b; a value b of one column multiplies whole rows."""
+        """Compute a * b; a value b with one column multiplies whole rows."""
         if b == 1.0:
             return a
         return self.add(Mul(a, b) if isinstance(b, Value) else Scale(a, float(b)))
 
     def add(self, op: Op) -> Value:
-        """Add an operation, checked, and return its output; the methods above look up weights by their names."""
+        """Check an operation, add it, and return its output.
+
+        The methods above look up weights by name and then call this.
+        """
         for value in op.inputs:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
@@ -430,7 +442,7 @@ class Graph:
         return output
 
     def _check_cache(self, op: Op, cache: KVCache) -> None:
-        """Raise GraphError if another operation owns the cache, or if none does that this one reads."""
+        """Raise GraphError if another operation owns the cache, or if this operation reads a cache that none owns."""
         if op.owns_cache and any(cache.layer == other.layer for other in self.kv_caches):
             raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
         if not op.owns_cache and not self._has_cache(cache):
@@ -455,7 +467,7 @@ class Graph:
 
 
 def _shape(op: Op, layer: str) -> tuple[RowDomain, int]:
-    """The output shape of `op`; adds operation and layer to the error."""
+    """Return the output shape of `op`; add the operation and layer to errors."""
     try:
         return op.infer_shape()
     except GraphError as error:

@@ -14,10 +14,10 @@ STATES_PER_SEQUENCE = 2  # slots for states, for each of the sequences that may 
 
 
 def first_visible(position: int, window: int | None, *, chunked: bool = False) -> int:
-    """The first position that a token at `position` sees.
+    """Return the first position that a token at `position` sees.
 
-    window: the token sees itself and window - 1 tokens before it; None for all of them.
-    chunked: positions are cut into chunks of `window` tokens, and the token sees its own chunk up to itself.
+    window: the token sees itself and the window - 1 tokens before it; None means all of them.
+    chunked: positions are divided into chunks of `window` tokens, and the token sees its own chunk up to itself.
     """
     if window is None:
         return 0
@@ -30,7 +30,7 @@ class KVCache:
 
     layer: unique within a graph.
     window, chunked: see `first_visible`.
-    domain: of the rows that fill it.
+    domain: domain of the rows that are cached.
     """
 
     layer: int
@@ -48,7 +48,7 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """Arrays of these shapes, in float32, for each sequence, whatever its length.
+    """Float32 arrays of these shapes for each sequence, whatever its length.
 
     index: unique among a graph's states.
 
@@ -67,8 +67,9 @@ class StateCache:
 class CacheGroup:
     """Layers whose tokens share blocks: a sequence has one block table per group.
 
-    domain: of the rows cached instead of tokens. Blocks of all groups come from one pool and have one size, that of
-    `CacheLayout.slots` layers.
+    domain: domain of the rows that are cached instead of tokens. Blocks of all groups come from one pool and have the
+    same
+    size: that of `CacheLayout.slots` layers.
     """
 
     window: int | None  # of all its layers
@@ -78,9 +79,10 @@ class CacheGroup:
     domain: RowDomain = field(default=TOKENS, repr=False)
 
     def max_blocks(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds at once, at most; a step computes up to max_step_tokens.
+        """Return the most blocks that a sequence of `num_tokens` tokens holds at once; a step computes up to
+        max_step_tokens.
 
-        Blocks that have left the window are given back after each step.
+        Blocks that have left the window are freed after each step.
         """
         blocks = -(-num_tokens // block_size)
         if self.window is None:
@@ -90,41 +92,46 @@ class CacheGroup:
         return min(blocks, -(-(self.window + max_step_tokens - 2) // block_size) + 1)
 
     def first_block(self, num_tokens: int, block_size: int) -> int:
-        """The first block that a token after num_tokens still sees."""
+        """Return the first block that a token after num_tokens still sees."""
         return first_visible(num_tokens, self.window, chunked=self.chunked) // block_size
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The groups of a graph's layers, at least one. With the same window and domain everywhere there is one."""
+    """The groups of a graph's layers, at least one.
+
+    If all layers have the same window and domain, there is exactly one.
+    """
 
     groups: tuple[CacheGroup, ...]
 
     @property
     def slots(self) -> int:
-        """Layers of the largest group. The layers of a group have the slots 0, 1, ... of a block."""
+        """The number of layers in the largest group. The layers of a group use slots 0, 1, ... of a block."""
         return max((len(group.layers) for group in self.groups), default=0)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """(slot, group) of a layer."""
+        """Return (slot, group) of a layer."""
         group = next(index for index, group in enumerate(self.groups) if layer in group.layers)
         return self.groups[group].layers.index(layer), group
 
     def max_blocks(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds at once, at most, over all groups."""
+        """Return the most blocks that a sequence of `num_tokens` tokens holds at once, over all groups."""
         return sum(group.max_blocks(num_tokens, block_size, max_step_tokens) for group in self.groups)
 
     def max_tokens(self, num_blocks: int, block_size: int, max_step_tokens: int, limit: int) -> int:
-        """The longest sequence of up to `limit` tokens, rounded up to whole blocks, that so many blocks hold."""
+        """Return the longest sequence, up to `limit` tokens rounded up to whole blocks, that fits in `num_blocks`
+        blocks.
+        """
         lengths = range(0, limit + block_size, block_size)
         fitting = bisect_right(lengths, num_blocks, key=lambda n: self.max_blocks(n, block_size, max_step_tokens))
         return lengths[fitting - 1]
 
 
 def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
-    """Groups layers by their windows and domains, in groups of one size, so that blocks of all groups are alike.
+    """Group layers by window and domain into groups of one size, so that the blocks of all groups are alike.
 
-    The size is that which leaves few slots empty and makes few groups: the 4 global and 22 local layers of Gemma 3 1B
+    The size is chosen to leave few slots empty and to make few groups: the 4 global and 22 local layers of Gemma 3 1B
     become one group and six of up to 4 layers.
     """
     kinds: dict[tuple[int | None, bool, RowDomain], list[int]] = {}
@@ -149,13 +156,13 @@ def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
-    """Bytes of a graph's caches on a backend.
+    """Sizes of a graph's caches on a backend, in bytes.
 
-    token_bytes: of one token in all layers.
-    block_token_bytes: of one token in a block, which is of one group.
-    state_bytes: of all states of one sequence.
+    token_bytes: size of one token in all layers.
+    block_token_bytes: size of one token in a block, which belongs to one group.
+    state_bytes: size of all states of one sequence.
     formats: number type of the keys and values of each layer.
-    num_parts: ranks that have a part of each block, of which these are the sizes of the largest.
+    num_parts: number of ranks that hold parts of each block; the sizes are those of the largest part.
     """
 
     layout: CacheLayout
@@ -167,30 +174,32 @@ class CacheSizes:
 
     @property
     def format(self) -> str:
-        """The number type of keys and values: `float16`, or `int8 (float16 in 1 of 24 layers)` of a mixture."""
+        """The number type of keys and values: `float16`, or for example `int8 (float16 in 1 of 24 layers)` if types are
+        mixed.
+        """
         counts = Counter(self.formats).most_common()
         rest = ", ".join(f"{name} in {count} of {len(self.formats)} layers" for name, count in counts[1:])
         return "none" if not counts else f"{counts[0][0]} ({rest})" if rest else counts[0][0]
 
     def block_bytes(self, block_size: int) -> int:
-        """The bytes of a block of block_size tokens, at least 1."""
+        """Return the bytes of a block of block_size tokens, at least 1."""
         return max(self.block_token_bytes, 1) * block_size
 
     def moved_bytes(self, block_size: int) -> int:
-        """The bytes of a row of `octavo.batch.BlockBytes`: a block of block_size tokens, part after part."""
+        """Return the bytes of a row of `octavo.batch.BlockBytes`: a block of block_size tokens, part after part."""
         return self.num_parts * self.block_token_bytes * block_size
 
     @property
     def moved_state_bytes(self) -> int:
-        """The same for a slot of states."""
+        """The bytes of a moved slot of states, part after part."""
         return self.num_parts * self.state_bytes
 
     @property
     def bytes_per_seq(self) -> int:
-        """The states of one running sequence: its own, and another for embeddings or a cached prefix."""
+        """The bytes of a running sequence's states: its own, and another set for embeddings or a cached prefix."""
         return STATES_PER_SEQUENCE * self.state_bytes
 
     def sequence_bytes(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """The blocks that a sequence holds at once, at most, and its states."""
+        """Return the bytes of a sequence's states and of the most blocks that it holds at once."""
         num_blocks = self.layout.max_blocks(num_tokens, block_size, max_step_tokens)
         return num_blocks * self.block_bytes(block_size) + self.bytes_per_seq

@@ -15,9 +15,9 @@ from octavo.graph.values import Parameter, Value
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The bytes and FLOPs of a step. Weights count once, activations and cache once per access of an operation.
+    """The bytes and FLOPs of a step. Weights count once, activations and cache once per access by an operation.
 
-    activation_bytes: the part of the bytes that operations hand to each other: it lies in the processor's caches.
+    activation_bytes: the bytes that operations pass to each other, which stay in the processor's caches.
     """
 
     bytes_read: int = 0
@@ -27,9 +27,9 @@ class Cost:
 
 
 def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
-    """The cost of one operation.
+    """Return the cost of one operation.
 
-    weight_bytes: of each parameter, in memory.
+    weight_bytes: size of each parameter in memory.
     """
     op = node.op
     cache_read, cache_written = _cache_bytes(op, sizes)
@@ -39,13 +39,13 @@ def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int
 
 
 def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
-    """The cost of a step: the sum over all operations."""
+    """Return the cost of a step: the sum over all operations."""
     costs = [node_cost(node, sizes, weight_bytes) for node in graph.nodes]
     return Cost(*(sum(getattr(cost, field.name) for cost in costs) for field in fields(Cost)))
 
 
 def weight_bytes_read(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> dict[Parameter, int]:
-    """The bytes of each weight that a step reads, once however often operations use it."""
+    """Return the bytes of each weight that a step reads, counted once however often operations use it."""
     read: dict[Parameter, int] = {}
     for node in graph.nodes:
         for p in node.op.parameters:
@@ -55,11 +55,11 @@ def weight_bytes_read(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Para
 
 @dataclass(frozen=True, slots=True)
 class ExpertCost:
-    """The experts of a mixture: how many each layer has, how many a token takes, and the bytes that this saves.
+    """The experts of a mixture: how many each layer has, how many a token uses, and the bytes that this saves.
 
-    num_bytes: of all experts of all layers, in memory.
-    bytes_read: of these for one token.
-    inactive_parameters: numbers in the experts that a token does not take.
+    num_bytes: size of all experts of all layers in memory.
+    bytes_read: bytes of these that one token reads.
+    inactive_parameters: parameters of the experts that a token does not use.
     """
 
     num_experts: int
@@ -70,9 +70,9 @@ class ExpertCost:
 
 
 def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCost | None:
-    """The experts of a model, or None without experts.
+    """Return the cost of a model's experts, or None if it has none.
 
-    weight_bytes: of each parameter, in memory.
+    weight_bytes: size of each parameter in memory.
     If layers differ in the number of experts, the largest counts.
     """
     layers = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
@@ -90,7 +90,9 @@ def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCo
 
 
 def _cache_bytes(op: Op, sizes: StepSizes) -> tuple[int, int]:
-    """(read, written): the keys and values that queries of the step see and those of the new tokens, or all states."""
+    """Return (read, written): the keys and values that queries of the step see and those of the new tokens, or all
+    states.
+    """
     cache = op.cache
     if cache is None:
         return 0, 0

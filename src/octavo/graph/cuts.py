@@ -1,7 +1,7 @@
-"""Cuts of operations for ranks. Each operation declares its own cut as `Op.cut`.
+"""Cuts that divide operations among ranks. Each operation declares its own cut as `Op.cut`.
 
-A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A cut tells in which
-columns the operation would take its inputs (`octavo.graph.shard_wishes`), and writes down a rank's part of it
+A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A cut reports in
+which columns the operation would take its inputs (`octavo.graph.shard_wishes`), and builds a rank's part of it
 (`octavo.graph.shard`). An operation that declares nothing is computed by every rank on whole values.
 """
 
@@ -33,7 +33,7 @@ class Addend:
     """The layout of a value that is the sum of all ranks' values."""
 
     def whole(self, rank: RankGraph, cols: int, local: Value) -> Value:  # noqa: ARG002
-        """The whole value from a rank's addend."""
+        """Return the whole value from a rank's addend."""
         return rank.sum_of_ranks(local)
 
 
@@ -49,37 +49,41 @@ class Cut(Generic[CutOp]):
     """The base of all cuts: every rank computes the operation on whole values."""
 
     def asks(self, op: CutOp, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:  # noqa: ARG002
-        """The inputs that the operation would take by columns.
+        """Return the inputs that the operation would take by columns.
 
-        wishes: those of the operations after it.
+        wishes: wishes of the operations after it.
         """
         return []
 
     def same_columns(self, op: CutOp) -> tuple[Value, ...]:  # noqa: ARG002
-        """The inputs whose columns correspond to the same columns of the output."""
+        """Return the inputs whose columns correspond to the same columns of the output."""
         return ()
 
     def made_by_heads(self, op: CutOp, output: Value, step: int, wishes: Wishes) -> ColumnSplit | None:  # noqa: ARG002
-        """The columns in which the heads of each rank make the output, or None if it is not made by heads.
+        """Return the output columns that each rank's heads produce, or None if the output is not produced by heads.
 
-        step: columns at whose multiples ranks begin, if that is possible.
+        step: number of columns whose multiples ranks begin at, if that is possible.
         """
         return None
 
     def part(self, op: CutOp, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002
-        """The output on the rank, whose operations are added to its graph. None: the operation is computed whole."""
+        """Add a rank's part of the operation to its graph and return the output.
+
+        None means that the operation is computed whole.
+        """
         return None
 
 
 class Columnwise(Cut[CutOp]):
-    """Each column of the output depends on the same column of the inputs; narrower inputs are whole.
+    """A cut for operations where each output column depends on the same column of the inputs; narrower inputs are
+    whole.
 
-    A vector that has elements of each column is cut with them; one of a single element is whole.
+    A vector with an element for each column is cut along with the columns; a vector with one element is whole.
     """
 
     def __init__(self, *, keeps_addends: bool = False, from_whole: bool = False) -> None:
-        """keeps_addends: the operation on addends gives an addend.
-        from_whole: whole inputs are cut as is wished.
+        """keeps_addends: the operation maps addends to an addend.
+        from_whole: cut whole inputs as the users of the output wish.
         """
         self._keeps_addends, self._from_whole = keeps_addends, from_whole
 
@@ -112,7 +116,7 @@ class Columnwise(Cut[CutOp]):
 
 
 class GroupFactors(Columnwise["Mul"]):
-    """Columnwise. Where a factor is that of a group of columns, a rank has whole groups and their factors."""
+    """A columnwise cut for factors that apply to groups of columns: a rank has whole groups and their factors."""
 
     def asks(self, op: Mul, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         found = super().asks(op, output, wishes)
@@ -134,13 +138,13 @@ class GroupFactors(Columnwise["Mul"]):
 
 
 class Groups(Cut[CutOp]):
-    """Groups of neighbouring columns by themselves, such as heads: `op.x` in whole groups.
+    """A cut for operations on separate groups of neighbouring columns, such as heads: `op.x` is cut into whole groups.
 
-    A vector of a group's length is that of all groups; one of all columns is cut with them.
+    A vector as long as a group applies to all groups; a vector with an element for each column is cut along with them.
     """
 
     def __init__(self, unit: str) -> None:
-        """unit: the name of the operation's number of columns in a group."""
+        """unit: name of the operation's field that gives the number of columns in a group."""
         self._unit = unit
 
     def asks(self, op: CutOp, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
@@ -175,13 +179,13 @@ class Groups(Cut[CutOp]):
         return rank.emit(local.with_inputs(lambda _: local_x)), split
 
     def unit(self, op: CutOp) -> int:
-        """The columns that the operation treats together."""
+        """Return the number of columns that the operation treats together."""
         unit: int = getattr(op, self._unit)
         return unit
 
 
 class ColumnRange(Cut["Columns"]):
-    """A range of the columns: each rank has those of its own that are in the range."""
+    """A cut for a range of the columns: each rank has those of its own columns that are in the range."""
 
     def asks(self, op: Columns, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         split = wishes.split(output)
@@ -203,17 +207,17 @@ COLUMNWISE: Cut[Any] = Columnwise()
 
 
 def is_of(split: ColumnSplit, unit: int, value: Value) -> bool:
-    """True if the split is into whole groups of `unit` columns."""
+    """True if the split consists of whole groups of `unit` columns."""
     return value.cols % unit == 0 and split.is_multiple_of(unit, value.cols)
 
 
 def rows(parameter: Parameter, begin: int, end: int) -> Parameter:
-    """Rows of a matrix, or elements of a vector."""
+    """Return rows of a matrix, or elements of a vector."""
     return part_of(parameter, max(len(parameter.shape) - 2, 0), begin, end)
 
 
 def elements(vector: Parameter, ranges: Sequence[Range]) -> Parameter:
-    """These elements of a vector, which is whole."""
+    """Return these elements of a whole vector."""
     if len(ranges) == 1:
         return part_of(vector, 0, *ranges[0])
     if vector.part is not None:
@@ -224,7 +228,7 @@ def elements(vector: Parameter, ranges: Sequence[Range]) -> Parameter:
 
 
 def part_of(parameter: Parameter, dimension: int, begin: int, end: int) -> Parameter:
-    """The indices [begin, end) of a dimension of a parameter, which is whole."""
+    """Return the indices [begin, end) of one dimension of a whole parameter."""
     if (begin, end) == (0, parameter.shape[dimension]):
         return parameter
     if parameter.part is not None:
@@ -239,6 +243,6 @@ def _scaled(ranges: Sequence[Range], factor: int) -> list[Range]:
 
 
 def _x(op: Op) -> Value:
-    """The only input."""
+    """Return the operation's only input."""
     (x,) = op.inputs
     return x

@@ -9,7 +9,7 @@ _NONE = DomainRows(0)
 
 
 def domain_rows(batch: Batch, domain: RowDomain) -> DomainRows:
-    """The rows of any domain in a step, those made from the fields of the batch included."""
+    """Return the rows of any domain in a step, including domains that are built from the fields of the batch."""
     if domain is OUTPUTS or domain is LOGITS:
         rows = batch.output_indices if domain is OUTPUTS else batch.logits_indices
         return DomainRows(len(rows), indices={SELECTED.name: rows})

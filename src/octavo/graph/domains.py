@@ -1,4 +1,4 @@
-"""The arrays that a graph reads of the rows of its domains, and the check of a batch that has them."""
+"""The arrays that a graph reads about the rows of its domains, and the checks of a batch that contains them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DomainNeeds:
-    """The arrays that a graph reads of the rows of a domain: see `RowNeed`.
+    """The arrays that a graph reads about the rows of a domain: see `RowNeed`.
 
-    groups: those of its caches, by number.
+    groups: numbers of the domain's cache groups.
     """
 
     domain: RowDomain
@@ -37,14 +37,14 @@ class DomainNeeds:
     groups: tuple[int, ...] = ()
 
     def name(self, array: str) -> str:
-        """The name of an array, for people: `patches.starts`."""
+        """Return a human-readable name of an array: `patches.starts`."""
         return _NAMES.get((self.domain, array), f"{self.domain.name}.{array}")
 
 
 def domain_needs(graph: Graph) -> tuple[DomainNeeds, ...]:
-    """The needs of a graph: of TOKENS and OUTPUTS, which every batch has, and of its further domains.
+    """Return the needs of a graph: for TOKENS and OUTPUTS, which every batch has, and for its further domains.
 
-    Raises GraphError if two domains have one name, or two operations read an index in different ways.
+    Raises GraphError if two domains have the same name, or if two operations read an index in different ways.
     """
     found = {
         TOKENS: DomainNeeds(TOKENS, 1, True),
@@ -80,7 +80,7 @@ def _add_needs(graph: Graph, found: dict[RowDomain, DomainNeeds], op: Op) -> Non
 
 
 def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
-    """Raise UsageError for a domain whose largest number of rows is not known."""
+    """Raise UsageError for a domain without a limit on its number of rows."""
     for need in domain_needs(graph):
         if need.domain not in limits:
             raise UsageError(
@@ -92,9 +92,9 @@ def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
 def check_domains(
     needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int], batch: Batch, cache: tuple[int, int] = (0, 0)
 ) -> None:
-    """Raise UsageError for too many rows of a domain, and ValueError for an array that is missing or wrong.
+    """Raise UsageError for too many rows in a domain, and ValueError for an array that is missing or wrong.
 
-    cache: its blocks and the tokens of each, for graphs with caches of further domains.
+    cache: number of blocks and tokens per block, for graphs that cache rows of further domains.
     """
     if batch.domains:
         check_names([domain.name for domain in limits], batch)
@@ -118,9 +118,9 @@ def check_domains(
 
 
 def check_names(known: Collection[str], batch: Batch) -> None:
-    """Raise UsageError if the batch has rows of a domain that is not known.
+    """Raise UsageError if the batch has rows of an unknown domain.
 
-    known: the names of those of the executor's limits. A part of a model gets the batch of the whole.
+    known: names of the domains in the executor's limits. A part of a model gets the batch of the whole.
     """
     if batch.domains and (unknown := sorted(set(batch.domains).difference(known))):
         raise UsageError(f"the step has rows of {', '.join(unknown)}; the graph has {', '.join(sorted(known))}")
@@ -179,7 +179,7 @@ def check_sequences(batch: Batch, max_sequences: int, max_length: int) -> None:
 
 
 def check_range(name: str, numbers: Int32, end: int, *, first: int = 0) -> None:
-    """Raise ValueError unless all numbers are from `first` to below `end`."""
+    """Raise ValueError unless all numbers are at least `first` and less than `end`."""
     if not numbers.size:
         return
     low, high = np.minimum.reduce(numbers, axis=None), np.maximum.reduce(numbers, axis=None)
@@ -188,7 +188,9 @@ def check_range(name: str, numbers: Int32, end: int, *, first: int = 0) -> None:
 
 
 def described(needs: Iterable[DomainNeeds]) -> tuple[RowDomain, ...]:
-    """The domains of which a graph reads more than the fields of a batch: `Batch.domains` may have something for it."""
+    """Return the domains that need more arrays than a batch's own fields provide; `Batch.domains` may
+    describe these.
+    """
     return tuple(
         need.domain
         for need in needs

@@ -1,4 +1,4 @@
-"""The cuts of operations by heads: those of attention, and those with a state."""
+"""Cuts of operations by heads: attention, and operations with a state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class AttentionHeads(Cut[Any]):
-    """A rank has some heads of an attention with `params`: their columns of queries, keys and values.
+    """A cut of an attention with `params`: a rank has some of the heads, with their columns of queries, keys and
+    values.
 
-    Other inputs are whole. Every parameter has one element a head, and so have the slopes.
+    Other inputs are whole. Every parameter, and the slopes, have one element per head.
     """
 
     def __init__(self, queries: tuple[str, ...], kv: tuple[str, ...] = ()) -> None:
-        """queries, kv: the names of the inputs that have columns of each head, or of each kv head."""
+        """queries, kv: names of the inputs with columns for each head, or for each kv head."""
         self._queries, self._kv = queries, kv
 
     def asks(self, op: Any, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
@@ -51,7 +52,7 @@ class AttentionHeads(Cut[Any]):
         return made, heads.query_columns(output.cols // p.num_heads)
 
     def _columns(self, op: Any, heads: HeadSplit) -> dict[str, ColumnSplit]:
-        """The columns of the inputs, by their names."""
+        """Return the columns of the inputs, by input name."""
         p = op.params
         queries = {name: heads.query_columns(getattr(op, name).cols // p.num_heads) for name in self._queries}
         given = ((name, value) for name in self._kv if (value := getattr(op, name)) is not None)
@@ -75,7 +76,7 @@ class AttentionHeads(Cut[Any]):
 
 
 class StateHeads(Cut["GatedDeltaRule | SelectiveScan"]):
-    """A rank has some heads with their states. Every parameter has one element a head."""
+    """A cut that gives a rank some heads with their states. Every parameter has one element per head."""
 
     def asks(self, op: GatedDeltaRule | SelectiveScan, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         split = _states(op, output, _step(wishes.wanted(output)), wishes)

@@ -1,8 +1,8 @@
 """Chooses the number format of each layer's cache from the biases of its keys.
 
 Some models (Qwen2) have key biases a hundred times larger than a token's own contribution, mostly in dimensions that
-rotate slowly. A cache of few bits would spend its bits on them. Therefore the mean of the rotated bias is subtracted
-from keys before rounding. A layer whose bias is large even without the mean, because it rotates fast, keeps float16.
+rotate slowly. A cache with few bits would spend its bits on them. Therefore the mean of the rotated bias is subtracted
+from keys before rounding. A layer whose bias stays large without the mean, because it rotates fast, keeps float16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGEST_REST = 32.0
 class LayerFormat:
     """The number format of one layer's cache.
 
-    key_mean: subtracted from int8 keys, [num_kv_heads * key_dim].
+    key_mean: mean that is subtracted from int8 keys, [num_kv_heads * key_dim].
     """
 
     kv_dtype: KVDtype
@@ -40,9 +40,9 @@ class LayerFormat:
 
 
 def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
-    """The formats of all layers with attention for this `kv_dtype`.
+    """Choose the formats of all layers with attention for this `kv_dtype`.
 
-    weight: the values of a parameter (a bias).
+    weight: returns the values of a parameter (a bias).
     """
     # A latent is a key and a value in one: it keeps float16.
     caches = (*graph.kv_caches, *graph.borrowed)
@@ -67,7 +67,7 @@ def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: 
 
 
 def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, RopeParams | None]:
-    """The bias of the projection of the keys, and their rotation."""
+    """Return the bias of the key projection, and the keys' rotary embedding."""
     if isinstance(op, FusedAttention):
         maker = makers[op.qkv]
         if isinstance(maker, FusedLinear) and op.owns_cache and len(maker.biases) == 3 and not op.norms_k:
@@ -81,14 +81,14 @@ def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, R
 
 
 def _rest(heads: NDArray[np.float64], mean: NDArray[np.float64], rope: RopeParams) -> float:
-    """The norm of the rotated heads without their mean: the root mean square of the longest head."""
+    """Return the root mean square length of the rotated heads after subtracting their mean, for the longest head."""
     rotated = slice(2 * len(rope.frequencies))
     squares = (heads[:, rotated] * rope.attention_factor) ** 2 - mean[:, rotated] ** 2  # a rotation keeps lengths
     return float(np.sqrt(np.maximum(squares.sum(axis=1), 0)).max())
 
 
 def _rotated_mean(heads: NDArray[np.float64], rope: RopeParams | None) -> NDArray[np.float64]:
-    """heads [num_kv_heads, key_dim], averaged over their rotations at the first positions."""
+    """Average heads [num_kv_heads, key_dim] over their rotations at the first positions."""
     if rope is None:
         return heads
     half = len(rope.frequencies)

@@ -1,4 +1,4 @@
-"""The workspace: the place of each value, from live ranges."""
+"""Plans the workspace: the place of each value, from live ranges."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ALIGNMENT = 64  # bytes, a cache line
 class MemoryPlan:
     """Offsets in bytes into one workspace, each a multiple of ALIGNMENT.
 
-    offsets: of values by their id; values that are views have none. scratch: offset and bytes of the memory that an
-    operation needs while it runs, by the id of its output.
+    offsets: offsets of values by value id; values that are views have none.
+    scratch: offset and bytes of the memory that an operation needs while it runs, by the id of its output.
     """
 
     offsets: Mapping[int, int]
@@ -28,7 +28,7 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class _Buffer:
-    """The memory of one value, or of a chain of values each made in place of the previous one."""
+    """The memory of one value, or of a chain of values that are each computed in place of the previous one."""
 
     size: int
     first: int  # index of the node that writes it first
@@ -44,13 +44,13 @@ def plan(
     views: Collection[type[Op]] = (),
     scratch: Callable[[Node], int] | None = None,
 ) -> MemoryPlan:
-    """Places all values [rows, cols] so that no two that live at the same time overlap.
+    """Place all values [rows, cols] so that no two that are live at the same time overlap.
 
-    rows: the largest number of each kind.
+    rows: maximum number of rows of each kind.
     element_bytes: bytes of one element of a value. If the operation allows it (`Op.in_place`), an output takes the
     place of an input that is not needed later: a kernel then reads an element before it writes it.
     views: operations whose output is a part of their input's memory.
-    scratch: bytes that an operation needs beside its operands.
+    scratch: bytes that an operation needs in addition to its operands.
     """
     bytes_of = element_bytes if callable(element_bytes) else lambda _: element_bytes
     is_view = {node.output for node in graph.nodes if isinstance(node.op, tuple(views))}
@@ -91,7 +91,9 @@ def plan(
 
 
 def _last_uses(graph: Graph, views: Collection[Value]) -> dict[Value, int]:
-    """The index of the last node that reads each value or its views; the number of nodes for what outlives them."""
+    """Return the index of the last node that reads each value or its views; for results of the step, the number of
+    nodes.
+    """
     last_use = {node.output: index for index, node in enumerate(graph.nodes)}
     for index, node in enumerate(graph.nodes):
         last_use.update(dict.fromkeys(node.op.inputs, index))
@@ -107,7 +109,10 @@ def _last_uses(graph: Graph, views: Collection[Value]) -> dict[Value, int]:
 
 
 def _place(buffers: list[_Buffer]) -> int:
-    """Places buffers, largest first, each at the lowest offset free during its life. Returns the total bytes."""
+    """Place buffers, largest first, each at the lowest offset that is free during its lifetime.
+
+    Return the total bytes.
+    """
     placed: list[_Buffer] = []
     for buffer in sorted(buffers, key=lambda b: (-b.size, b.first)):
         neighbours = [b for b in placed if b.first <= buffer.last and buffer.first <= b.last]

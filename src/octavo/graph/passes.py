@@ -31,7 +31,7 @@ Pass = Callable[[Body], Body]
 
 
 def optimize(graph: Graph, passes: Sequence[Pass]) -> Graph:
-    """The same model after `passes`, without dead values; value ids count from 0 in the order of the nodes."""
+    """Return the same model after `passes`, without dead values; value ids count from 0 in the order of the nodes."""
     body = _live(Body(graph.nodes, graph.results))
     for each in passes:
         body = each(body)
@@ -52,7 +52,7 @@ def _live(body: Body) -> Body:
 
 
 class _View:
-    """The view of a graph that rules use: the producer of a value, and its number of uses."""
+    """A view of a graph for rules: the producer of each value, and its number of uses."""
 
     def __init__(self, body: Body) -> None:
         self._producer = {node.output: node.op for node in body.nodes}
@@ -77,7 +77,7 @@ _Rule = Callable[[Node, _View], "list[Node] | None"]
 
 
 def _rewrites(rule: _Rule) -> Pass:
-    """A pass that applies `rule` to every node once."""
+    """Return a pass that applies `rule` to every node once."""
 
     @wraps(rule)
     def rewrite(body: Body) -> Body:
@@ -90,7 +90,7 @@ def _rewrites(rule: _Rule) -> Pass:
 
 @_rewrites
 def fuse_attention(node: Node, view: _View) -> list[Node] | None:
-    """q, k and v linears of one input, or q alone, their head norms and rope -> FusedLinear, FusedAttention."""
+    """Fuse q, k and v linears of one input, or q alone, their head norms and rope -> FusedLinear, FusedAttention."""
     op = node.op
     if not isinstance(op, Attention):
         return None
@@ -134,7 +134,7 @@ class _Projection(NamedTuple):
 
 
 def _projection(value: Value, head_dim: int, view: _View) -> _Projection:
-    """The linear, norm of heads and rope that produce `value` in this order and have no other users."""
+    """Return the linear, head norm and rope that produce `value` in this order and have no other users."""
     rope: RopeParams | None = None
     norm: RMSNorm | None = None
     op = view.producer(value)
@@ -149,7 +149,7 @@ def _projection(value: Value, head_dim: int, view: _View) -> _Projection:
 
 @_rewrites
 def fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
-    """kind(gate) * up of two linears of one input -> FusedLinear."""
+    """Fuse kind(gate) * up of two linears of one input -> FusedLinear."""
     op = node.op
     if not isinstance(op, GatedActivation) or not (view.used_once(op.gate) and view.used_once(op.up)):
         return None
@@ -162,7 +162,7 @@ def fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
 
 @_rewrites
 def fuse_residual(node: Node, view: _View) -> list[Node] | None:
-    """linear + value -> FusedLinear with a residual."""
+    """Fuse linear + value -> FusedLinear with a residual."""
     op = node.op
     if not isinstance(op, Add):
         return None
@@ -175,7 +175,7 @@ def fuse_residual(node: Node, view: _View) -> list[Node] | None:
 
 @_rewrites
 def fuse_norm(node: Node, view: _View) -> list[Node] | None:
-    """rms_norm -> linears, if nothing else uses the normed value."""
+    """Fuse rms_norm into the linears that read it, if nothing else uses the normed value."""
     op = node.op
     if not isinstance(op, (Linear, FusedLinear)) or not view.used_once(op.x):
         return None
@@ -193,7 +193,7 @@ def _is_selection(op: Op) -> bool:
 
 
 def select_rows_early(body: Body) -> Body:
-    """Select rows before the row-wise operations whose outputs are only selected from, and of each value once.
+    """Select rows before row-wise operations whose outputs are only selected from, and only once for each value.
 
     In the last layer this skips everything after the attention for tokens whose logits are not wanted.
     """

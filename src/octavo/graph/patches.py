@@ -1,4 +1,4 @@
-"""The rows of an encoder of images: patches, and blocks of them that become one row."""
+"""The rows of an image encoder: patches, and blocks of patches that become one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cuts of operations with matrices: linear layers, heads, tables, products of single heads, experts."""
+"""Cuts of operations with matrices: linear layers, output heads, tables, per-head products, experts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _EXPERT_STEP = 32  # inner columns of an expert, the least that kernels take tog
 
 
 class Contracts(Cut["Linear"]):
-    """A rank has columns of the weight where x is cut so, and makes an addend; else it has rows of the weight."""
+    """If x is cut by columns, a rank has those columns of the weight and computes an addend; otherwise it has weight
+    rows.
+    """
 
     def asks(self, op: Linear, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:  # noqa: ARG002
         step = wishes.steps(op.weight)
@@ -50,7 +52,7 @@ class Contracts(Cut["Linear"]):
 
 
 def _by_columns(op: Linear, split: ColumnSplit, rank: RankGraph) -> Value:
-    """The rank's columns of the weight times its columns of x; the first rank adds the bias."""
+    """Multiply the rank's columns of x by its columns of the weight; the first rank adds the bias."""
     local, total, at = rank.value(op.x, split), None, 0
     ranges = split.ranges[rank.rank]
     for begin, end in ranges:
@@ -64,7 +66,7 @@ def _by_columns(op: Linear, split: ColumnSplit, rank: RankGraph) -> Value:
 
 
 class OutputRows(Cut["Logits"]):
-    """A rank has even parts of the weight's rows, and makes these columns of the output."""
+    """A rank has an equal share of the weight's rows, and computes these columns of the output."""
 
     def part(self, op: Logits, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002
         split = even_columns(op.weight.shape[0], rank.size)
@@ -77,7 +79,7 @@ class OutputRows(Cut["Logits"]):
 
 
 class TableRows(Cut["Embedding"]):
-    """A rank has even parts of a table's rows, and makes zeros for those of others."""
+    """A rank has an equal share of a table's rows, and returns zeros for rows of other ranks."""
 
     def part(self, op: Embedding, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002
         vocab, cols = op.weight.shape
@@ -114,9 +116,9 @@ class HeadProducts(Cut["HeadLinear"]):
 
 
 class Experts(Cut["MoE"]):
-    """Every rank has a part of each expert's inner columns, so that all have as much to do for every row.
+    """Every rank has a part of each expert's inner columns, so that all have equal work for every row.
 
-    Or it has whole experts: then the rows that choose them decide what it has to do.
+    Alternatively a rank has whole experts; its work then depends on the rows that choose them.
     """
 
     def part(self, op: MoE, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002

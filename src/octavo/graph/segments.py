@@ -1,4 +1,4 @@
-"""Cuts a graph between layers into graphs that run one after another, each with its own executor."""
+"""Divides a graph between layers into graphs that run one after another, each with its own executor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from octavo.graph.values import Value
 
 
 def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
-    """One graph for each range of layers; the first also has the embedding, the last the output head.
+    """Return one graph for each range of layers; the first also has the embedding, the last the output head.
 
-    The outputs of a segment are the inputs of the next one: a step hands `StepOutput.values` on as `Batch.inputs`.
+    The outputs of a segment are the inputs of the next one: a step passes `StepOutput.values` on as `Batch.inputs`.
     layers: consecutive ranges over all layers of the graph.
-    Raises GraphError if they are not.
+    Raises GraphError for other ranges.
     """
     borders = _borders(graph.nodes, layers)
     segments = []
@@ -35,9 +35,12 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
 
 
 def as_stage(segment: Graph, *, receives: bool, sends: bool) -> Graph:
-    """The graph of a rank of a stage: it sends the outputs of `segment` if `sends`. The last one has none to send.
+    """Return the graph of a rank of a pipeline stage.
 
-    receives: the inputs come from the stage before; those of the first stage are of the step, such as rows of spans.
+    It sends the outputs of `segment` if `sends`; the last stage sends none.
+
+    receives: the inputs come from the previous stage. The first stage's inputs are the step's own, such as rows of
+    spans.
     """
     nodes = [
         replace(node, op=Receive(node.op.slot, node.op.rows, node.op.cols))
@@ -55,10 +58,11 @@ def as_stage(segment: Graph, *, receives: bool, sends: bool) -> Graph:
 
 
 def cut_at(graph: Graph, borders: Sequence[int]) -> list[Graph]:
-    """One graph for the nodes between each two of `borders`, which begin with 0 and end with the number of nodes.
+    """Return one graph for the nodes between each two of `borders`, which begin with 0 and end with the number of
+    nodes.
 
-    Unlike those of `cut`, a part takes only values that it uses and gives only those that it makes: `inputs` and
-    `outputs` of all parts are values of `graph`. Raises GraphError if a part reads the cache of another.
+    Unlike with `cut`, a part takes only values that it uses and returns only those that it computes: `inputs` and
+    `outputs` of all parts are values of `graph`. Raises GraphError if a part reads another part's cache.
     """
     makers = {node.output: index for index, node in enumerate(graph.nodes)}
     last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.op.inputs}
@@ -74,13 +78,13 @@ def cut_at(graph: Graph, borders: Sequence[int]) -> list[Graph]:
 
 
 def layer_borders(graph: Graph) -> list[int]:
-    """The first node of each layer, 0 for the first one."""
+    """Return the first node of each layer, 0 for the first one."""
     layers = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
     return _borders(graph.nodes, [range(i, i + 1) for i in layers])[:-1]
 
 
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
-    """Raise UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
+    """Raise UsageError if the batch lacks `inputs`, or asks for tokens from a graph without logits."""
     wanted = [(domain_rows(batch, v.rows).count, v.cols) for v in inputs]
     found = [array.shape for array in batch.inputs]
     if wanted != found:
@@ -90,7 +94,7 @@ def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> N
 
 
 def _borders(nodes: Sequence[Node], layers: Sequence[range]) -> list[int]:
-    """The first node of each segment, and the end."""
+    """Return the first node of each segment, and the end."""
     first_nodes: dict[int, int] = {}
     for index, node in enumerate(nodes):
         if node.layer_index is not None:
@@ -101,6 +105,6 @@ def _borders(nodes: Sequence[Node], layers: Sequence[range]) -> list[int]:
 
 
 def _live_values(graph: Graph, border: int) -> tuple[Value, ...]:
-    """The values made before the node `border` and used from there on, in the order of their creation."""
+    """Return the values computed before the node `border` and used from there on, in the order of their creation."""
     needed = {value for node in graph.nodes[border:] for value in node.op.inputs}.union(graph.outputs)
     return tuple(node.output for node in graph.nodes[:border] if node.output in needed)

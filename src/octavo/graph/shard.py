@@ -1,9 +1,9 @@
-"""Tensor parallelism: from a graph to the graph of one rank, in the way of Megatron (arXiv 1909.08053).
+"""Tensor parallelism: converts a graph to the graph of one rank, in the style of Megatron (arXiv 1909.08053).
 
-A first look from the end says in which columns each value would be wanted (`octavo.graph.shard_wishes`). Then every
-operation is written down for the rank in the way that it declares (`octavo.graph.cuts`). What cannot be cut is computed
-by every rank on whole values, so that any graph can be sharded. All ranks decide alike, as decisions depend on the
-whole graph only.
+A first pass, from the end, determines in which columns each value is wanted (`octavo.graph.shard_wishes`). Then every
+operation is built for the rank in the way that it declares (`octavo.graph.cuts`). What cannot be cut is computed by
+every rank on whole values, so that any graph can be sharded. All ranks make the same decisions, because these depend
+only on the whole graph.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from octavo.graph.values import Value
 
 
 def shard(graph: Graph, rank: int, size: int, steps: Steps, *, whole_experts: bool = False) -> Graph:
-    """The part of `graph`, which is not optimized, for one of `size` ranks; the whole graph for one.
+    """Return the part of `graph`, which is not optimized, for one of `size` ranks; for a single rank, the whole graph.
 
     Its inputs and outputs are whole on every rank.
-    whole_experts: a rank has some experts of a mixture, and all of their columns.
-    Raises UsageError for a rank that is not one of them, or for more ranks than experts.
+    whole_experts: a rank has some experts of a mixture, with all of their columns.
+    Raises UsageError for an invalid rank, or for more ranks than experts.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not one of {size} ranks; they count from 0")
@@ -35,7 +35,7 @@ def shard(graph: Graph, rank: int, size: int, steps: Steps, *, whole_experts: bo
 
 
 class RankGraph:
-    """The operations of one rank while they are written down, each by its cut."""
+    """The graph of one rank while it is built operation by operation, each by its cut."""
 
     def __init__(self, graph: Graph, rank: int, size: int, wishes: Wishes, whole_experts: bool) -> None:
         self.rank, self.size, self.wishes, self.whole_experts = rank, size, wishes, whole_experts
@@ -46,7 +46,7 @@ class RankGraph:
         self._layer = ""
 
     def run(self) -> Graph:
-        """The whole graph of the rank."""
+        """Build the whole graph of the rank."""
         for node in self._graph.nodes:
             self._layer = node.layer
             local, layout = self._made(node)
@@ -67,19 +67,19 @@ class RankGraph:
     # The forms of a value of the whole graph.
 
     def layout(self, value: Value) -> RankLayout:
-        """The layout in which the ranks have computed it."""
+        """Return the layout in which the ranks have computed a value."""
         return self._layouts[value]
 
     def has_whole(self, value: Value) -> bool:
-        """True if the rank has it whole already."""
+        """True if the rank already has the whole value."""
         return (value, None) in self._forms
 
     def addend(self, value: Value) -> Value:
-        """The rank's addend of a value of this layout."""
+        """Return the rank's addend of a value with an addend layout."""
         return self._forms[value, ADDEND]
 
     def value(self, value: Value, layout: ColumnSplit | None) -> Value:
-        """The rank's value of `value`, whole or in the columns of a split."""
+        """Return the rank's version of `value`, whole or in the columns of a split."""
         if (value, layout) not in self._forms:
             if layout is None:
                 self._forms[value, None] = self._whole(value)
@@ -95,7 +95,7 @@ class RankGraph:
         return layout.whole(self, value.cols, self._forms[value, layout])
 
     def gathered(self, layout: ColumnSplit, cols: int, local: Value) -> Value:
-        """The whole value of so many columns, of which each rank has some."""
+        """Return the whole value of `cols` columns, some of which each rank has."""
         *starts, total = accumulate((layout.width(rank) for rank in range(self.size)), initial=0)
         gathered = self.emit(AllGather(local, self.size, total, starts[self.rank]))
         if layout.in_order(cols):
@@ -126,12 +126,12 @@ class RankGraph:
         return self.emit(Columns(x, begin, count))
 
     def side_by_side(self, pieces: list[Value]) -> Value:
-        """The columns of all pieces, of which there is at least one."""
+        """Concatenate the columns of all pieces, at least one."""
         joined = pieces[0]
         for piece in pieces[1:]:
             joined = self.emit(SideBySide(joined, piece))
         return joined
 
     def sum_of_ranks(self, x: Value) -> Value:
-        """The sum of the values x of all ranks."""
+        """Sum the values x of all ranks."""
         return self.emit(AllReduce(x, self.size))

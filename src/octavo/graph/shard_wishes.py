@@ -1,4 +1,6 @@
-"""In which columns the users of each value would want it, from the end of a graph: `octavo.graph.shard` goes by it."""
+"""The columns in which the users of each value would like it, collected from the end of a graph for
+`octavo.graph.shard`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ Steps = Callable[[Parameter], int]
 
 
 class Wishes:
-    """In which columns the users of each value want it, as their cuts ask. No entry: no wish."""
+    """The columns in which the users of each value want it, as their cuts ask. A missing entry means no wish."""
 
     def __init__(self, graph: Graph, size: int, steps: Steps) -> None:
         self.size, self.steps = size, steps
@@ -29,20 +31,22 @@ class Wishes:
                 self._add(value, wish)
 
     def wanted(self, value: Value) -> Wish | None:
-        """The columns in which the value is wanted, or a step for their borders."""
+        """Return the columns in which the value is wanted, or a step for their borders."""
         return self._found.get(value)
 
     def split(self, value: Value) -> ColumnSplit | None:
-        """The columns in which the value is wanted."""
+        """Return the columns in which the value is wanted."""
         wish = self._found.get(value)
         return None if wish is None else wish.split(value.cols, self.size)
 
     def maker(self, value: Value) -> Node:
-        """The operation that makes the value."""
+        """Return the node that computes the value."""
         return self._makers[value]
 
     def made_by_heads(self, values: Iterable[Value], step: int) -> ColumnSplit | None:
-        """The columns in which one of the values is made by heads, so that the others meet it there."""
+        """Return the columns in which one of the values is produced by heads, so that the other values can use the
+        same.
+        """
         for value in values:
             op = self._makers[value].op
             split = op.cut.made_by_heads(op, value, step, self)

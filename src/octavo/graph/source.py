@@ -1,4 +1,4 @@
-"""The rows of the text that an encoder has read before a model answers: their domain."""
+"""The row domain of a text that an encoder has read before a model answers."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ SOURCE = RowDomain("source")
 
 
 def source_width(graph: Graph) -> int:
-    """The columns of the rows that a graph takes of sources, or 0 if it takes none."""
+    """Return the number of columns in the source rows that a graph takes, or 0 if it takes none."""
     return next((value.cols for value in graph.inputs if value.rows is SOURCE), 0)

@@ -1,4 +1,4 @@
-"""The rows that spans of prompts give instead of embeddings: their domain, and their use in a decoder's graph."""
+"""The rows that replace the embeddings of spans in prompts: their domain, and their use in a decoder's graph."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ SPAN_ROWS = IndexArray(TOKENS, "spans")
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The differences of a decoder that sees from one that only reads.
+    """The differences between a decoder that takes images and its text-only form.
 
-    axes: of each rotary frequency, the component of a token's position that it multiplies, or None if it has one.
-    num_added: the first layers to whose outputs further features of the images are added (DeepStack).
-    both_ways: the tokens of the longest span whose positions see each other in attention, or 0 if none do.
-    only_windows: so only in layers with a window.
-    gives_vectors: the rows of images are no embeddings but vectors, which the model makes of texts.
+    axes: for each rotary frequency, the component of a token's position that it multiplies, or None if there is only
+    one.
+    num_added: number of first layers whose outputs get additional image features (DeepStack).
+    both_ways: tokens of the longest span whose positions attend to each other in both directions, or 0 if none do.
+    only_windows: they do so only in layers with a window.
+    gives_vectors: the rows of images are not embeddings but vectors, like those that the model returns for texts.
     """
 
     axes: tuple[int, ...] | None = None
@@ -53,25 +54,27 @@ GIVES_VECTORS = Sight(gives_vectors=True)
 
 
 def splice_spans(g: Graph, x: Value) -> Value:
-    """x [TOKENS, cols], but the values of spans of prompts at their positions. They are the graph's only input."""
+    """Return x [TOKENS, cols] with the values of spans at their positions. These values are the graph's only input."""
     return g.add(Splice(x, g.add(Input(0, SPANS, x.cols)), SPAN_ROWS))
 
 
 def span_width(graph: Graph) -> int:
-    """The columns of the values that spans of prompts give, or 0 if the graph takes none."""
+    """Return the number of columns in the values of spans, or 0 if the graph takes none."""
     return next((value.cols for value in graph.inputs if value.rows is SPANS), 0)
 
 
 def longest_span(graph: Graph) -> int:
-    """The tokens of the longest span that has to be in one step, as its positions see each other; 0: none has to."""
+    """Return the length of the longest span that must be in one step because its positions see each other; 0 if none
+    must.
+    """
     ops = (node.op for node in graph.nodes if isinstance(node.op, (Attention, FusedAttention)))
     return max((op.params.sees_spans for op in ops), default=0)
 
 
 def with_sight(graph: Graph, sight: Sight) -> Graph:
-    """The same decoder, which takes values of spans as well: [SPANS, hidden * (1 + num_added)].
+    """Return the same decoder, extended to take values of spans: [SPANS, hidden * (1 + num_added)].
 
-    They stand in place of scaled embeddings, or of the rows that the output selects: [SPANS, cols of the output].
+    The values replace scaled embeddings, or the rows that the output selects: [SPANS, cols of the output].
     Raises GraphError for a decoder without the parts that change.
     """
     if sight.gives_vectors:
@@ -106,7 +109,7 @@ class _Rewrite:
         self._added = {self._output_of(layer): layer for layer in range(sight.num_added)}
 
     def nodes(self) -> Iterator[Node]:
-        """The nodes of the new graph."""
+        """Yield the nodes of the new graph."""
         width = self._spliced.cols
         count = 1 + self._sight.num_added
         entry = Node(Input(0, SPANS, width * count), self._value(SPANS, width * count), "embed_tokens")
@@ -146,7 +149,7 @@ class _Rewrite:
         return Value(self._next_id, rows, cols)
 
     def _output_of(self, layer: int) -> Value:
-        """The hidden states after a layer: what the norm of the next one reads."""
+        """Return the hidden states after a layer: what the next layer's norm reads."""
         for node in self._graph.nodes:
             if node.layer_index == layer + 1 and isinstance(node.op, RMSNorm):
                 return node.op.x

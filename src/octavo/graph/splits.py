@@ -1,4 +1,4 @@
-"""The columns of a value by rank: even splits in whole steps, and the heads of attention and of states."""
+"""The columns of a value by rank: even splits in whole steps, and splits by heads of attention and of states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _UNEVEN = 1.03  # the widest part over the mean, up to which such a multiple is 
 
 @dataclass(frozen=True, slots=True)
 class ColumnStep:
-    """The wish for columns in any split whose borders are multiples of `step`. It has what `ColumnSplit` has of one."""
+    """A wish for columns in any split whose borders are multiples of `step`.
+
+    It has the interface of a `ColumnSplit` wish.
+    """
 
     step: int
 
@@ -47,13 +50,16 @@ class ColumnStep:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSplit:
-    """The columns that each rank holds, as ascending ranges. Ranks may share columns, as heads of keys that repeat."""
+    """The columns that each rank holds, as ascending ranges.
+
+    Ranks may share columns, for example those of repeated kv heads.
+    """
 
     ranges: tuple[tuple[Range, ...], ...]  # by rank
 
     @classmethod
     def at(cls, borders: Sequence[int]) -> ColumnSplit:
-        """One range for each rank, from border to border."""
+        """Return a split with one range for each rank, from border to border."""
         return cls(tuple(((begin, end),) for begin, end in pairwise(borders)))
 
     @property
@@ -64,50 +70,50 @@ class ColumnSplit:
 
     @property
     def free_step(self) -> int | None:
-        """The step at whose multiples ranks may begin, or None if the split fixes where they begin."""
+        """The step whose multiples ranks may begin at, or None if the split fixes where they begin."""
         return None
 
     def split(self, cols: int, size: int) -> ColumnSplit | None:  # noqa: ARG002
-        """The part of `cols` columns of each of `size` ranks, or None if they do not cover all columns."""
+        """Return each rank's part of `cols` columns for `size` ranks, or None if the parts do not cover all columns."""
         return self if self.covers(cols) else None
 
     def in_units(self, unit: int) -> ColumnSplit:  # noqa: ARG002
-        """The wish of an operation whose units of neighbouring columns stay together."""
+        """Return this wish for an operation whose units of neighbouring columns must stay together."""
         return self
 
     def after(self, before: ColumnStep | ColumnSplit) -> ColumnStep | ColumnSplit | None:
-        """Both wishes for one value, or None if they cannot be met together."""
+        """Combine two wishes for one value, or return None if they cannot both be met."""
         return before.with_split(self)
 
     def with_step(self, step: int) -> ColumnSplit:  # noqa: ARG002
-        """Both, the other one for this step."""
+        """Combine this wish with one for a step."""
         return self
 
     def with_split(self, split: ColumnSplit) -> ColumnSplit | None:
-        """Both, the other one for this split."""
+        """Combine this wish with one for a split; None if they conflict."""
         return self.joined(split)
 
     def whole(self, rank: RankGraph, cols: int, local: Value) -> Value:
-        """The whole value of so many columns from a rank's part of it."""
+        """Return the whole value of `cols` columns from a rank's part of it."""
         return rank.gathered(self, cols, local)
 
     def width(self, rank: int) -> int:
-        """The number of columns of a rank."""
+        """Return the number of columns of a rank."""
         return sum(end - begin for begin, end in self.ranges[rank])
 
     def in_order(self, cols: int) -> bool:
-        """True if every rank has one range, and these follow each other over all columns."""
+        """True if every rank has one range, and the ranges follow each other over all columns."""
         ends = [0, *(ranges[-1][1] for ranges in self.ranges)]
         starts = [ranges[0][0] for ranges in self.ranges]
         return all(len(ranges) == 1 for ranges in self.ranges) and starts == ends[:-1] and ends[-1] == cols
 
     def covers_once(self, cols: int) -> bool:
-        """True if every column is of exactly one rank."""
+        """True if every column belongs to exactly one rank."""
         every = sorted(each for ranges in self.ranges for each in ranges)
         return [begin for begin, _ in every] == [0, *(end for _, end in every[:-1])] and every[-1][1] == cols
 
     def covers(self, cols: int) -> bool:
-        """True if every column is of some rank."""
+        """True if every column belongs to some rank."""
         end = 0
         for begin, after in sorted(each for ranges in self.ranges for each in ranges):
             if begin > end:
@@ -121,7 +127,7 @@ class ColumnSplit:
         return all(border % step == 0 or border == cols for border in borders)
 
     def mapped(self, factor: int, divisor: int = 1, offset: int = 0) -> ColumnSplit:
-        """With each border * factor // divisor + offset."""
+        """Return the split with each border mapped to border * factor // divisor + offset."""
         return ColumnSplit(
             tuple(
                 tuple((begin * factor // divisor + offset, end * factor // divisor + offset) for begin, end in ranges)
@@ -130,7 +136,7 @@ class ColumnSplit:
         )
 
     def within(self, begin: int, end: int) -> ColumnSplit | None:
-        """The part in [begin, end), counted from `begin`. None if a rank has nothing of it."""
+        """Return the part in [begin, end), counted from `begin`, or None if a rank has no columns there."""
         found = tuple(
             tuple((max(a, begin) - begin, min(b, end) - begin) for a, b in ranges if a < end and b > begin)
             for ranges in self.ranges
@@ -138,19 +144,19 @@ class ColumnSplit:
         return ColumnSplit(found) if all(found) else None
 
     def joined(self, other: ColumnSplit) -> ColumnSplit | None:
-        """The columns of both. None if a rank has some in both."""
+        """Return the columns of both splits, or None if a rank has some in both."""
         together = [sorted([*a, *b]) for a, b in zip(self.ranges, other.ranges, strict=True)]
         if any(first[1] > second[0] for ranges in together for first, second in pairwise(ranges)):
             return None
         return ColumnSplit(tuple(merged(ranges) for ranges in together))
 
     def position(self, rank: int, begin: int) -> int:
-        """The place of column `begin` among the columns of a rank."""
+        """Return the place of column `begin` among the columns of a rank."""
         return sum(min(b, begin) - a for a, b in self.ranges[rank] if a < begin)
 
 
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Ascending ranges, with those that adjoin as one."""
+    """Return ascending ranges with adjacent ones merged."""
     found: list[Range] = []
     for begin, end in ranges:
         if found and found[-1][1] == begin:
@@ -161,7 +167,10 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def even(count: int, size: int, step: int = 1) -> ColumnSplit | None:
-    """Nearly equal parts for each rank, in whole steps; the last may be shorter, or None if there are fewer steps."""
+    """Return nearly equal parts for each rank, in whole steps; the last may be shorter.
+
+    None if there are fewer steps than ranks.
+    """
     units = -(-count // step)
     if units < size:
         return None
@@ -169,7 +178,7 @@ def even(count: int, size: int, step: int = 1) -> ColumnSplit | None:
 
 
 def even_columns(count: int, size: int, step: int = 1) -> ColumnSplit | None:
-    """As `even`, in wider steps that suit kernels where the parts stay nearly equal."""
+    """Like `even`, but use wider steps that suit kernels if the parts stay nearly equal."""
     for width in _WIDTHS:
         split = even(count, size, lcm(width, step))
         if split is not None and max(split.width(r) for r in range(size)) * size <= _UNEVEN * count:
@@ -192,9 +201,10 @@ class HeadSplit:
 
 
 def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> HeadSplit | None:
-    """Whole groups of heads with their kv head for each rank or, of fewer kv heads than ranks, parts of groups.
+    """Give each rank whole groups of heads with their kv head or, with fewer kv heads than ranks, parts of groups.
 
-    step: heads at whose multiples ranks begin, if that is possible, or None if there are fewer heads than ranks.
+    step: number of heads whose multiples ranks begin at, if that is possible.
+    Returns None if there are fewer heads than ranks.
     """
     group = num_heads // num_kv_heads
     if num_kv_heads >= size:
@@ -214,13 +224,13 @@ def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> 
 
 @dataclass(frozen=True, slots=True)
 class StateSplit:
-    """The heads of an operation with states by rank.
+    """The heads of an operation with states, by rank.
 
-    inputs: the columns of `op.inputs`, in their order.
-    heads: those of its vectors.
-    local: the heads of each rank, in the form that the operation has them. A rank has whole key heads (of a delta rule)
-    or groups (of a state space) with all heads that read them. Ranks beyond their number share one, and each keeps its
-    own copy of it, as with the key heads of attention.
+    inputs: columns of `op.inputs`, in their order.
+    heads: heads of its vectors.
+    local: the heads of each rank, in the operation's own form. A rank has whole key heads (of a delta rule) or groups
+    (of a state space) with all heads that read them. If there are more ranks than these, ranks share one, and each
+    keeps its own copy, as with the key heads of attention.
     """
 
     inputs: tuple[ColumnSplit, ...]
@@ -230,7 +240,7 @@ class StateSplit:
 
 
 def side_by_side(parts: Sequence[ColumnSplit]) -> ColumnSplit:
-    """The columns of all parts, whose ranges ascend."""
+    """Join the columns of all parts, whose ranges ascend."""
     return ColumnSplit(
         tuple(
             merged(each for ranges in of_rank for each in ranges)

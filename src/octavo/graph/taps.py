@@ -1,4 +1,4 @@
-"""Hidden states of inner layers, returned together with the last layer's: the inputs of an EAGLE-3 head."""
+"""Taps: hidden states of inner layers, returned with the last layer's as the inputs of an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from octavo.graph.values import OUTPUTS, SELECTED, TOKENS, Value
 
 
 def with_tap(graph: Graph, layers: Sequence[int]) -> Graph:
-    """The same decoder, whose tap has the inputs of these layers side by side: [OUTPUTS, cols of all].
+    """Return the same decoder with a tap that holds the inputs of these layers side by side: [OUTPUTS, cols of all].
 
-    layers: numbers from 0 on; that after the last stands for what the last norm reads. Raises GraphError for others,
-    and for a decoder that keeps more than one row of hidden states for a token.
+    layers: numbers from 0 on; the number after the last layer stands for the input of the last norm. Raises GraphError
+    for other numbers, and for a decoder that keeps more than one row of hidden states per token.
     """
     values = [_input_of(graph, layer) for layer in layers]
     last = graph.hidden_states
@@ -38,7 +38,7 @@ def with_tap(graph: Graph, layers: Sequence[int]) -> Graph:
 
 
 def _input_of(graph: Graph, layer: int) -> Value:
-    """The first value that an operation of the layer reads."""
+    """Return the first value that any operation in the layer reads."""
     numbers = {node.layer_index for node in graph.nodes if node.layer_index is not None}
     if layer == len(numbers):
         selections = (node.op for node in graph.nodes if isinstance(node.op, Gather) and node.op.index == SELECTED)

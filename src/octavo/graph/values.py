@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowDomain:
-    """The symbolic rows of values, which become a number in each step (`octavo.batch.domain_rows`).
+    """The symbolic number of rows of a value, which becomes a number in each step (`octavo.batch.domain_rows`).
 
     name: unique within a graph.
     A model may declare further domains besides the three below, each once: two are equal only if they are one object.
@@ -36,7 +36,7 @@ LOGITS = RowDomain("logits")
 
 @dataclass(frozen=True, slots=True)
 class IndexArray:
-    """An array of a step with the numbers of other rows, one or several for each row of `rows`.
+    """An array in a step that contains one or several row numbers of another domain for each row of `rows`.
 
     name: unique within the domain (`octavo.batch.DomainRows.indices`).
     """
@@ -78,7 +78,7 @@ class Value:
 class Part:
     """The indices [begin, end) of one dimension of a weight: rows, columns (the last), or the matrices of a stack.
 
-    more: further ranges behind it, of a vector only: the heads of a rank need not be neighbours.
+    more: further ranges, only for vectors, because the heads of a rank need not be neighbours.
     """
 
     dimension: int
@@ -88,7 +88,7 @@ class Part:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """All ranges, in their order."""
+        """All ranges, in order."""
         return (self.begin, self.end), *self.more
 
     @property
@@ -101,8 +101,8 @@ class Part:
 class Parameter:
     """A weight by its checkpoint name, for example `layers.0.self_attn.q_proj.weight`, or a part of it.
 
-    shape: of the weight or its part, [out_features, in_features] for a linear layer. plain: a table of vectors, such as
-    the biases of experts: float32, never packed for products.
+    shape: shape of the weight or its part, [out_features, in_features] for a linear layer.
+    plain: a table of vectors, such as the biases of experts: float32, never packed for products.
     """
 
     name: str
@@ -112,12 +112,12 @@ class Parameter:
 
     @property
     def is_matrix(self) -> bool:
-        """True if a backend may pack it for products; else its numbers are read as they are, in float32."""
+        """True if a backend may pack it for products; otherwise its numbers are read unchanged, in float32."""
         return len(self.shape) > 1 and not self.plain
 
     @property
     def label(self) -> str:
-        """The name, with the part if it is one: `layers.0.mlp.up_proj.weight[0: 0 to 512]`."""
+        """The name, including the part if it is one: `layers.0.mlp.up_proj.weight[0: 0 to 512]`."""
         if self.part is None:
             return self.name
         ranges = ", ".join(f"{begin} to {end}" for begin, end in self.part.ranges)

@@ -76,8 +76,9 @@ def _whole_lanes(rows: NDArray[_T]) -> NDArray[_T]:
 
 
 def _panels_of_columns(rows: NDArray[_T]) -> NDArray[_T]:
-    """Return [columns of the product, n] as flat panels. Each matrix of a stack starts at the same offset within its
-    first panel as its weight does.
+    """Return [columns of the product, n] as flat panels.
+
+    Each matrix of a stack starts at the same offset within its first panel as its weight does.
     """
     count = rows.shape[-2]
     if rows.ndim == 2 or count % _LANES == 0:

@@ -25,8 +25,9 @@ _LANES = 16
 
 
 class ReadBandwidth:
-    """Measures how many bytes per second `threads` threads read from memory. The buffer is reused between
-    measurements.
+    """Measures how many bytes per second `threads` threads read from memory.
+
+    The buffer is reused between measurements.
     """
 
     def __init__(self, threads: int, isa: str | None = None) -> None:

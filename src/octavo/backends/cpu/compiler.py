@@ -161,8 +161,9 @@ def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> Packe
 
 
 def cache_sizes(graph: Graph, formats: Mapping[int, LayerFormat]) -> CacheSizes:
-    """Return the sizes of the cache. Layers that share a slot of a block share memory, sized for the
-    largest of them.
+    """Return the sizes of the cache.
+
+    Layers that share a slot of a block share memory, sized for the largest of them.
     """
     layout = graph.cache_layout
     layers = {cache.layer: layer_bytes_per_token(cache, formats[cache.layer].kv_dtype) for cache in graph.kv_caches}

@@ -81,8 +81,9 @@ def pack(weight: Weight) -> _native.PackedWeight:
 
 
 def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.PackedWeight:
-    """Pack zero points and minimums unchanged. If the packed type lacks the code for zero, every group gets it as its
-    zero point.
+    """Pack zero points and minimums unchanged.
+
+    If the packed type lacks the code for zero, every group gets it as its zero point.
     """
     number = np.float32 if "_F32" in types[0] else np.float16
     name, bits, mins, order = types[0], weight.bits, weight.zeros, weight.column_order
@@ -98,8 +99,9 @@ def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.Pack
 
 
 def _has_table(weight: CodebookWeight) -> bool:
-    """True if the kernels have exactly this table, rounded to integers. Other tables of this name are
-    packed as floats.
+    """True if the kernels have exactly this table, rounded to integers.
+
+    Other tables of this name are packed as floats.
     """
     table, factor = _native.code_table(weight.name)
     return bool(np.rint(np.array(weight.table) * factor).tolist() == table)

@@ -143,8 +143,9 @@ class AdapterTable:
         return self._factors[op]
 
     def products(self, op: AddLowRank, x: Tensor, groups: Sequence[SlotRows]) -> Tensor:
-        """Multiply rows x by the low-rank factors of the adapters in their slots. The outputs of all weights are side
-        by side.
+        """Multiply rows x by the low-rank factors of the adapters in their slots.
+
+        The outputs of all weights are side by side.
         """
         heads = x.reshape(len(x), op.heads, -1).transpose(0, 1).to(self.dtype)  # [heads, rows, in]
         out = torch.zeros((len(x), sum(map(op.columns, op.weights))), dtype=self.dtype, device=x.device)

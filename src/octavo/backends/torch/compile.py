@@ -88,8 +88,9 @@ class TorchBackend:
 
     @classmethod
     def on(cls, name: str | None = None) -> TorchBackend:
-        """Return the backend on `cpu`, `cuda` or `cuda:1`. None means the GPU if there is one. Raises UsageError if the
-        device is missing.
+        """Return the backend on `cpu`, `cuda` or `cuda:1`.
+
+        None means the GPU if there is one. Raises UsageError if the device is missing.
         """
         try:
             device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

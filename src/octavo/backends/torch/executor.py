@@ -105,7 +105,7 @@ class Results:
             self._event = None
 
     def errors(self) -> np.ndarray:
-        """The reasons why rows have no outcome."""
+        """Return the reasons why rows have no outcome."""
         self._settle()
         return self._samples["errors"].numpy() if self._samples else np.zeros(0, np.int32)
 
@@ -132,7 +132,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 class StepMode(NamedTuple):
-    """How an executor runs its steps.
+    """The way an executor runs its steps.
 
     capture: captures steps with one token per sequence; None means that none is captured.
     repeats: see `TorchStep`.

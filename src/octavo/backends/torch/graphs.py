@@ -105,8 +105,9 @@ class SpareRows:
 
 
 class SentNumbers:
-    """The numbers that captured steps of one size read, in `tensor` on the device. They are first written
-    to `numbers`.
+    """The numbers that captured steps of one size read, in `tensor` on the device.
+
+    They are first written to `numbers`.
     """
 
     def __init__(self, numbers: Int32, device: torch.device) -> None:

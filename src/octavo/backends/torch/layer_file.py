@@ -128,8 +128,9 @@ class LayerFile:
     def _checked(
         self, kept: IO[bytes], entries: Sequence[tuple[int, int, bytes]], make: Maker, report: LayersReport
     ) -> list[tuple[DeviceWeights, FileLayer]]:
-        """Check the layers and return them. Raises WrongFileError if a layer differs from its entry or from this code's
-        layout.
+        """Check the layers and return them.
+
+        Raises WrongFileError if a layer differs from its entry or from this code's layout.
         """
         examples: dict[object, tuple[DeviceWeights, Sequence[Parameter], int]] = {}
         found, offset = [], padded(self._header_bytes)

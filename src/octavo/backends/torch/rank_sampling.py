@@ -85,8 +85,9 @@ def _numbered(logits: Tensor, first: int) -> Tensor:
 
 
 def _own(batch: SamplingBatch, first: int, part: int, vocab: int) -> SamplingBatch:
-    """Return the logit changes for this rank's tokens, numbered from `first`. Entries for other tokens get
-    invalid ids.
+    """Return the logit changes for this rank's tokens, numbered from `first`.
+
+    Entries for other tokens get invalid ids.
     """
     mask = None if batch.allowed_mask is None else _columns(batch.allowed_mask, first, part, vocab)
     return replace(batch, history_ids=batch.history_ids - first, bias_ids=batch.bias_ids - first, allowed_mask=mask)

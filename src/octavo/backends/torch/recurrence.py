@@ -20,8 +20,9 @@ AdvanceTokens = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
 def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> Tensor:
-    """Convolve x [tokens, cols] with taps [cols, taps], the oldest row's tap first. See
-    `octavo.graph.ops.ShortConv`.
+    """Convolve x [tokens, cols] with taps [cols, taps], the oldest row's tap first.
+
+    See `octavo.graph.ops.ShortConv`.
     """
     (state,) = step.read_states(cache)  # [sequences, taps - 1, cols]
     sequences, reach, cols = state.shape
@@ -127,8 +128,9 @@ def gated_sum(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> T
 
 
 def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance: AdvanceTokens) -> Tensor:
-    """Return the outputs of all tokens [tokens, columns]. All sequences' first tokens are computed together, then their
-    second ones, and so on.
+    """Return the outputs of all tokens [tokens, columns].
+
+    All sequences' first tokens are computed together, then their second ones, and so on.
     """
     (states,) = step.read_states(cache)
     states = states.to(tokens[0].dtype)

@@ -52,7 +52,7 @@ class StepRows:
 
     @property
     def spans(self) -> list[slice]:
-        """Return the tokens of each sequence."""
+        """The tokens of each sequence."""
         return [slice(begin, end) for begin, end in pairwise(self.starts)]
 
 
@@ -291,13 +291,15 @@ class TorchStep(ABC):
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return the queries of `op` after norm and rotation, with its keys and values already written to the cache.
+
         None means that this was not done.
         """
         return None
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """Return the output of the experts that rows have chosen, with their weights, both [rows, top_k]. None means
-        not done.
+        """Return the output of the experts that rows have chosen, with their weights, both [rows, top_k].
+
+        None means not done.
 
         Experts are numbered from the first one on this rank; identities and other ranks' experts are out of range.
         """

@@ -64,8 +64,9 @@ class StepArrays:
 
 
 def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on the device. For a GPU it is sent from its own pinned buffer, without waiting for
-    earlier work.
+    """Return an array on the device.
+
+    For a GPU it is sent from its own pinned buffer, without waiting for earlier work.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -11,8 +11,9 @@ _ALIGNMENT = 256  # bytes, as the kernels' widest reads and torch's own allocati
 
 
 class Layout:
-    """The place of each tensor's memory in a buffer of `nbytes` bytes. Tensors that share memory also share it in the
-    buffer.
+    """The place of each tensor's memory in a buffer of `nbytes` bytes.
+
+    Tensors that share memory also share it in the buffer.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:

@@ -30,8 +30,9 @@ from octavo.quantization.packed import Weight
 
 
 def places_of(num_layers: int) -> int:
-    """Choose how many ring buffers to use for `num_layers` streamed layers. Except for a single layer, there are fewer
-    buffers than layers; otherwise every layer could stay resident.
+    """Choose how many ring buffers to use for `num_layers` streamed layers.
+
+    Except for a single layer, there are fewer buffers than layers; otherwise every layer could stay resident.
 
     With three buffers, one layer is being computed, one is ready and one is being copied. If all buffers serve equally
     many layers, no step waits at its end for the buffer of its first layer.

@@ -41,8 +41,9 @@ class TokenBoard:
         self.tokens[: len(token_ids)].copy_(token_ids)
 
     def keep_guesses(self, token_ids: Tensor, first: int) -> None:
-        """Keep draft tokens from place `first` on. Ids outside the target's vocabulary are clamped to it and thus
-        rejected.
+        """Keep draft tokens from place `first` on.
+
+        Ids outside the target's vocabulary are clamped to it and thus rejected.
         """
         begin = self._num_rows + first
         self.tokens[begin : begin + len(token_ids)].copy_(token_ids.clamp(0, self._vocab_size - 1))
@@ -116,8 +117,9 @@ class HeadStates:
 
 
 class LateNumbers:
-    """The numbers of a step that depend on the draft tokens of the previous step. Create it before either is
-    overwritten.
+    """The numbers of a step that depend on the draft tokens of the previous step.
+
+    Create it before either is overwritten.
     """
 
     def __init__(self, board: TokenBoard, batch: Batch, block_size: int) -> None:

@@ -257,7 +257,7 @@ class DeviceWeights:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return all tensors, including views of each other."""
+        """All tensors, including views of each other."""
         found = [*self._tensors.values(), *(x for x in self._joined.values() if isinstance(x, Tensor))]
         planes = [*self.planes.values(), *(x for x in self._joined.values() if isinstance(x, Planes))]
         return found + [tensor for each in planes for tensor in each.tensors.values()]

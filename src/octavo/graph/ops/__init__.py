@@ -1,1 +1,1 @@
-"""The operations, each defined once: arguments, shape rule, cost, cut among ranks and numpy definition."""
+"""The operations, each defined once: arguments, shape rule, cost, division among ranks, and numpy definition."""

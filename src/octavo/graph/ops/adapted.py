@@ -1,4 +1,4 @@
-"""A product with weights and their adapters in one operation, as native kernels compute it."""
+"""A product with weights and adapters in one operation, as native kernels compute it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from octavo.graph.values import LOGITS, OUTPUTS, Parameter, RowDomain, Value
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear(BesideWeights, Op):
-    """Made by a pass of a product and its `AddLowRank`: their outputs, with y = W x of each weight kept apart.
+    """A product and its `AddLowRank` as one operation, made by a pass, with y = W x of each weight kept apart.
 
-    [norm of x] -> for each weight gain * (W x) + scale * B A x of the row's adapter + bias, side by side or
-    kind(gate) * up -> scale, soft cap -> + residual. A row's bits do not depend on the rows beside it.
+    [norm of x] -> for each weight gain * (W x) + scale * B A x of the row's adapter + bias, side by side or kind(gate)
+    * up -> scale, soft cap -> + residual. A row's bits do not depend on the other rows.
     """
 
     row_wise: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""A mixture of experts with the adapters of its router and experts."""
+"""A mixture of experts with adapters for its router and experts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from octavo.graph.values import Parameter, RowDomain, Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedMoE(BesideWeights, MoE):
-    """Made by a pass of a `MoE`: each product W x of a row is gain * (W x) + scale * B (A x) with the row's adapter.
+    """A `MoE` with adapters, made by a pass: each product W x of a row is gain * (W x) + scale * B (A x) with its
+    adapter.
 
-    Parts beside gate, up and down are stacks, one product an expert. A row's bits do not depend on the rows beside it.
+    An adapter's parts for gate, up and down are stacks with one product per expert. A row's bits do not depend on the
+    other rows.
     """
 
     slots: Value  # [rows, 1]
@@ -29,7 +31,7 @@ class AdaptedMoE(BesideWeights, MoE):
 
     @classmethod
     def of(cls, op: MoE, slots: Value, limits: AdapterLimits) -> AdaptedMoE:
-        """The mixture with adapters beside its matrices."""
+        """Return the mixture with adapters for its matrices."""
         own = {each.name: getattr(op, each.name) for each in fields(op)}
         weights = (op.router, *op.products)
         return cls(**own, slots=slots, weights=weights, num_slots=limits.slots, max_rank=limits.rank)
@@ -61,7 +63,7 @@ class AdaptedMoE(BesideWeights, MoE):
         return y
 
     def _changes(self, step: Evaluation, weight: Parameter, slots: Array) -> Iterator[tuple[int, LowRank]]:
-        """The parts beside a weight of the adapters that rows have, by slot."""
+        """Yield the rows' adapters' parts for a weight, by slot."""
         number = self.weights.index(weight)
         for slot in np.unique(slots[slots >= 0]).astype(int):
             parts: Mapping[str, LowRank] = step.adapters.get(slot, {})

@@ -24,9 +24,9 @@ class RopeParams:
     """Rotary embedding with any scaling, reduced to frequencies and one factor.
 
     frequencies: radians per position for each rotated pair [rotary_dim / 2].
-    attention_factor: multiplies cos and sin (yarn, long-rope), else 1.
-    axes: of each frequency, the component of the position that it multiplies, or None if positions have one. Column i
-    rotates with column i + rotary_dim / 2.
+    attention_factor: factor for cos and sin (yarn, long-rope), else 1.
+    axes: for each frequency, the position component that it multiplies, or None if positions have one component. Column
+    i rotates with column i + rotary_dim / 2.
     """
 
     frequencies: tuple[float, ...]
@@ -35,7 +35,7 @@ class RopeParams:
 
     @property
     def components(self) -> int:
-        """Components that a position has at least."""
+        """The minimum number of components of a position."""
         return 1 if self.axes is None else max(self.axes) + 1
 
 
@@ -43,11 +43,11 @@ class RopeParams:
 class AttentionParams:
     """The attention of one layer.
 
-    window, chunked: the tokens that a token sees, as in `first_visible`.
+    window, chunked: which tokens a token sees, as in `first_visible`.
     head_dim: columns of a query or key head.
-    value_dim: columns of a value head; None for head_dim.
-    query_scales: a further factor of the queries, indexed by (position + scale_offset) // scale_length; the last
-    continues.
+    value_dim: columns of a value head; None means head_dim.
+    query_scales: another factor for the queries, indexed by (position + scale_offset) // scale_length; the last one
+    applies to all later positions.
     """
 
     layer: int
@@ -74,13 +74,13 @@ class AttentionParams:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Columns of q, k and v."""
+        """The numbers of columns of q, k and v."""
         cache = self.cache
         return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * cache.value_dim
 
     @property
     def output_width(self) -> int:
-        """Columns of the output."""
+        """The number of columns of the output."""
         return self.num_heads * self.cache.value_dim
 
 
@@ -119,7 +119,7 @@ class Rope(Op):
 
 @dataclass(frozen=True, slots=True)
 class Attention(Op):
-    """Writes k and v of the step into the paged cache, then causal attention over it.
+    """Writes k and v of the step into the paged cache, then applies causal attention over it.
 
     score(i, j) = softcap(scale * q_i . k_j) + alibi_slope * (j - i) + distance_bias(j - i); a sink is one more logit in
     the softmax that carries no value. Grouped heads: arXiv 2305.13245; ALiBi: 2108.12409; sinks: arXiv 2309.17453.
@@ -176,9 +176,9 @@ class Attention(Op):
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention(Op):
-    """Made by passes: per-head norms, rope, cache write and attention on q, k and v side by side in one value.
+    """Per-head norms, rope, cache write and attention on q, k and v side by side in one value. Made by passes.
 
-    norms_q, norms_k, norms_v: which of them have a norm; that of v has no weight, the others may.
+    norms_q, norms_k, norms_v: which of them have a norm; v's norm never has a weight, the others may.
     """
 
     qkv: Value  # [TOKENS, sum of params.widths], or the width of q alone if the keys are another operation's
@@ -236,7 +236,7 @@ class FusedAttention(Op):
         return paged_attention(step, q, k, v, p, sinks, bias)
 
     def _ready(self, step: Evaluation, x: Array, is_normed: bool, weight: Parameter | None) -> Array:
-        """Queries or keys with norm and rope."""
+        """Apply norm and rope to queries or keys."""
         head_dim = self.params.head_dim
         if is_normed:
             x = rms_norm(x, None if weight is None else step.weights[weight], head_dim, self.eps)
@@ -253,7 +253,7 @@ class FusedAttention(Op):
 
 
 def positions_of(step: Evaluation, rows: RowDomain, rope: RopeParams) -> NDArray[np.int32]:
-    """[components, rows]; without rows there need be none."""
+    """Return the positions [components, rows]; if there are no rows, the batch need not provide them."""
     positions = domain_rows(step.batch, rows).positions
     return np.zeros((rope.components, 0), np.int32) if positions is None else positions
 
@@ -292,7 +292,7 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
 
 
 def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
-    """FLOPs: for each pair of query and key, products of head_dim and value_dim and about five for the softmax."""
+    """Count FLOPs: for each query-key pair, products of head_dim and value_dim and about five for the softmax."""
     queries = sizes.tokens / max(sizes.requests, 1)
     if params.chunked and params.window is not None:
         pairs = _chunked_pairs(sizes.context, params.window) - _chunked_pairs(sizes.context - queries, params.window)
@@ -306,13 +306,13 @@ def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
 
 
 def _chunked_pairs(tokens: float, length: int) -> float:
-    """Pairs of query and key among `tokens` tokens in chunks of `length`."""
+    """Count the query-key pairs among `tokens` tokens in chunks of `length`."""
     chunks, rest = divmod(tokens, length)
     return (chunks * length * (length + 1) + rest * (rest + 1)) / 2
 
 
 def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int32]) -> Array:
-    """x [rows, heads * head_dim], positions [components, rows] or [rows], in place of all -> the same shape."""
+    """Rotate x [rows, heads * head_dim] by positions [components, rows] or [rows] -> the same shape."""
     half = len(rope.frequencies)
     given = np.atleast_2d(positions)
     components = given[list((rope.axes if len(given) > 1 else None) or (0,) * half)]
@@ -335,7 +335,7 @@ def paged_attention(
     sinks: Array | None,
     bias: Array | None = None,
 ) -> Array:
-    """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
+    """Apply attention: q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
     if k is not None and v is not None:
         cache = step.caches[params.layer]
         keys, values = (x.reshape(x.shape[0], params.num_kv_heads, -1) for x in (k, v))
@@ -346,9 +346,9 @@ def paged_attention(
 def attend_cached(
     step: Evaluation, q: Array, params: AttentionParams, sinks: Array | None, bias: Array | None = None
 ) -> Array:
-    """q [tokens, num_heads * head_dim] over the keys and values in the cache -> [tokens, params.output_width].
+    """Attend with q [tokens, num_heads * head_dim] to the cached keys and values -> [tokens, params.output_width].
 
-    In a cache without values they are the first columns of the keys.
+    If the cache has no values, they are the first columns of the keys.
     """
     p, batch, cache = params, step.batch, step.caches[params.layer]
     stored = cache.values if cache.values.shape[-1] else cache.keys[..., : p.cache.value_dim]
@@ -367,14 +367,14 @@ def attend_cached(
 
 
 def last_seen(batch: Batch, p: AttentionParams) -> NDArray[np.int32]:
-    """The last position that each token sees [T]."""
+    """Return the last position that each token sees [T]."""
     positions = domain_rows(batch, TOKENS).positions
     has_spans = p.sees_spans and positions is not None and len(positions) > 1
     return positions[1] if has_spans and positions is not None else batch.positions
 
 
 def _query_scales(p: AttentionParams, positions: NDArray[np.int32]) -> NDArray[np.float32]:
-    """[t, 1]"""
+    """Return the query factors [t, 1]."""
     scales = np.asarray(p.query_scales or (1.0,), np.float32)
     return scales[np.minimum((positions + p.scale_offset) // p.scale_length, len(scales) - 1), None]
 
@@ -387,10 +387,11 @@ def _attend(
     p: AttentionParams,
     tables: tuple[Array | None, Array | None],
 ) -> Array:
-    """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise.
+    """Attend within one request: q [t, num_heads * head_dim], keys and values [length, num_kv_heads, head_dim].
 
-    places: of the queries among these keys [t], and of the last that each sees; the first key begins a chunk. tables:
-    sinks, and biases by distance.
+    places: positions of the queries among these keys [t], and of the last key that each sees; the first key begins a
+    chunk.
+    tables: sinks, and biases by distance.
     """
     (positions, last), (sinks, bias) = places, tables
     group = p.num_heads // p.num_kv_heads

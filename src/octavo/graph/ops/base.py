@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 class StepSizes:
     """The numbers that a step's cost depends on.
 
-    context: mean number of tokens a request has in the cache after the step, the new ones included.
-    kv_element_bytes: bytes of one number in the cache, with its share of a scale if there are any.
-    element_bytes: bytes of one number of a value; a backend that computes in float32 has 4.
-    further_rows: of domains beside the tokens and the outputs.
+    context: mean number of tokens that a request has in the cache after the step, including the new ones.
+    kv_element_bytes: bytes of one number in the cache, including its share of any scale.
+    element_bytes: bytes of one number of a value; 4 for a backend that computes in float32.
+    further_rows: rows of domains other than tokens and outputs.
     """
 
     tokens: int
@@ -56,11 +56,11 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class RowNeed:
-    """The arrays that an operation reads of the rows of a domain (`octavo.batch.DomainRows`).
+    """The arrays that an operation reads about the rows of a domain (`octavo.batch.DomainRows`).
 
-    components: of each position, or 0 if it reads none.
+    components: components of each position, or 0 if it reads no positions.
     starts: it reads where sequences start.
-    cached: it reads and writes a cache of the domain, with its lengths and slots.
+    cached: it reads and writes a cache of the domain, using lengths and slots.
     """
 
     domain: RowDomain
@@ -73,7 +73,7 @@ class RowNeed:
 class IndexNeed:
     """The index array that an operation reads: `width` rows of `source` for each row.
 
-    keeps: -1 stands for no row, and a step without the array has none.
+    keeps: -1 stands for no row, and a step without the array has no such rows.
     """
 
     index: IndexArray
@@ -99,18 +99,18 @@ class LayerCache:
 
     @classmethod
     def empty(cls, cache: KVCache, num_blocks: int, block_size: int, dtype: DTypeLike, group: int = 0) -> LayerCache:
-        """A cache of NaNs, so that reading a slot before writing it is noticed."""
+        """Create a cache filled with NaN, so that reading a slot before writing it is noticed."""
         shape = (num_blocks * block_size, cache.num_kv_heads)
         keys, values = (np.full((*shape, dim), np.nan, dtype) for dim in (cache.key_dim, cache.value_dim))
         return cls(keys, values, block_size, group)
 
     def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
-        """Write keys [tokens, num_kv_heads, key_dim] and likewise values of the tokens in these slots."""
+        """Write keys and values [tokens, num_kv_heads, key_dim or value_dim] to the slots of their tokens."""
         self.keys[slots] = round_keys(keys, self.kv_dtype, self.key_mean)
         self.values[slots] = round_values(values, self.kv_dtype)
 
     def slots(self, block_table: NDArray[np.int32], begin: int, end: int) -> NDArray[np.int64]:
-        """The slots of tokens [begin, end) of the sequence with this block table: [end - begin]."""
+        """Return the slots [end - begin] of tokens [begin, end) of the sequence with this block table."""
         token = np.arange(begin, end)
         return block_table[token // self.block_size].astype(np.int64) * self.block_size + token % self.block_size
 
@@ -120,11 +120,11 @@ class Evaluation:
     """One step of the reference backend, for the numpy definitions of operations.
 
     dtype: float32 or float64; all arithmetic is done in it.
-    weights: dequantized, in `dtype`.
-    states: the arrays of operations with a `StateCache` by its index, [slots, *shape] each.
-    values: computed, [rows, cols].
-    observer: told of every product.
-    adapters: by slot the parts of those that are held, by the names of their weights.
+    weights: dequantized weights in `dtype`.
+    states: arrays of operations with a `StateCache`, by its index, [slots, *shape] each.
+    values: computed values, [rows, cols].
+    observer: called for every product.
+    adapters: parts of the loaded adapters, by slot and by weight name.
     """
 
     batch: Batch
@@ -137,7 +137,9 @@ class Evaluation:
     adapters: Mapping[int, Mapping[str, LowRank]] = dataclasses.field(default_factory=dict)
 
     def product(self, x: Array, weight: Parameter, index: int | None = None) -> Array:
-        """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack, with the observer told."""
+        """Multiply x [rows, in] by the transpose of a matrix, or of matrix `index` of a stack, and call the
+        observer.
+        """
         if self.observer is not None:
             self.observer(weight, x, index)
         matrix = self.weights[weight] if index is None else self.weights[weight][index]
@@ -152,9 +154,9 @@ class Op(ABC):
     Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything else is a
     static attribute. A backend may walk the fields in order instead of knowing each operation.
     row_wise: each output row depends only on the same row of the inputs.
-    needs_whole_texts: a step must have all tokens of a sequence.
-    element_flops: FLOPs of an output element.
-    cut: the part of a rank (`octavo.graph.cuts`).
+    needs_whole_texts: a step must contain all tokens of a sequence.
+    element_flops: FLOPs per output element.
+    cut: how the operation is divided among ranks (`octavo.graph.cuts`).
     """
 
     row_wise: ClassVar[bool] = False
@@ -164,7 +166,7 @@ class Op(ABC):
 
     @property
     def name(self) -> str:
-        """The class in snake case: `rms_norm`, `moe`, `fused_linear`."""
+        """The class name in snake case: `rms_norm`, `moe`, `fused_linear`."""
         return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
 
     @property
@@ -173,37 +175,41 @@ class Op(ABC):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Each once, also if two fields have it."""
+        """The operation's parameters, each once even if two fields contain it."""
         return tuple(dict.fromkeys(o for o in self._operands() if isinstance(o, Parameter)))
 
     @abstractmethod
     def infer_shape(self) -> tuple[RowDomain, int]:
-        """Rows and columns of the output. Raises GraphError with the shapes that do not fit."""
+        """Return rows and columns of the output. Raises GraphError naming shapes that do not fit."""
 
     def flops(self, sizes: StepSizes) -> int:
-        """Floating point operations of a step; a multiply-add counts two, a transcendental function one."""
+        """Return the floating-point operations of a step; a multiply-add counts as two, a transcendental function as
+        one.
+        """
         rows, cols = self.infer_shape()
         return self.element_flops * sizes.rows(rows) * cols
 
     @abstractmethod
     def evaluate(self, step: Evaluation) -> Array:
-        """The definition, in numpy: the output [rows, cols]."""
+        """Compute the output [rows, cols] in numpy. This defines the operation."""
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:  # noqa: ARG002
-        """The share of a weight's bytes that a step reads."""
+        """Return the fraction of a weight's bytes that a step reads."""
         return 1.0
 
     @property
     def products(self) -> tuple[Parameter, ...]:
-        """The matrices whose products with activations make up most of the work: those worth quantizing.
+        """The matrices whose products with activations make up most of the work and are therefore worth quantizing.
 
-        Tables, output heads and routers are not among them: they lose more by it than they save.
+        Tables, output heads and routers are not included: quantizing them costs more than it saves.
         """
         return ()
 
     @property
     def cache(self) -> KVCache | StateCache | None:
-        """The cache that the operation keeps from step to step, or that of another which it reads (`owns_cache`)."""
+        """The cache that the operation keeps from step to step, or another operation's cache that it reads
+        (`owns_cache`).
+        """
         return None
 
     @property
@@ -213,16 +219,18 @@ class Op(ABC):
 
     @property
     def row_needs(self) -> tuple[RowNeed | IndexNeed, ...]:
-        """The arrays of domains that it reads beside its inputs."""
+        """The arrays of domains that the operation reads in addition to its inputs."""
         return ()
 
     @property
     def is_gate(self) -> bool:
-        """True for the output of a gate, which a backend may leave as the codes that a product reads."""
+        """True for the output of a gate, which a backend may store as the codes that a product reads."""
         return False
 
     def multiplied_with(self, value: Value) -> tuple[Parameter, ...]:  # noqa: ARG002
-        """The weights of the products that take an input as it is, if nothing else of the operation reads it."""
+        """Return the weights of the products that take an input unchanged, if nothing else in the operation
+        reads it.
+        """
         return ()
 
     @property
@@ -234,16 +242,16 @@ class Op(ABC):
         return ()
 
     def with_inputs(self, rename: Callable[[Value], Value]) -> Op:
-        """The same operation on other values."""
+        """Return the same operation on other values."""
         return dataclasses.replace(self, **{name: rename(value) for name, value in self._fields_of(Value)})
 
     def with_parameters(self, rename: Callable[[Parameter], Parameter]) -> Op:
-        """The same operation with other weights."""
+        """Return the same operation with other weights."""
         return dataclasses.replace(self, **{name: rename(value) for name, value in self._fields_of(Parameter)})
 
     @property
     def named_inputs(self) -> dict[str, Value]:
-        """The inputs by the names of their fields."""
+        """The inputs by field name."""
         return dict(self._fields_of(Value))
 
     def _fields_of(self, kind: type[_T]) -> list[tuple[str, _T]]:
@@ -264,7 +272,7 @@ def _field_names(op: type[Op]) -> tuple[str, ...]:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise GraphError(message) unless `condition`; the builder adds operation and layer."""
+    """Raise GraphError(message) unless `condition`; the builder adds the operation and layer."""
     if not condition:
         raise GraphError(message)
 
@@ -276,5 +284,5 @@ def require_parameter(parameter: Parameter | None, *shape: int) -> None:
 
 
 def describe(value: Value) -> str:
-    """`[tokens, 576]`"""
+    """Describe a value's shape: `[tokens, 576]`."""
     return f"[{value.rows.name}, {value.cols}]"

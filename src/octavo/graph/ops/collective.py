@@ -1,4 +1,4 @@
-"""Operations of a group of ranks: each gives its value, and all get the same result."""
+"""Operations of a group of ranks: each rank provides its value, and all get the same result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.graph.values import RowDomain, Value
 
 @dataclass(frozen=True, slots=True)
 class Collective(Op):
-    """Base of the operations of a group. `combine` is their meaning; one rank alone cannot evaluate them."""
+    """Base of the operations of a group. `combine` defines them; a single rank cannot evaluate them."""
 
     row_wise: ClassVar[bool] = True
 
@@ -26,7 +26,7 @@ class Collective(Op):
 
     @abstractmethod
     def combine(self, parts: Sequence[Array]) -> Array:
-        """The result from the values x of all ranks, in the order of the ranks."""
+        """Return the result from the values x of all ranks, given in rank order."""
 
     def evaluate(self, step: Evaluation) -> Array:
         if self.size > 1:
@@ -36,7 +36,7 @@ class Collective(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Collective):
-    """The sum of x over the ranks, added in their order: the same bits on every rank and in every run."""
+    """The sum of x over the ranks, added in rank order: the same bits on every rank and in every run."""
 
     element_flops: ClassVar[int] = 1
 
@@ -57,7 +57,7 @@ class AllReduce(Collective):
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Collective):
-    """The columns of x of all ranks side by side, in their order; ranks may have different numbers of them."""
+    """The columns of x of all ranks side by side, in rank order; ranks may have different numbers of columns."""
 
     cols: int  # of all ranks
     begin: int = 0  # those of earlier ranks

@@ -1,4 +1,4 @@
-"""Biases and terms of scores by the distance of key and query. Raffel et al., arXiv 1910.10683."""
+"""Biases and score terms by the distance between key and query. Raffel et al., arXiv 1910.10683."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from octavo.graph.values import Parameter
 
 
 def with_distance_bias(scores: Array, distance: NDArray[np.int_], bias: Array | None) -> Array:
-    """score(head, i, j) + bias[head, clip(j - i, -reach, reach) + reach], or None if the scores as they are.
+    """Return score(head, i, j) + bias[head, clip(j - i, -reach, reach) + reach], or the scores unchanged without a
+    bias.
 
-    scores: [..., queries, keys] of all heads in their order.
-    distance: of each key from each query, j - i.
+    scores: [..., queries, keys] of all heads in order.
+    distance: distance of each key from each query, j - i.
     bias: [num_heads, 2 * reach + 1].
     """
     if bias is None:
@@ -28,7 +29,7 @@ def with_distance_bias(scores: Array, distance: NDArray[np.int_], bias: Array | 
 
 
 def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
-    """Raise GraphError unless there is a value for each distance and head, as plain numbers."""
+    """Raise GraphError unless the bias has a value for each distance and head, as plain numbers."""
     if bias is None:
         return
     fits = len(bias.shape) == 2 and bias.shape[0] == num_heads and bias.shape[1] % 2 == 1
@@ -37,12 +38,14 @@ def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
 
 
 def distance_terms(queries: Array, keys: Array, distance: NDArray[np.int_], vectors: Sequence[Array | None]) -> Array:
-    """q_i . K(j - i) + k_j . Q(j - i), [heads, rows, rows], as in He et al., arXiv 2006.03654; zeros without both.
+    """Return q_i .
+
+    K(j - i) + k_j . Q(j - i), [heads, rows, rows], as in He et al., arXiv 2006.03654; zeros without both.
 
     queries, keys: [heads, rows, head_dim] of the same tokens.
-    distance: of each key from each query, j - i.
-    vectors: K and Q by distance, [heads, head_dim, 2 * reach + 1], those beyond the reach as at its end, or None if the
-    term is 0.
+    distance: distance of each key from each query, j - i.
+    vectors: K and Q by distance, [heads, head_dim, 2 * reach + 1]; greater distances use the last vector. None means
+    that the term is 0.
     """
     terms = np.zeros((1, *distance.shape), queries.dtype)
     for each, rows, is_of_keys in zip(vectors, (queries, keys), (False, True), strict=True):

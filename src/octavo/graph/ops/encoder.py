@@ -1,6 +1,6 @@
-"""Operations of encoders, and attention to their rows: both ways without a cache, token types, the mean of a text.
+"""Operations of encoders: bidirectional attention without a cache, token types and pooling; also cross-attention.
 
-All tokens of a text are in one step; the engine sees to it (`octavo.graph.builder.Graph.takes_whole_texts`).
+All tokens of a text are in one step; the engine ensures this (`octavo.graph.builder.Graph.takes_whole_texts`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, V
 class EncoderAttentionParams:
     """The attention of one layer.
 
-    window: a token sees the tokens at most so far from it, before and after.
-    alibi_slopes: a score is less by the slope of its head times the distance, [num_heads]. Press et al., arXiv
-    2108.12409; both ways as in Günther et al., arXiv 2310.19923.
-    softcap: as in `AttentionParams`; not beside slopes.
+    window: maximum distance, before and after, of the tokens that a token sees.
+    alibi_slopes: a score is reduced by the slope of its head times the distance, [num_heads]. Press et al., arXiv
+    2108.12409; in both directions as in Günther et al., arXiv 2310.19923.
+    softcap: as in `AttentionParams`; cannot be combined with slopes.
     """
 
     num_heads: int
@@ -49,9 +49,9 @@ class EncoderAttentionParams:
 
 @dataclass(frozen=True, slots=True)
 class EncoderAttention(Op):
-    """Each row attends to the rows of its sequence in this step, before it and after it. Nothing is cached.
+    """Attention of each row to all rows of its sequence in this step, before and after it. Nothing is cached.
 
-    Sequences are those of a domain (`octavo.batch.DomainRows.starts`): texts of tokens, images or windows of patches.
+    Sequences belong to a domain (`octavo.batch.DomainRows.starts`): texts of tokens, images or windows of patches.
 
     Vaswani et al., arXiv 1706.03762; local windows: Beltagy et al., arXiv 2004.05150.
     """
@@ -112,8 +112,8 @@ class EncoderAttention(Op):
 class CrossAttention(Op):
     """Writes k and v of the rows of a domain into its cache; then each token sees all that its sequence has there.
 
-    A token of a sequence with nothing in the cache gets zeros. Without k and v it reads what another operation has
-    written to the cache of `layer`. The rows come once: a later step has none of them, and reads what is in the cache.
+    A token whose sequence has nothing in the cache gets zeros. Without k and v it reads what another operation has
+    written to the cache of `layer`. The rows come only once: later steps have none and read the cache.
 
     Vaswani et al., arXiv 1706.03762.
     """
@@ -192,9 +192,9 @@ class TokenTypeEmbedding(Op):
 
 @dataclass(frozen=True, slots=True)
 class TextPool(Op):
-    """Base of the operations that make one row of all tokens of a text. [TOKENS, cols] -> [OUTPUTS, cols].
+    """Base of the operations that combine all tokens of a text into one row. [TOKENS, cols] -> [OUTPUTS, cols].
 
-    The text is that of a row of `Batch.output_indices`.
+    The text is the one that a row of `Batch.output_indices` belongs to.
     """
 
     needs_whole_texts: ClassVar[bool] = True
@@ -217,7 +217,7 @@ class TextPool(Op):
     @staticmethod
     @abstractmethod
     def pooled(rows: Array) -> Array:
-        """The row [cols] of the rows [tokens, cols] of a text."""
+        """Combine the rows [tokens, cols] of a text into one row [cols]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class MeanPool(TextPool):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool(TextPool):
-    """The largest number of each column over all tokens of a text. Formal et al., arXiv 2109.10086."""
+    """The maximum of each column over all tokens of a text. Formal et al., arXiv 2109.10086."""
 
     @staticmethod
     def pooled(rows: Array) -> Array:
@@ -255,10 +255,10 @@ def _require_rows(name: str, value: Value, rows: RowDomain, heads: int, head_dim
 def _attend(
     q: Array, k: Array, v: Array, p: EncoderAttentionParams, tables: tuple[Array | None, ...] = (None, None, None)
 ) -> Array:
-    """One sequence: q [rows, num_heads * head_dim], k and v [keys, num_kv_heads * head_dim].
+    """Attend within one sequence: q [rows, num_heads * head_dim], k and v [keys, num_kv_heads * head_dim].
 
-    tables: distance_bias, distance_keys and distance_queries. With a window, slopes or a table, rows and keys are the
-    same.
+    tables: distance_bias, distance_keys and distance_queries. With a window, slopes or a table, the rows and keys
+    belong to the same tokens.
     """
     bias, *vectors = tables
     group, rows, length = p.num_heads // p.num_kv_heads, q.shape[0], k.shape[0]

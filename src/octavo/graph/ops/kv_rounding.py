@@ -1,4 +1,4 @@
-"""The rounding of keys and values by the types of the paged cache, in numpy. csrc/kv_cache.h has their layout."""
+"""Rounds keys and values to the types of the paged cache, in numpy. csrc/kv_cache.h documents their layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST_CODE = np.float32(127.0)
 
 
 def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None) -> Array:
-    """keys [..., head_dim] as attention reads them from the cache, in their own dtype. None means unchanged.
+    """Return keys [..., head_dim] as attention reads them from the cache, in their own dtype. None means unchanged.
 
     int8: the mean [num_kv_heads, head_dim] is subtracted, a Walsh-Hadamard transform spreads outliers (arXiv
     2404.00456), each 32 dimensions are rounded with one scale, and the steps are undone.
@@ -34,7 +34,7 @@ def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None)
 
 
 def round_values(values: Array, kv_dtype: KVDtype | None) -> Array:
-    """The same for values. int8: rounded with one scale for all of head_dim. float16: infinity becomes NaN."""
+    """Return values as attention reads them. int8: rounded with one scale per head. float16: infinity becomes NaN."""
     if kv_dtype is None:
         return values
     if kv_dtype == "int8":
@@ -44,7 +44,7 @@ def round_values(values: Array, kv_dtype: KVDtype | None) -> Array:
 
 
 def _powers_of_two(n: int) -> Iterator[slice]:
-    """Pieces of n whose sizes are powers of two, largest first."""
+    """Yield pieces of n whose sizes are powers of two, largest first."""
     begin = 0
     while begin < n:
         size = 1 << (n - begin).bit_length() - 1
@@ -53,7 +53,7 @@ def _powers_of_two(n: int) -> Iterator[slice]:
 
 
 def _mix(x: Array) -> Array:
-    """The Walsh-Hadamard transform of each such piece of x [..., n], not normalized."""
+    """Apply the Walsh-Hadamard transform, not normalized, to each power-of-two piece of x [..., n]."""
     out: Array = x.copy()
     for piece in _powers_of_two(x.shape[-1]):
         part = out[..., piece]
@@ -68,9 +68,10 @@ def _mix(x: Array) -> Array:
 
 
 def _round_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x [..., n] as codes from -127 to 127 times one scale: the smallest bfloat16 that reaches the largest number.
+    """Round x [..., n] to codes from -127 to 127 times one scale, the smallest bfloat16 that reaches the largest
+    number.
 
-    NaN or infinity anywhere makes all n of them NaN; numbers too small for a scale become zero.
+    If any of the n numbers is NaN or infinite, all become NaN; numbers too small for a scale become zero.
     """
     is_finite = np.isfinite(x).all(axis=-1, keepdims=True)
     least = np.abs(np.where(is_finite, x, 0)).max(axis=-1, keepdims=True) / _LARGEST_CODE

@@ -1,4 +1,4 @@
-"""Attention over compressed keys and values, with the products of single heads around it."""
+"""Attention over compressed keys and values, and the per-head products around it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class HeadLinear(Op):
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention(Op):
-    """Causal attention of all heads over one key a token, whose first `latent` columns are also its value.
+    """Causal attention of all heads over one key per token, whose first `latent` columns are also its value.
 
-    The key is the latent, from which a model without this form would compute the keys and values of all heads, and a
-    rotary part that the heads share. The products with the heads' own matrices are absorbed: they come before, for
-    queries, and after, for outputs (`HeadLinear`). DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    The key consists of the latent, from which the uncompressed form of the model would compute all heads' keys and
+    values, and a rotary part that the heads share. The products with the heads' own matrices are absorbed: they come
+    before, for queries, and after, for outputs (`HeadLinear`). DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
     cut: ClassVar[Cut[Any]] = AttentionHeads(("q", "q_rope"))

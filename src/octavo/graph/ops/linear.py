@@ -1,4 +1,4 @@
-"""Operations with weight matrices: embedding, linear layers, and the output rows; and a graph's inputs."""
+"""Operations with weight matrices: embeddings, linear layers and the output head; also a graph's inputs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Input(Op):
 class Embedding(Op):
     """The rows of `Batch.token_ids`.
 
-    A part of a table, its rows from `first` on, gives zeros for the ids of other parts: the sum over the parts is the
-    whole table's value.
+    A part of a table, whose rows begin at `first`, returns zeros for the ids of other parts, so that the sum over the
+    parts is the whole table's value.
     """
 
     cut: ClassVar[Cut[Any]] = TableRows()
@@ -47,7 +47,7 @@ class Embedding(Op):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the whole table."""
+        """The number of rows of the whole table."""
         return self.total or self.weight.shape[0]
 
     def infer_shape(self) -> tuple[RowDomain, int]:
@@ -79,7 +79,7 @@ class PositionEmbedding(Op):
 
     @property
     def num_positions(self) -> int:
-        """The positions that the table has."""
+        """The number of positions in the table."""
         return self.weight.shape[0] - self.offset
 
     def infer_shape(self) -> tuple[RowDomain, int]:
@@ -155,10 +155,10 @@ class Logits(Op):
 
 @dataclass(frozen=True, slots=True)
 class FusedLinear(Op):
-    """Made by passes: norm -> several linears side by side (or gate and up with an activation) -> + residual.
+    """Norm -> several linears side by side (or gate and up with an activation) -> + residual. Made by passes.
 
-    Without `kind`, the columns are the outputs of all weights side by side. With `kind` there are two weights,
-    gate and up, and the output is kind(gate) * up.
+    Without `kind`, the columns are the outputs of all weights side by side. With `kind` there are two weights, gate and
+    up, and the output is kind(gate) * up.
     """
 
     row_wise: ClassVar[bool] = True
@@ -217,7 +217,7 @@ class FusedLinear(Op):
 
 
 def require_linear(x: Value, weight: Parameter, bias: Parameter | None) -> int:
-    """The number of output features. Raises GraphError if x, weight [out, in] and bias [out] do not fit."""
+    """Return the number of output features. Raises GraphError if x, weight [out, in] and bias [out] do not fit."""
     require(
         len(weight.shape) == 2 and weight.shape[1] == x.cols,
         f"x {describe(x)} does not fit {weight.name} {list(weight.shape)}",
@@ -232,6 +232,6 @@ def linear_flops(rows: int, weight: Parameter, bias: Parameter | None) -> int:
 
 
 def linear(step: Evaluation, x: Array, weight: Parameter, bias: Parameter | None) -> Array:
-    """x [rows, in] -> [rows, out]"""
+    """Multiply x [rows, in] -> [rows, out]."""
     product = step.product(x, weight)
     return product if bias is None else product + step.weights[bias]

@@ -1,4 +1,4 @@
-"""The changes that adapters make to products with weights and to embeddings, by rows."""
+"""The changes that adapters make to embeddings and to products with weights, row by row."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ HEAD_PLACE = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """slots: adapters that an executor holds at once.
-    rank: the highest of a part.
+    """slots: number of adapters that an executor holds at once.
+    rank: maximum rank of a part.
     """
 
     slots: int
@@ -38,10 +38,10 @@ class AdapterLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """y = gain * (W x) + scale * B (A x), beside a weight [out, in], or beside each of a stack of them.
+    """y = gain * (W x) + scale * B (A x), for a weight W [out, in] or for each one of a stack.
 
-    gain: of output features, such as the magnitudes of DoRA make; None means all are 1.
-    a: None: it is the identity, so B is as large as W, which a gain of zeros replaces.
+    gain: factor per output feature, for example from the magnitudes of DoRA; None means 1.
+    a: None means the identity, so that B has the size of W, which a gain of zeros replaces.
     """
 
     a: Float32 | None  # [rank, in], or [stack, rank, in]
@@ -51,7 +51,10 @@ class LowRank:
 
     @classmethod
     def checked(cls, a: Float32, b: Float32, scale: float, tensor: str) -> LowRank:
-        """Raise ModelLoadError naming the tensor if the factors do not fit each other or are not finite."""
+        """Create a part.
+
+        Raises ModelLoadError naming the tensor if the factors do not fit each other or are not finite.
+        """
         fit = a.ndim in (2, 3) and b.ndim == a.ndim and a.shape[-2] == b.shape[-1] and a.shape[:-2] == b.shape[:-2]
         if not fit or not a.shape[-2]:
             raise ModelLoadError(f"tensor {tensor!r:.120}: the factors {list(a.shape)} and {list(b.shape)} do not fit")
@@ -61,11 +64,14 @@ class LowRank:
 
     @classmethod
     def whole(cls, weight: Float32) -> LowRank:
-        """A weight [out, in] in place of the model's."""
+        """Create a part that replaces the model's weight by `weight` [out, in]."""
         return cls(None, weight, 1.0, np.zeros(weight.shape[0], np.float32))
 
     def with_magnitudes(self, magnitudes: Float32, tensor: str) -> LowRank:
-        """The same with these in place of the gain. Raises ModelLoadError naming the tensor if they do not fit."""
+        """Return this part with a gain from these magnitudes.
+
+        Raises ModelLoadError naming the tensor if they do not fit.
+        """
         if magnitudes.shape != self.b.shape[:-1] or not np.isfinite(magnitudes).all():
             wanted = list(self.b.shape[:-1])
             raise ModelLoadError(
@@ -74,7 +80,10 @@ class LowRank:
         return replace(self, gain=magnitudes)
 
     def transposed(self) -> LowRank:
-        """The same change of the transposed weight. The weight is replaced as a whole, or there is no gain."""
+        """Return the same change of the transposed weight.
+
+        Requires that the weight is replaced as a whole, or has no gain.
+        """
         if self.a is None:
             return LowRank.whole(self.b.T)
         return LowRank(self.b.T, self.a.T, self.scale)
@@ -85,7 +94,7 @@ class LowRank:
         return all(a is b or np.array_equal(a, b) for a, b in zip(mine, its, strict=True))
 
     def merged(self, weight: Float32) -> Float32:
-        """The weight with the change in it."""
+        """Return the weight with the change applied."""
         change = (self.b if self.a is None else np.matmul(self.b, self.a)) * np.float32(self.scale)
         kept = weight if self.gain is None else weight * self.gain[..., None]
         merged: Float32 = (kept + change).astype(np.float32)
@@ -97,21 +106,21 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the weight."""
+        """The shape of the weight."""
         return (*self.b.shape[:-1], self.rank if self.a is None else int(self.a.shape[-1]))
 
     @property
     def size(self) -> int:
-        """All numbers."""
+        """The number of elements in all factors."""
         return self.b.size + (0 if self.a is None else self.a.size) + (0 if self.gain is None else self.gain.size)
 
     def scaled(self, factor: float) -> LowRank:
-        """The change of the weight times a number."""
+        """Return the change for the weight times a factor."""
         gain = None if self.gain is None else (1 + np.float32(factor) * (self.gain - 1)).astype(np.float32)
         return replace(self, scale=self.scale * factor, gain=gain)
 
     def beside(self, part: Part | None) -> LowRank:
-        """The product beside a part of the weight: rows of B, columns of A, or some of a stack."""
+        """Return the change to a part of the weight: rows of B, columns of A, or some matrices of a stack."""
         if part is None:
             return self
         index, axis = slice(part.begin, part.end), part.dimension - len(self.shape)
@@ -125,17 +134,17 @@ class LowRank:
         return replace(self, a=a, b=self.b[index], gain=gain)
 
     def of(self, number: int) -> LowRank:
-        """The product beside one of a stack."""
+        """Return the change to one matrix of a stack."""
         a, gain = (None if each is None else each[number] for each in (self.a, self.gain))
         return replace(self, a=a, b=self.b[number], gain=gain)
 
     def rows(self, index: NDArray[np.intp] | slice) -> LowRank:
-        """The product beside these rows of the weight, in this order."""
+        """Return the change to these rows of the weight, in this order."""
         gain = None if self.gain is None else self.gain[..., index]
         return replace(self, b=self.b[..., index, :], gain=gain)
 
     def product(self, x: Array) -> Array:
-        """scale * B (A x) of rows x [rows, in], of a stack side by side."""
+        """Return scale * B (A x) of rows x [rows, in]; for a stack, side by side."""
         a, b = (None if each is None else np.asarray(each, x.dtype) for each in (self.a, self.b))
         assert b is not None
         scale = x.dtype.type(self.scale)
@@ -152,7 +161,7 @@ class LowRank:
 
 
 class BesideWeights:
-    """Fields that operations with adapters beside weights share, which a dataclass declares again."""
+    """Fields shared by operations that apply adapters to weights; each dataclass declares them again."""
 
     __slots__ = ()
 
@@ -163,19 +172,19 @@ class BesideWeights:
     is_head: bool  # the product is the output head's
 
     def columns(self, weight: Parameter) -> int:
-        """Those of the product with a weight."""
+        """Return the number of columns of the product with a weight."""
         return self.heads * weight.shape[-2]
 
     def place(self, weight: Parameter) -> str:
-        """The name by which an adapter has its part beside a weight."""
+        """Return the name under which an adapter stores its part for a weight."""
         return HEAD_PLACE if self.is_head else weight.name
 
     def part(self, weight: Parameter) -> Part | None:
-        """The part of the whole weight, as adapters have it, beside which the product lies."""
+        """Return which part of the whole weight, as adapters store it, this operation's weight is."""
         return weight.part
 
     def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
-        """The numbers of the weights beside which an adapter has something, with what it has there.
+        """Yield the number of each weight that an adapter changes, with the adapter's part for it.
 
         Raises GraphError if its rank is too high.
         """
@@ -187,7 +196,7 @@ class BesideWeights:
                 yield number, found.beside(self.part(weight))
 
     def plain_product(self, step: Evaluation, x: Array, number: int) -> Array:
-        """W x of one weight, or of each head."""
+        """Return W x for one weight, or for each head."""
         weight = self.weights[number]
         if self.heads == 1:
             return step.product(x, weight)
@@ -196,7 +205,7 @@ class BesideWeights:
         return found
 
     def add_parts(self, step: Evaluation, number: int, x: Array, slots: Array, y: Array) -> None:
-        """Add to y, which contains W x of a weight, what the adapters of the rows change."""
+        """Add the changes of the rows' adapters to y, which contains W x of a weight."""
         for slot in np.unique(slots[slots >= 0]).astype(int):
             part = dict(self.parts_of(step.adapters.get(slot, {}))).get(number)
             if part is None:
@@ -210,7 +219,7 @@ class BesideWeights:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSlots(Op):
-    """The slot of each token's adapter as a column of numbers, -1 without one. -> [TOKENS, 1]"""
+    """The slot of each token's adapter as a column of numbers, -1 for none. -> [TOKENS, 1]"""
 
     index: IndexArray = ADAPTER_SLOTS
 
@@ -229,11 +238,12 @@ class AdapterSlots(Op):
 
 @dataclass(frozen=True, slots=True)
 class AddLowRank(BesideWeights, Op):
-    """y, which is W x of each weight side by side, with what each row's adapter makes of it.
+    """y, which is W x of each weight side by side, changed by each row's adapter.
 
-    norm: RMSNorm of x before the products. scale, softcap: of the output, as those of `Logits`. kind: of two weights,
-    gate and up, the output is kind(gate) * up. y may have biases and a residual in it. A row's bits do not depend on
-    the rows beside it.
+    norm: RMSNorm of x before the products.
+    scale, softcap: applied to the output, as in `Logits`.
+    kind: with two weights, gate and up, the output is kind(gate) * up.
+    y may include biases and a residual. A row's bits do not depend on the other rows.
     """
 
     row_wise: ClassVar[bool] = True
@@ -288,9 +298,9 @@ class AddLowRank(BesideWeights, Op):
 
 @dataclass(frozen=True, slots=True)
 class AddToEmbedding(BesideWeights, Op):
-    """y, the rows of an `Embedding`, as each token's adapter changes them. Parts are beside the table's transpose.
+    """y, the rows of an `Embedding`, changed by each token's adapter. Parts apply to the transposed table.
 
-    has_all, first, total: those of the `Embedding`. -> [TOKENS, cols]
+    has_all, first, total: as in the `Embedding`. -> [TOKENS, cols]
     """
 
     row_wise: ClassVar[bool] = False
@@ -317,7 +327,7 @@ class AddToEmbedding(BesideWeights, Op):
         return weight.name
 
     def part(self, weight: Parameter) -> Part | None:
-        """That of the transposed table."""
+        """Return which part of the transposed table this is."""
         return None if weight.part is None else replace(weight.part, dimension=1 - weight.part.dimension)
 
     def evaluate(self, step: Evaluation) -> Array:

@@ -21,18 +21,19 @@ from octavo.graph.values import Parameter, RowDomain, Value
 class Routing:
     """The choice of `top_k` experts for each row, and their weights. Shazeer et al., arXiv 1701.06538.
 
-    scoring: softmax or sigmoid over the router's outputs, taken before the choice. A softmax over the chosen outputs
-    alone (Mixtral, gpt-oss) is `softmax` with `normalize`.
-    normalize: the chosen weights are divided by their sum.
-    scale: multiplies the weights after that.
+    scoring: softmax or sigmoid over the router's outputs, computed before the choice. A softmax over only the chosen
+    outputs (Mixtral, gpt-oss) is `softmax` with `normalize`. A third scoring, sparsemixer, is that of Phi 3.5 MoE
+    (arXiv 2409.12136): the weight of each chosen expert is its share in a softmax of the outputs. It leaves out the
+    experts chosen before, and outputs that are smaller by more than twice `jitter` times the larger of their size and
+    the best one.
+    normalize: divide the chosen weights by their sum.
+    scale: factor for the weights after that.
     on_input: the weights multiply the rows that experts read instead of their outputs (Llama 4).
-    num_groups: neighbouring experts form so many groups, and only experts of the `top_groups` best are chosen. The
-    score of a group is the sum of its `group_best` highest: one in DeepSeek V2 (arXiv 2405.04434), two in V3
-    (2412.19437). A third scoring, sparsemixer, is that of Phi 3.5 MoE (arXiv 2409.12136): the weight of each chosen
-    expert is its share in a softmax of the outputs without the experts chosen before, and without those that are less
-    by more than twice `jitter` times the larger of their size and the best one. Of equal scores the lower expert or
-    group comes first.
-    num_identities: the last choices return the row itself and have no matrices (LongCat Flash, arXiv 2509.01322).
+    num_groups: number of groups of neighbouring experts; only experts of the best `top_groups` groups are chosen. The
+    score of a group is the sum of its `group_best` highest scores: one in DeepSeek V2 (arXiv 2405.04434), two in V3
+    (2412.19437).
+    num_identities: the last choices return the row itself and have no matrices (LongCat Flash, arXiv 2509.01322). Among
+    equal scores the lower expert or group comes first.
     """
 
     top_k: int
@@ -49,7 +50,7 @@ class Routing:
     def check(self, experts: int) -> None:
         """Raise GraphError unless the fields fit each other and the number of choices.
 
-        experts: all choices, identities included.
+        experts: number of choices, including identities.
         """
         known = ("softmax", "sigmoid", "sparsemixer")
         require(self.scoring in known, f"scoring {self.scoring!r} is none of {', '.join(known)}")
@@ -66,10 +67,10 @@ class Routing:
         require(0 <= identities < experts, f"num_identities {identities} of {experts} choices leaves no expert")
 
     def choose(self, logits: Array, bias: Array | None, factors: Array | None = None) -> tuple[NDArray[np.intp], Array]:
-        """The chosen experts, best first, and their weights, both [rows, top_k].
+        """Return the chosen experts, best first, and their weights, both [rows, top_k].
 
-        logits: of the router, [rows, experts].
-        bias: added to the scores for the choice alone, [experts].
+        logits: router outputs, [rows, experts].
+        bias: added to the scores only for the choice, [experts].
         factors: multiply the weights of their experts last, [experts].
         """
         if self.scoring == "sparsemixer":
@@ -184,12 +185,12 @@ class MoE(Op):
 
     @property
     def num_choices(self) -> int:
-        """All among which the router chooses."""
+        """The number of experts and identities that the router chooses from."""
         return self.router.shape[0]
 
     @property
     def num_experts(self) -> int:
-        """Those with matrices, of all ranks."""
+        """The number of experts with matrices, on all ranks."""
         return self.num_choices - self.routing.num_identities
 
     @property
@@ -226,7 +227,7 @@ class MoE(Op):
         return out
 
     def _gated(self, gate: Array, up: Array) -> Array:
-        """h of the products of gate and up."""
+        """Return h from the products of gate and up."""
         activation = ACTIVATIONS[self.kind]
         if self.limit is None:
             return activation(gate) * (up + self.up_offset)
@@ -244,12 +245,12 @@ class MoE(Op):
         rows: NDArray[np.intp] | slice,  # noqa: ARG002 - for adapters, which differ by row
         expert: int | None = None,
     ) -> Array:
-        """The product of a weight, or of that of an expert, with x, made of these rows of the operation's input."""
+        """Multiply x by a weight, or by one expert's weight. x was computed from `rows` of the operation's input."""
         return step.product(x, weight, expert)
 
 
 def _biased(y: Array, bias: Parameter | None, step: Evaluation, expert: int | None = None) -> Array:
-    """y + bias, or + that of one expert."""
+    """Return y plus a bias, or plus one expert's bias."""
     if bias is None:
         return y
     table = step.weights[bias]

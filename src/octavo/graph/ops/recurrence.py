@@ -1,4 +1,4 @@
-"""Operations whose state lasts from step to step: what a sequence has seen so far, in arrays of a fixed size."""
+"""Operations whose state persists from step to step and summarizes a sequence so far in arrays of a fixed size."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ShortConv(Op):
 class DeltaHeads:
     """The heads of a delta rule.
 
-    is_tiled: value head h has key head h % num_k_heads, else neighbours share one.
+    is_tiled: value head h uses key head h % num_k_heads; otherwise neighbouring value heads share one.
     """
 
     num_k_heads: int
@@ -93,9 +93,9 @@ class DeltaHeads:
     is_tiled: bool = False
 
     def split(self, size: int, step: int) -> StateSplit | None:
-        """The heads of `size` ranks, or None if there are too few.
+        """Return the heads of `size` ranks, or None if there are too few.
 
-        step: columns of the output at whose multiples ranks begin, if that is possible.
+        step: number of output columns whose multiples ranks begin at, if that is possible.
         """
         group, unit = self.num_v_heads // self.num_k_heads, lcm(step, self.value_dim) // self.value_dim
         step = unit * group if self.is_tiled else unit
@@ -113,9 +113,9 @@ class DeltaHeads:
         return StateSplit((qkv, heads, heads), heads, values, local)
 
     def _value_heads(self, found: HeadSplit, rank: int) -> tuple[Range, ...]:
-        """The value heads of a rank.
+        """Return the value heads of a rank.
 
-        found: as if neighbours shared a key head.
+        found: the split for neighbouring value heads that share a key head.
         """
         begin, end = found.heads[rank]
         if not self.is_tiled:
@@ -127,9 +127,9 @@ class DeltaHeads:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaRule(Op):
-    """The gated delta rule, one state [key_dim, value_dim] a head. Yang et al., arXiv 2412.06464.
+    """The gated delta rule with one state [key_dim, value_dim] per head. Yang et al., arXiv 2412.06464.
 
-    Of each token, with q and k of length one (q then divided by sqrt(key_dim)):
+    For each token, with q and k of length one (q then divided by sqrt(key_dim)):
     state = g * state; state += outer(k, sigmoid(beta) * (v - k @ state)); out = q @ state,
     g = exp(decay * softplus(alpha + dt_bias)). Value heads share the key heads evenly.
     """
@@ -197,7 +197,7 @@ class GatedDeltaRule(Op):
 
 @dataclass(frozen=True, slots=True)
 class ScanHeads:
-    """The heads of a state space, and the groups of them that share b and c: neighbours are in one."""
+    """The heads of a state space, and the groups of neighbouring heads that share b and c."""
 
     num_heads: int
     head_dim: int
@@ -222,9 +222,9 @@ class ScanHeads:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan(Op):
-    """A selective state space with one decay a head, as in Mamba 2. Dao and Gu, arXiv 2405.21060.
+    """A selective state space with one decay per head, as in Mamba 2. Dao and Gu, arXiv 2405.21060.
 
-    Of each token, with step = softplus(dt + dt_bias):
+    For each token, with step = softplus(dt + dt_bias):
     state = exp(decay * step) * state + outer(step * x, b); out = state @ c + skip * x.
     """
 
@@ -281,8 +281,9 @@ class SelectiveScan(Op):
 
 @dataclass(frozen=True, slots=True)
 class ChannelScan(Op):
-    """A selective state space with a decay for each column and number of its state, as in Mamba 1. Gu and Dao, arXiv
-    2312.00752.
+    """A selective state space with a decay for each column and number of its state, as in Mamba 1.
+
+    Gu and Dao, arXiv 2312.00752.
 
     Of each token, with step = softplus(dt): state = exp(decay * step) * state + outer(b, step * x);
     out = c @ state + skip * x.
@@ -449,7 +450,7 @@ class RealGatedRecurrence(Op):
 
 
 def require_rows(op: Op, widths: Mapping[str, int]) -> None:
-    """Raise GraphError unless these inputs have one row a token and so many columns."""
+    """Raise GraphError unless each of these inputs has one row per token and the given number of columns."""
     for name, width in widths.items():
         value: Value = getattr(op, name)
         fits = value.rows is TOKENS and value.cols == width
@@ -463,13 +464,16 @@ def softplus(x: Array) -> Array:
 
 
 def unit(x: Array, eps: float) -> Array:
-    """x / sqrt(sum of its squares + eps), over the last dimension."""
+    """Return x / sqrt(sum of its squares + eps), over the last dimension."""
     out: Array = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps)
     return out
 
 
 def advance_states(step: Evaluation, cache: StateCache, cols: int, advance: Advance) -> Array:
-    """The output [tokens, cols] of an operation with states; they are read, replaced and saved as the batch says."""
+    """Return the output [tokens, cols] of an operation with states.
+
+    States are read, replaced and saved as the batch directs.
+    """
     batch = step.batch
     assert batch.state_slots is not None
     out = np.empty((len(batch.token_ids), cols), step.dtype)
@@ -494,7 +498,7 @@ def advance_states(step: Evaluation, cache: StateCache, cols: int, advance: Adva
 
 
 def check_states(batch: Batch, num_states: int) -> None:
-    """Raise ValueError unless the slots of the batch are there, and no two sequences write to one."""
+    """Raise ValueError unless the batch's slots exist and no two sequences write to the same one."""
     if batch.state_slots is None or len(batch.state_slots) != len(batch.seq_lens):
         raise ValueError("state_slots must have one entry a request: the graph has operations with states")
     written = batch.state_slots.tolist()

@@ -1,4 +1,4 @@
-"""Rows of one domain in another one: taken by an index, averaged, put in place of some, or added to some."""
+"""Operations that move rows between domains: gather by an index, average, replace some rows, or add to some."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _SingleRows(Columnwise["Gather"]):
-    """Columns stay what they are, unless rows lie side by side."""
+    """A columnwise cut that applies only if rows are not placed side by side."""
 
     def asks(self, op: Gather, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         return super().asks(op, output, wishes) if op.width == 1 else []
@@ -33,7 +33,7 @@ class _SingleRows(Columnwise["Gather"]):
 
 
 def _indexed(op: Gather | PoolRows, step: Evaluation) -> Array:
-    """The rows of x that an output row is made of: [index.rows, width, cols]."""
+    """Return the rows of x that each output row is computed from: [index.rows, width, cols]."""
     found = domain_rows(step.batch, op.index.rows)
     rows = found.indices.get(op.index.name, np.zeros(0, np.int32))
     out: Array = step.values[op.x][rows].reshape(found.count, op.width, op.x.cols)
@@ -44,7 +44,8 @@ def _indexed(op: Gather | PoolRows, step: Evaluation) -> Array:
 class Gather(Op):
     """Rows of x by an index, `width` of them side by side: [rows of x, cols] -> [index.rows, width * cols].
 
-    SELECTED takes the tokens whose logits are wanted. A width merges neighbours, such as the patches of a square.
+    SELECTED takes the tokens whose logits are wanted. A width above 1 merges neighbours, such as the patches of a
+    square.
     """
 
     cut: ClassVar[Cut[Any]] = _SingleRows()
@@ -73,7 +74,7 @@ class Gather(Op):
 
 @dataclass(frozen=True, slots=True)
 class _GivenRows(Op):
-    """x, changed by rows of `given` where the index has a number and not -1."""
+    """x, changed by rows of `given` where the index is not -1."""
 
     x: Value
     given: Value  # [another domain, cols of x]
@@ -105,12 +106,12 @@ class _GivenRows(Op):
 
     @abstractmethod
     def changed(self, x: Array, given: Array) -> Array:
-        """Rows of x, with the given row of each beside them, both [rows, cols]."""
+        """Combine rows of x with the given row for each, both [rows, cols]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splice(_GivenRows):
-    """x, but rows of `given` where the index has a number and not -1: the rows of an image among embedded tokens."""
+    """x, with rows of `given` where the index is not -1, for example the rows of an image among embedded tokens."""
 
     def changed(self, x: Array, given: Array) -> Array:  # noqa: ARG002
         return given
@@ -118,7 +119,7 @@ class Splice(_GivenRows):
 
 @dataclass(frozen=True, slots=True)
 class AddRows(_GivenRows):
-    """x, with rows of `given` added where the index has a number and not -1: features of an image in later layers.
+    """x, with rows of `given` added where the index is not -1, for example image features in later layers.
 
     Meng et al., arXiv 2406.04334.
     """
@@ -131,7 +132,9 @@ class AddRows(_GivenRows):
 
 @dataclass(frozen=True, slots=True)
 class PoolRows(Op):
-    """The mean of `width` rows of x by an index: [rows of x, cols] -> [index.rows, cols]. Patches of a square."""
+    """The mean of `width` rows of x by an index, such as the patches of a square: [rows of x, cols] -> [index.rows,
+    cols].
+    """
 
     cut: ClassVar[Cut[Any]] = Columnwise()
 

@@ -1,4 +1,4 @@
-"""Operations on each row by itself: elementwise ones with the activation functions, and normalizations."""
+"""Operations on each row by itself: elementwise operations, including activation functions, and normalizations."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def sigmoid(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """x * Phi(x), exact. Hendrycks and Gimpel, arXiv 1606.08415."""
+    """Compute x * Phi(x) exactly. Hendrycks and Gimpel, arXiv 1606.08415."""
     out: Array = 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)).astype(x.dtype))
     return out
 
 
 def gelu_tanh(x: Array) -> Array:
-    """The tanh approximation of `gelu`, from the same paper."""
+    """Compute the tanh approximation of `gelu`, from the same paper."""
     return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def quick_gelu(x: Array) -> Array:
-    """x * sigmoid(1.702 x), the sigmoid approximation of `gelu`, from the same paper."""
+    """Compute x * sigmoid(1.702 x), the sigmoid approximation of `gelu`, from the same paper."""
     out: Array = x * sigmoid(1.702 * x)
     return out
 
 
 def below_zero(x: Array) -> Array:
-    """The part of xIELU below zero, e^x - 1 - x; zero above it. Huang and Schlag, arXiv 2411.13010."""
+    """Compute the part of xIELU below zero, e^x - 1 - x; zero above it. Huang and Schlag, arXiv 2411.13010."""
     below = np.minimum(x, 0.0)
     out: Array = np.expm1(below) - below
     return out
@@ -62,7 +62,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def softcap(x: Array, cap: float) -> Array:
-    """cap * tanh(x / cap): x, smoothly limited to (-cap, cap). Gemma 2, arXiv 2408.00118."""
+    """Compute cap * tanh(x / cap): x, smoothly limited to (-cap, cap). Gemma 2, arXiv 2408.00118."""
     out: Array = cap * np.tanh(x / cap)
     return out
 
@@ -74,7 +74,7 @@ def require_activation(kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise(Op):
-    """Base of the operations on single elements of one value, or of two of the same shape."""
+    """Base of the elementwise operations on one value, or on two of the same shape."""
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 1
@@ -111,7 +111,7 @@ class Add(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class Mul(Elementwise):
-    """a * b, element by element; a number of a narrower b multiplies a group of neighbouring columns"""
+    """a * b, element by element; if b is narrower, each of its numbers multiplies a group of neighbouring columns"""
 
     cut: ClassVar[Cut[Any]] = GroupFactors()
 
@@ -214,7 +214,7 @@ class Clip(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
-    """x / rms(x) * weight, over groups of `group` columns, or 0 if of as many as the weight has, such as heads.
+    """x / rms(x) * weight over groups of `group` columns; 0 means groups of the weight's length, such as heads.
 
     Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
     """
@@ -230,7 +230,7 @@ class RMSNorm(Op):
 
     @property
     def columns(self) -> int:
-        """Columns that are normalized together."""
+        """The number of columns that are normalized together."""
         return self.weight.shape[0] if self.weight is not None and not self.group else self.group
 
     def infer_shape(self) -> tuple[RowDomain, int]:
@@ -266,7 +266,7 @@ class LayerNorm(Op):
 
     @property
     def columns(self) -> int:
-        """Columns that are normalized together."""
+        """The number of columns that are normalized together."""
         return self.group or self.x.cols
 
     def infer_shape(self) -> tuple[RowDomain, int]:
@@ -286,9 +286,9 @@ class LayerNorm(Op):
 
 
 def rms_norm(x: Array, weight: Array | None, group: int, eps: float) -> Array:
-    """x [rows, cols] -> [rows, cols]; each `group` of columns is normalized on its own.
+    """Normalize each `group` of columns of x [rows, cols] by itself -> [rows, cols].
 
-    weight: repeated over the columns, of which it has one group or several; None means no weight.
+    weight: repeated over the columns, for one group or several; None means no weight.
     """
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     mean_square = np.mean(groups * groups, axis=-1, keepdims=True)

@@ -1,4 +1,6 @@
-"""Norms over columns that several ranks have: each gives the sums of its own, and the norm takes those of all."""
+"""Norms over columns that are spread over several ranks: each rank provides its sums, and the norm uses
+those of all.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NormColumns:
-    """The columns of a rank: those from `begin` on, of so many groups of columns that are normalized together."""
+    """The columns of a rank, starting at `begin`, out of `num_groups` groups of columns that are normalized
+    together.
+    """
 
     group: int
     begin: int
     num_groups: int
 
     def groups(self, cols: int) -> NDArray[np.int64]:
-        """The group of each column of the rank."""
+        """Return the group of each column of the rank."""
         return (self.begin + np.arange(cols)) // self.group
 
     def check(self, x: Value, sums: Value | None) -> None:
-        """Raise GraphError if x has columns beyond the groups, or `sums` another number of groups."""
+        """Raise GraphError if x has columns beyond the groups, or `sums` has a different number of groups."""
         inside = self.group > 0 and 0 <= self.begin <= self.group * self.num_groups - x.cols
         require(inside, f"x {describe(x)} from column {self.begin} exceeds {self.num_groups} groups of {self.group}")
         fits = sums is None or (sums.rows, sums.cols) == (x.rows, self.num_groups)
@@ -40,9 +44,9 @@ class NormColumns:
 
 @dataclass(frozen=True, slots=True)
 class GroupSums(Op):
-    """The sum of (x - mean)^power over the columns of each group that this rank has; 0 for other groups.
+    """The sum of (x - mean)^power over each group's columns on this rank; 0 for other groups.
 
-    mean: that of the group over all ranks, from `sums`; None means 0.
+    mean: mean of the group over all ranks, from `sums`; None means 0.
     """
 
     row_wise: ClassVar[bool] = True
@@ -72,8 +76,8 @@ class GroupSums(Op):
 class SpanningNorm(Op):
     """(x - mean) / sqrt(mean square + eps) * weight + bias: RMSNorm or LayerNorm on the columns of one rank.
 
-    sums: of x, from which the mean follows; None means 0.
-    squares: of x - mean. Both are over all ranks, for each group.
+    sums: sums of x, which give the mean; None means a mean of 0.
+    squares: sums of squares of x - mean. Both are over all ranks, for each group.
     """
 
     row_wise: ClassVar[bool] = True
@@ -109,7 +113,7 @@ class SpanningNorm(Op):
 
 
 class NormGroups(Groups[Any]):
-    """The cut of a norm: of whole groups, or of columns that several ranks have, of which only sums are exchanged."""
+    """The cut of a norm: by whole groups, or by columns spread over several ranks, which exchange only sums."""
 
     def __init__(self, *, centers: bool) -> None:
         """centers: the norm subtracts the mean."""

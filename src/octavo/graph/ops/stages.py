@@ -1,4 +1,4 @@
-"""The operations at the border of two stages of a pipeline.
+"""The operations at the border between two pipeline stages.
 
 An executor maps them to the arrays of a step: received values are `Batch.inputs`, and sent ones `StepOutput.values`.
 """
@@ -16,12 +16,14 @@ from octavo.graph.values import RowDomain, Value
 
 @dataclass(frozen=True, slots=True)
 class Receive(Input):
-    """The value that the stage before sends in the same slot, on every rank of the stage."""
+    """The value that the previous stage sends in the same slot, on every rank of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send(Op):
-    """x, which every rank of the next stage receives in that slot. Of a stage's ranks, which all have x, one sends.
+    """x, which every rank of the next stage receives in that slot.
+
+    All ranks of a stage have x, and one of them sends it.
 
     The value is an output of the graph, and no operation of the graph uses it.
     """

@@ -1,4 +1,6 @@
-"""Operations on parts of the columns: several hidden states side by side, learned factors, the largest of a row."""
+"""Operations on parts of the columns: parallel streams of hidden states, learned factors, the largest
+values of a row.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ class AddToStreams(Op):
 
 @dataclass(frozen=True, slots=True)
 class MatchMagnitude(Op):
-    """Each stream of x, scaled to the root mean square of the target: Gemma 3n's streams, when they begin and end."""
+    """Each stream of x, scaled to the root mean square of the target: used where Gemma 3n's streams begin and end."""
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 4
@@ -144,7 +146,7 @@ class MatchMagnitude(Op):
 
 @dataclass(frozen=True, slots=True)
 class ScaleColumns(Op):
-    """x * weight, one factor for each column or one for all."""
+    """x * weight, with one factor for each column or a single one for all."""
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 1
