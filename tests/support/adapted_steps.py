@@ -1,4 +1,4 @@
-"""Steps of executors that hold adapters, by the slot of each sequence."""
+"""Steps of executors that hold adapters, given the adapter slot of each sequence."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LIMITS = ExecutorLimits(128, 8, 128, 64, adapters=AdapterLimits(4, 8))
 
 
 def base_of(checkpoint: Checkpoint) -> AdapterBase:
-    """The model that adapters are for."""
+    """Return what adapters need to know of the model."""
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     return AdapterBase.of(checkpoint.architecture, checkpoint.config, graph, checkpoint.weights)
 
 
 def executor_of(checkpoint: Checkpoint, backend: str = "reference", limits: ExecutorLimits = LIMITS) -> Executor:
-    """An executor with room for adapters and a cache."""
+    """Return an executor with room for adapters, and a cache."""
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     executor = get_backend(backend).compile(graph, checkpoint.weights, limits)
     executor.allocate_cache(16 * NUM_CACHE_GROUPS, 16, 16)
@@ -36,14 +36,14 @@ def executor_of(checkpoint: Checkpoint, backend: str = "reference", limits: Exec
 
 
 def load(executor: Executor, adapters: Mapping[int, Adapter]) -> None:
-    """Puts adapters into slots."""
+    """Put adapters into slots."""
     assert isinstance(executor, AdaptingExecutor)
     for slot, adapter in adapters.items():
         executor.load_adapter(slot, executor.prepare_adapter(adapter.parts))
 
 
 def with_slots(batch: Batch, slots: Sequence[int], count: int = 4) -> Batch:
-    """A batch whose sequences, or whose tokens, have the adapters of these slots, -1: none."""
+    """Return a batch whose sequences, or whose tokens, use the adapters in these slots; -1 means none."""
     tokens = np.array(slots, np.int32)
     if len(tokens) != len(batch.token_ids):
         tokens = np.repeat(tokens, np.diff(batch.query_start_loc))
@@ -54,7 +54,10 @@ def with_slots(batch: Batch, slots: Sequence[int], count: int = 4) -> Batch:
 def logits_of(
     executor: Executor, prompts: Sequence[list[int]], slots: Sequence[int] | None
 ) -> list[NDArray[np.float32]]:
-    """Of each prompt the logits of all its tokens, with the adapters of these slots; None: a step that names none."""
+    """Return the logits of all tokens of each prompt, with the adapters in these slots.
+
+    None runs a step that names no slots.
+    """
     requests = [(Request(prompt, [2 * i, 2 * i + 1]), len(prompt)) for i, prompt in enumerate(prompts)]
     batch = step(requests, block_size=16, num_groups=NUM_CACHE_GROUPS)
     output = executor.submit(batch if slots is None else with_slots(batch, slots)).wait()
@@ -63,7 +66,10 @@ def logits_of(
 
 
 def random_adapter(base: AdapterBase, seed: int, ranks: Sequence[int] = (4,), *, every: int = 1) -> Adapter:
-    """An adapter beside one of `every` places, with these ranks in turn. Its numbers are ones of bfloat16."""
+    """Return an adapter that changes one of every `every` modules, with these ranks in turn.
+
+    Its numbers are exact in bfloat16.
+    """
     rng, parts = np.random.default_rng(seed), {}
     for i, (name, shape) in enumerate(list(base.places.items())[::every]):
         rank = ranks[i % len(ranks)]

@@ -10,10 +10,10 @@ from octavo.outputs import OutputDelta
 
 
 class Answers(dict[str, Output]):
-    """By request: the sum of its deltas, choices in order, or its vector or failure."""
+    """By request: the sum of its deltas with choices in order, its vector, or its failure."""
 
     def take(self, outputs: Iterable[Output]) -> None:
-        """Adds the outputs of the next step."""
+        """Add the outputs of the next step."""
         for output in outputs:
             before = self.get(output.request_id)
             if isinstance(output, OutputDelta) and isinstance(before, OutputDelta) and not before.finished:
@@ -27,7 +27,7 @@ class Answers(dict[str, Output]):
 
 
 def answers_of(engine: Engine) -> Answers:
-    """Steps until no request is left."""
+    """Run steps until no request is left."""
     answers = Answers()
     while engine.has_work:
         answers.take(engine.step())
@@ -35,7 +35,7 @@ def answers_of(engine: Engine) -> Answers:
 
 
 def whole(outputs: Iterable[Output]) -> OutputDelta:
-    """The answer to the one request that was answered."""
+    """Return the answer to the only request."""
     answers = Answers()
     answers.take(outputs)
     (answer,) = answers.values()

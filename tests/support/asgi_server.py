@@ -1,4 +1,4 @@
-"""The whole application in this process, without a socket, over models whose engines answer by script.
+"""The whole application in this process, without a socket, with models whose engines give scripted answers.
 
 async with asgi_client(ServerConfig(), [model]) as (client, state): ...
 """
@@ -22,7 +22,7 @@ from octavo.server.server_state import ServerState
 
 
 class ReadyLoader:
-    """Loads models that are there already. Stands for a `ModelLoader`."""
+    """A fake `ModelLoader` whose models are already loaded."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
@@ -43,7 +43,10 @@ class ReadyLoader:
 async def asgi_client(
     config: ServerConfig, models: Sequence[ServedModel], *, loaded: bool = True
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ServerState]]:
-    """A client of an application with these models. loaded: the first one is loaded already."""
+    """Open a client of an application with these models.
+
+    loaded: the first model is already loaded.
+    """
     manager = ModelManager({model.name: EngineConfig(model=model.name) for model in models}, ReadyLoader(models))
     state = ServerState(config=config, models=manager, admission=Admission(config), metrics=ServerMetrics())
     if loaded:

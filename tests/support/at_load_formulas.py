@@ -1,4 +1,4 @@
-"""The formats of `--quantization`, each as its published formula written out: the numbers of a quantized matrix."""
+"""The formats of `--quantization`, each computed by its published formula: the numbers of a quantized matrix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FP4 = np.array([s * n / 12 for s in (1, -1) for n in (0, 0.0625, 2, 3, 4, 6, 8, 
 
 
 def nearest_of(table: Floats, w: Floats) -> Floats:
-    """Blocks of 64 over the flattened matrix, by absmax, each number to the nearest entry."""
+    """Quantize blocks of 64 over the flattened matrix, scaled by absmax, each number to the nearest table entry."""
     flat = np.concatenate([w.reshape(-1), np.zeros(-w.size % 64, np.float32)]).reshape(-1, 64).astype(np.float64)
     absmax = np.abs(flat).max(1, keepdims=True)
     scaled = flat / np.where(absmax == 0, 1, absmax)
@@ -49,7 +49,7 @@ def int8_of(w: Floats) -> Floats:
 
 
 def int4_of(w: Floats) -> Floats:
-    """Groups of 64 columns, or of the largest power of two that divides the width."""
+    """Quantize groups of 64 columns, or of the largest power of two that divides the width."""
     width = w.shape[1]
     parts = w.reshape(len(w), -1, 64 if width % 64 == 0 else width & -width).astype(np.float64)
     low, high = parts.min(-1, keepdims=True).clip(max=0), parts.max(-1, keepdims=True).clip(min=0)

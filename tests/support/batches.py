@@ -22,7 +22,7 @@ class Request:
 
 
 def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
-    """The number of blocks that hold this many tokens."""
+    """Return the number of blocks that hold this many tokens."""
     return -(-num_tokens // block_size)
 
 
@@ -33,10 +33,11 @@ def step(
     block_size: int = BLOCK_SIZE,
     num_groups: int = 1,
 ) -> Batch:
-    """The next `count` tokens of each sequence, which then count as computed; logits of all, or of the last of each.
+    """Make a step of the next `count` tokens of each sequence, which then count as computed.
 
-    num_groups: groups of layers. Block b of a request is blocks b * num_groups and those after it, one a group. Its
-    states lie in the slot with the number of its first block.
+    all_logits: return logits for all tokens, not only for the last of each sequence.
+    num_groups: groups of layers. Block b of a request becomes blocks b * num_groups and the following ones, one per
+        group. Its states are in the slot numbered like its first block.
     """
     tokens, positions, starts, lengths, slots = [], [], [0], [], []
     width = max(len(sequence.blocks) for sequence, _ in scheduled)

@@ -1,11 +1,12 @@
-"""The numpy meaning of products with quantized weights on AMX, bit for bit: csrc/kernels/linear_amx.h.
+"""A numpy definition of products with quantized weights on AMX, bit for bit: csrc/kernels/linear_amx.h.
 
-Weights become float16 and then bfloat16, activations bfloat16; both are scaled by powers of two, which finished sums
-are scaled back by. A tile product takes 32 values of k: of every four the first two are added up apart from the last
-two, each product and sum rounded once to float32, then both sums are added to each other, then to the sum so far.
+Weights become float16 and then bfloat16, activations bfloat16. Both are scaled by powers of two, which are undone in
+the finished sums. A tile product takes 32 values of k. Of every four, the first two and the last two are added up
+separately, rounding each product and sum once to float32; then both sums are added to each other, and then to the
+running sum.
 
-Scales come from the packed panels (csrc/packed_weight.h), codes from the numbers that the scalar kernel of embeddings
-gives.
+Scales come from the packed panels (csrc/packed_weight.h), codes from the numbers that the scalar embedding kernel
+returns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ Mins = Literal["none", "f16", "u8_unit", "u4_half", "group"]
 
 @dataclass(frozen=True)
 class Layout:
-    """A type of packed weights. zero: the code of zero, which tables and signed bytes have too."""
+    """A type of packed weights.
+
+    zero: the code of zero; tables and signed bytes have one too.
+    """
 
     scales: Scales
     mins: Mins
@@ -53,7 +57,7 @@ class Layout:
 
     @property
     def halves(self) -> int:
-        """Scales of a unit."""
+        """Scales per unit."""
         return 2 if self.scales in ("u4_half", "i8_half", "odd_u4_half", "e4m3") else 1
 
     @property
@@ -62,14 +66,14 @@ class Layout:
 
     @property
     def byte_scales(self) -> int:
-        """Of a header."""
+        """Byte scales per header."""
         return self.units * {"u8_unit": 1, "i8_unit": 1, "u4_half": 2, "i8_half": 2, "odd_u4_half": 1}.get(
             self.scales, 0
         )
 
     @property
     def arrays(self) -> tuple[int, ...]:
-        """Bytes a column of the parts of a header: scale, minimum, scales and minimums of units."""
+        """Bytes per column for each part of a header: scale, minimum, scales and minimums of units."""
         if self.scales in ("group", "e4m3", "exponents"):
             return self.scale_bytes, self.min_bytes, 0, 0
         byte_mins = self.units if self.mins == "u8_unit" else 0
@@ -110,7 +114,7 @@ _BLOCK_LAYOUTS = {
 
 
 def layout_of(type_name: str, k: int) -> Layout:
-    """Also of grouped types, whose names tell the groups: csrc/pack.h."""
+    """Return the layout of a type, including grouped types, whose names contain the group size: csrc/pack.h."""
     if type_name in _BLOCK_LAYOUTS:
         return _BLOCK_LAYOUTS[type_name]
     if type_name in ("NVFP4", "NVFP4_16"):
@@ -131,7 +135,7 @@ def layout_of(type_name: str, k: int) -> Layout:
 
 @dataclass(frozen=True)
 class Header:
-    """The beginning of a super-block of 16 columns, and the scales behind the codes of its units."""
+    """The beginning of a super-block of 16 columns, and the scales that follow the codes of its units."""
 
     layout: Layout
     scale: Bytes  # [16, bytes]
@@ -141,7 +145,7 @@ class Header:
     behind: Bytes  # [units, count, 16]
 
     def base(self) -> tuple[Floats, Floats]:
-        """The scale and the minimum of all units."""
+        """Return the scale and the minimum shared by all units."""
         wide = self.layout
         if wide.scales == "e8m0":
             return np.ldexp(np.float32(1), self.scale[:, 0].astype(np.int32) - 128), np.zeros(COLUMNS, np.float32)
@@ -159,7 +163,7 @@ class Header:
         return scale, np.float32(0) - smallest if wide.mins in ("u8_unit", "u4_half") else smallest
 
     def unit_factors(self, unit: int, half: int) -> tuple[Floats, Floats]:
-        """By what the scale and the minimum are multiplied there."""
+        """Return the factors of the scale and the minimum for this half unit."""
         ones, kind = np.ones(COLUMNS, np.float32), self.layout.scales
         at = {"u8_unit": unit, "i8_unit": unit, "odd_u4_half": unit}.get(kind, 2 * unit + half)
         minimum = self.unit_mins[unit] if self.layout.mins == "u8_unit" else ones
@@ -179,13 +183,13 @@ class Header:
 
 
 def _numbers(stored: Bytes) -> Floats:
-    """[16, 2 or 4 bytes] as float32 [16]."""
+    """Convert [16, 2 or 4 bytes] to float32 [16]."""
     kind = np.float16 if stored.shape[1] == 2 else np.float32
     return np.ascontiguousarray(stored).view(kind)[:, 0].astype(np.float32)
 
 
 def _read_header(layout: Layout, data: Bytes, count: int) -> tuple[Header, int]:
-    """The header of a super-block of `count` units and the bytes that all of it takes."""
+    """Read the header of a super-block of `count` units, and return it with the size of the super-block in bytes."""
     parts, at = [], 0
     for size in layout.arrays:
         parts.append(data[at : at + COLUMNS * size])
@@ -210,14 +214,14 @@ def _padded(size: int) -> int:
 
 
 def ranges_of(packed: _native.PackedWeight) -> NDArray[np.int32]:
-    """[n]: the exponent that bounds the scales of a column, or RANGE_NOT_FINITE."""
+    """Return the exponent that bounds each column's scales, or RANGE_NOT_FINITE: [n]."""
     n, size = packed.shape[0], _range_bytes(packed)
     return packed.panels[packed.panels.size - _padded(size) :][:n].view(np.int8).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Of all columns and half units [n, k / 16]: as float32, and as float16 times powers of two."""
+    """Factors of all columns and half units [n, k / 16]: as float32, and as float16 times powers of two."""
 
     scale: Floats
     min: Floats
@@ -243,7 +247,7 @@ def _half_factors(
 
 
 def factors_of(packed: _native.PackedWeight) -> Factors:
-    """One numpy row for a column of the panels, which is a row of the matrix."""
+    """Return one numpy row for each column of the panels, which is a row of the matrix."""
     n, k = packed.shape
     layout, panels = layout_of(packed.type_name, k), -(-n // COLUMNS)
     behind = _padded(_order_bytes(packed)) + _padded(_range_bytes(packed))
@@ -268,12 +272,12 @@ def _panel_factors(layout: Layout, stream: Bytes, ranges: NDArray[np.int32], k: 
 
 
 def least_weights(packed: _native.PackedWeight) -> Floats:
-    """[n]: weights of a column below that are zero in its products."""
+    """Return, for each column, the limit below which weights count as zero in products: [n]."""
     return np.ldexp(np.float32(1), ranges_of(packed) + 1 - 14)
 
 
 def stored_weights(packed: _native.PackedWeight) -> Floats:
-    """The numbers that the packed bytes mean, in the order of the codes."""
+    """Return the numbers that the packed bytes represent, in the order of the codes."""
     n, k = packed.shape
     out = np.empty((n, k), np.float32)
     _native.KernelRun("embedding", "scalar", 1)([], [packed], [1, 0, 0], [], out, np.arange(n, dtype=np.int32).tolist())
@@ -283,14 +287,14 @@ def stored_weights(packed: _native.PackedWeight) -> Floats:
 
 
 def order_of(packed: _native.PackedWeight) -> NDArray[np.int32]:
-    """Where the columns of the codes lie in the matrix. Of matrices with one order."""
+    """Return the position in the matrix of each column of the codes, for matrices with a single order."""
     k = packed.shape[1]
     begin = packed.panels.size - _padded(_range_bytes(packed)) - _padded(_order_bytes(packed))
     return packed.panels[begin : begin + 4 * k].view(np.int32)
 
 
 def bf16_weights(packed: _native.PackedWeight) -> Floats:
-    """[n, k], as the tile unit reads them: 2^(UNPACKED_EXPONENT - 1 - range of the column) times too large."""
+    """Return [n, k] as the tile unit reads it: scaled by 2^(UNPACKED_EXPONENT - 1 - range of the column)."""
     f, layout = factors_of(packed), layout_of(packed.type_name, packed.shape[1])
     each_value = Factors(*(np.repeat(array, COLUMNS, axis=1) for array in (f.scale, f.min, f.half_scale, f.half_min)))
     weights = stored_weights(packed).astype(np.float64)
@@ -306,7 +310,7 @@ def bf16_weights(packed: _native.PackedWeight) -> Floats:
 
 
 def bf16_activations(x: Floats) -> Floats:
-    """As the tile unit reads them: 2^ACTIVATION_EXPONENT times too large."""
+    """Return x as the tile unit reads it: scaled by 2^ACTIVATION_EXPONENT."""
     bits = _flushed(np.ldexp(x, ACTIVATION_EXPONENT)).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
     return rounded.astype(np.uint32).view(np.float32)
@@ -317,15 +321,15 @@ def _flushed(x: Floats) -> Floats:
 
 
 def _rounded(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To float32, of which those that are subnormal become zero."""
+    """Round to float32, flushing subnormal numbers to zero."""
     return _flushed(x.astype(np.float32)).astype(np.float64)
 
 
 def tile_product(packed: _native.PackedWeight, x: Floats) -> Floats:
-    """x [rows, k] times the transpose of the matrix: the bits of the kernel, where all numbers are finite.
+    """Return x [rows, k] times the transpose of the matrix, bitwise equal to the kernel where all numbers are finite.
 
-    A sum of two float32, or of one and a product of two bfloat16, is exact in float64 or far from where it would be
-    rounded twice.
+    A sum of two float32, or of one and a product of two bfloat16, is exact in float64 or far from where double rounding
+    would matter.
     """
     if "ORDER" in packed.type_name:
         x = x[:, order_of(packed)]

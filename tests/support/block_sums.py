@@ -1,6 +1,6 @@
-"""The numpy meaning of products with Q3_K, Q4_K, Q5_K and Q6_K on all levels but AMX, bit for bit.
+"""A numpy definition of products with Q3_K, Q4_K, Q5_K and Q6_K on all levels except AMX, bit for bit.
 
-Super-blocks are summed as whole numbers: csrc/kernels/linear_format.h has the formula.
+Super-blocks are summed as integers: csrc/kernels/linear_format.h has the formula.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPES = tuple(SHIFTS)
 
 @dataclass(frozen=True)
 class Blocks:
-    """Super-blocks [n] of 256 values: codes less their zero, one scale for each of `sums` equal parts."""
+    """Super-blocks [n] of 256 values: codes minus their zero, and one scale for each of `sums` equal parts."""
 
     codes: Ints  # [n, 256]
     scales: Ints  # [n, sums]
@@ -72,7 +72,7 @@ def _q6_k(raw: NDArray[np.uint8]) -> Blocks:
 
 @dataclass(frozen=True)
 class Activations:
-    """Rows of x as int8 with one scale for 32 values: [rows, blocks, 8, 32] and [rows, blocks, 8]."""
+    """Rows of x as int8 with one scale per 32 values: [rows, blocks, 8, 32] and [rows, blocks, 8]."""
 
     codes: Ints
     scales: Floats
@@ -92,7 +92,7 @@ def _fma(a: Floats, b: Floats, c: Floats) -> Floats:
 
 
 def product(weight: GGMLWeight, x: Floats) -> Floats:
-    """x [rows, k] times the transpose of a weight [n, k]: [rows, n]."""
+    """Multiply x [rows, k] by the transpose of a weight [n, k]: [rows, n]."""
     shift, scale_shift = SHIFTS[weight.type_name]
     a, n = Activations.of(x), weight.shape[0]
     all_blocks = Blocks.of(weight)

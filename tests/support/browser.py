@@ -1,4 +1,4 @@
-"""Headless Chromium, as it is installed, driven by playwright; the pages may load nothing from elsewhere.
+"""The installed headless Chromium, driven by playwright; pages may load nothing from elsewhere.
 
 with browser() as chromium, watched_page(chromium, url) as page:
     page.goto(url)
@@ -22,7 +22,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """End it before the module ends: while it lives, no event loop can be started in this thread."""
+    """Start a browser. Close it before the module ends: while it runs, no event loop can be started in this thread."""
     executable = next(filter(None, map(shutil.which, _NAMES)), None)
     if executable is None:
         pytest.skip(f"no browser: none of {', '.join(_NAMES)} is installed (Debian: apt-get install chromium)")
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def watched_page(chromium: Browser, url: str, **context: Any) -> Iterator[Page]:
-    """A page of a fresh profile. At the end nothing may have been asked of another server, and nothing gone wrong."""
+    """Open a page in a fresh profile. On exit, check that no other server was contacted and no error occurred."""
     faults: list[str] = []
     addresses: list[str] = []
     profile = chromium.new_context(base_url=url, accept_downloads=True, **context)

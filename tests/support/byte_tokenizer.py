@@ -8,7 +8,7 @@ NUM_TOKENS = 259
 
 
 class ByteTokenizer(FakeTokenizer):
-    """0 is BOS, 1 is EOS, then one token for each byte, and one of the others."""
+    """A tokenizer in which 0 is BOS and 1 is EOS, followed by one token per byte and one extra token."""
 
     vocab_size = NUM_TOKENS
 

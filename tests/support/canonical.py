@@ -1,4 +1,4 @@
-"""Random canonical weights of small shapes, for tests of what packs and multiplies them."""
+"""Small random canonical weights, for tests of the code that packs and multiplies them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mins = Literal["zero", "zeros", "minima"]
 
 
 def packed_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The codes of each row without gaps, from the lowest bits up."""
+    """Pack the codes of each row without gaps, starting with the lowest bits."""
     stream = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
     return np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
@@ -28,7 +28,9 @@ def random_grouped(
     dtype: type[np.floating] = np.float16,
     zero: int | None = None,
 ) -> GroupedWeight:
-    """Codes of all values. zero: the code of zero where `mins` is "zero"; None: the middle."""
+    """Make a random weight that uses all codes. zero: the code of zero where `mins` is "zero"; None for the middle
+    code.
+    """
     rng = np.random.default_rng(seed)
     *lead, width = shape
     per_group = (*lead, width // (group or width))

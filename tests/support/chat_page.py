@@ -1,4 +1,4 @@
-"""The chat page over an engine that answers by script: fixtures, and what a user does.
+"""The chat page with an engine that gives scripted answers: fixtures, and the actions of a user.
 
 from tests.support.chat_page import app, ask, chromium, engine, page
 """

@@ -1,4 +1,4 @@
-"""Scripts for clients that run tools: the answer follows from the results that the conversation has so far.
+"""Scripts for clients that run tools: the answer depends on the tool results in the conversation so far.
 
 with scripted_server(tokenizer, "openai") as server:
     server.script = turns(tokenizer, CALL, "It is 5.")
@@ -16,7 +16,10 @@ _RESULT = "<|im_start|>user\n<tool_response>"
 
 
 def call_of(name: str, arguments: str) -> str:
-    """A call as the model writes it. arguments: JSON text."""
+    """Format a call as the model writes it.
+
+    arguments: JSON text.
+    """
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
@@ -24,9 +27,9 @@ CALL = call_of("add", '{"a": 2, "b": 3}')
 
 
 def turns(tokenizer: Tokenizer, *texts: str, result: str = _RESULT) -> Callable[[GenerationRequest], Script]:
-    """A script that says one of the texts after each result of a tool, and the last one from then on.
+    """Return a script that answers with one text after each tool result, repeating the last one from then on.
 
-    result: the text by which a result shows in the prompt.
+    result: text that identifies a result in the prompt.
     """
 
     def script(request: GenerationRequest) -> Script:

@@ -1,4 +1,4 @@
-"""Tiny models as GGUF, written as llama.cpp's converter does, with the tensor names of the gguf package."""
+"""Tiny models written as GGUF in the way of llama.cpp's converter, with the tensor names of the gguf package."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _HEAD_NORM = re.compile(r"_layernorm\.norms\.(\d+)\.")
 
 
 def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
-    """The model as a converter writes it, every tensor as F32.
+    """Write the model as a converter does, every tensor as F32.
 
-    kv_b: `joined` as converters before April 2025 wrote DeepSeek's, with the lengths of heads under the plain keys;
-    `both` as some wrote in between.
+    kv_b: `joined` as converters before April 2025 wrote DeepSeek's, with the sizes of heads under the plain keys;
+        `both` as some wrote in between.
     """
     config = model.config
     if config.model_type in tiny_classic.GGUF_ARCHITECTURES:
@@ -104,7 +104,7 @@ def _tensors(model: PreTrainedModel, architecture: str, kv_b: str) -> dict[str, 
 
 
 def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """The same for the norms of heads of StableLM."""
+    """Stack experts, and the norms of StableLM's heads."""
     whole: dict[str, NDArray[np.float32]] = {}
     parts: dict[str, list[NDArray[np.float32]]] = {}
     for name, array in tensors.items():
@@ -117,7 +117,7 @@ def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, 
 
 
 def _with_gate_and_up(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """gpt-oss: experts as [out, in], and gate and up, whose rows take turns, in tensors of their own."""
+    """Convert gpt-oss's experts to [out, in], and split gate and up, whose rows alternate, into separate tensors."""
     out = {}
     for name, array in tensors.items():
         kind = ".bias" if name.endswith("_proj_bias") else ".weight"
@@ -137,7 +137,9 @@ def _with_gate_and_up(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDAr
 def _with_heads_matrices(
     config: PreTrainedConfig, tensors: dict[str, NDArray[np.float32]], kv_b: str
 ) -> dict[str, NDArray[np.float32]]:
-    """DeepSeek's kv_b_proj as two matrices for each head, that of the keys transposed; its bias of experts renamed."""
+    """Split DeepSeek's kv_b_proj into two matrices per head, with the keys' transposed, and rename the experts'
+    bias.
+    """
     out = {}
     for name, array in tensors.items():
         if name.endswith("kv_b_proj.weight") and kv_b != "split":
@@ -152,7 +154,7 @@ def _with_heads_matrices(
 
 
 def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig, kv_b: str) -> None:
-    """The keys of attention over latents."""
+    """Add the keys of latent attention."""
     writer.add_kv_lora_rank(config.kv_lora_rank)
     if config.q_lora_rank is not None:
         writer.add_q_lora_rank(config.q_lora_rank)
@@ -169,7 +171,7 @@ def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig, kv_b: str) ->
 
 
 def _add_grouped_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    """The keys of DeepSeek's choice of experts."""
+    """Add the keys of DeepSeek's expert routing."""
     if hasattr(config, "mlp_layer_types"):
         writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
     else:
@@ -265,13 +267,13 @@ def _rotary_tensors(config: PreTrainedConfig) -> dict[str, NDArray[np.float32]]:
 
 
 def _permute(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """From halves of a head to pairs side by side, as converters do for llama."""
+    """Reorder from halves of a head to neighbouring pairs, as converters do for llama."""
     pairs = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
 
 
 def _llama3_divisors(config: PreTrainedConfig) -> NDArray[np.float32]:
-    """The tensor that the converter stores: the divisor of each frequency."""
+    """Return the tensor that the converter stores: the divisor of each frequency."""
     rope = config.rope_parameters
     original, factor = rope["original_max_position_embeddings"], rope["factor"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

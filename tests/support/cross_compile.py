@@ -1,9 +1,9 @@
-"""Compiles the kernels for a GPU that is not here, and prints the resources that they take, as JSON.
+"""Compiles the kernels for a GPU that is not present, and prints the resources they use as JSON.
 
-`python -m tests.support.cross_compile 90` calls the functions of the kernels with tensors that have no data (`meta`),
-so they choose the tiles and specializations that they would on a GPU; launches end after the compilation. The output is
-the record of that architecture, `tests/backends/torch/kernels/resources_90.json`. Names of cases may follow the
-architecture: only these are compiled.
+`python -m tests.support.cross_compile 90` calls the kernels' functions with tensors that have no data (`meta`), so they
+choose the same tiles and specializations as on a GPU; launches end after compilation. The output is the record of that
+architecture, `tests/backends/torch/kernels/resources_90.json`. Names of cases may follow the architecture, to compile
+only those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 
 class _Driver:
-    """The part of Triton's driver that a compilation needs."""
+    """The part of Triton's driver that compilation needs."""
 
     def __init__(self, arch: int) -> None:
         self.target = GPUTarget("cuda", arch, 32)
@@ -41,7 +41,10 @@ class _Driver:
 
 
 def compiled(arch: int, only: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """(case, compiled kernel) of every launch of the cases of `tests.support.kernel_cases`. only: empty for all."""
+    """Yield (case, compiled kernel) for every launch of the cases of `tests.support.kernel_cases`.
+
+    only: names of cases; empty for all.
+    """
     driver.set_active(_Driver(arch))
     found: list[Any] = []
     run = JITFunction.run
@@ -64,7 +67,9 @@ def compiled(arch: int, only: Collection[str]) -> Iterator[tuple[str, Any]]:
 
 
 def resources(kernel: Any) -> dict[str, int | str]:
-    """The target, registers of a thread, bytes of local memory (spills) and of shared memory, matrix instructions."""
+    """Return the target, registers per thread, bytes of local memory (spills) and shared memory, and matrix
+    instructions.
+    """
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

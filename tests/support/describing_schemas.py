@@ -1,4 +1,4 @@
-"""Parameters of tools as they are found: JSON schemas of all drafts, which nobody enforces to the letter."""
+"""Tool parameters as found in practice: JSON schemas of all drafts, which nobody enforces to the letter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def argument(**schema: Any) -> dict[str, Any]:
-    """The parameters of a tool with one argument."""
+    """Return the parameters of a tool with one argument."""
     return {"type": "object", "properties": {"a": schema}}
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers of every kind that `octavo convert` writes, as the files beside a safetensors checkpoint."""
+"""Tokenizers of every kind that `octavo convert` writes, as the files next to a safetensors checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def split(pattern: str) -> pre.PreTokenizer:
 
 
 def byte_level(step: pre.PreTokenizer, *, ignore_merges: bool = False, nfc: bool = False, bos: bool = False) -> str:
-    """Learnt from the difficult strings, with four control tokens and one that is no control token."""
+    """Train a tokenizer on the difficult strings, with four control tokens and one added token that is not one."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -52,7 +52,7 @@ def template(tokenizer: Tokenizer, bos: str) -> processors.TemplateProcessing:
 
 @cache
 def sentencepiece(*, prefix: bool) -> str:
-    """A model of the sentencepiece library as transformers converts it: Llama 2's with the prefix, Gemma's without."""
+    """Return a sentencepiece model as transformers converts it: Llama 2's with the prefix, Gemma's without."""
     model = sentencepiece_model()
     pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
     vocab = {piece: i for i, piece in enumerate(pieces)}
@@ -90,7 +90,7 @@ KINDS = {
 
 
 def save_tokenizer(kind: str, directory: Path) -> int:
-    """Writes the files and returns the number of tokens."""
+    """Write the files and return the number of tokens."""
     text = KINDS[kind]()
     (directory / "tokenizer.json").write_text(text)
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}

@@ -1,4 +1,4 @@
-"""Drafts for tests: a sequence then has several rows in a step, of which some are accepted."""
+"""Drafts for tests: a sequence has several rows in a step, and some of them are accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from octavo.engine.step_times import StepTimes
 
 
 class DraftingSampler(TokenSampler):
-    """Proposes the tokens that a sequence will have, some of them wrong. least: drafts of each step, where known."""
+    """Proposes the tokens that a sequence will have, some of them wrong.
+
+    least: minimum number of drafts per step, where they are known.
+    """
 
     def __init__(self, expected: list[int], seed: int, least: int = 0) -> None:
         self._expected = expected
@@ -25,7 +28,7 @@ class DraftingSampler(TokenSampler):
         self._random = random.Random(seed)
 
     def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        """Drafts depend on the token before them."""
+        """Return True if drafts may be proposed, which depends on the token before them."""
         return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
@@ -38,10 +41,11 @@ class DraftingSampler(TokenSampler):
 
 
 class ScriptedSource:
-    """Implements `DraftSource`: guesses the tokens that sequences will have, except where it is to be wrong.
+    """A `DraftSource` that guesses the tokens sequences will have, except where it should be wrong.
 
-    expected: the tokens of each choice, by request. is_right: of the token at a position of an answer. wrong: the token
-    to guess elsewhere.
+    expected: tokens of each choice, by request.
+    is_right: decides by the position of the token in the answer.
+    wrong: the token to guess otherwise.
     """
 
     name = "script"
@@ -77,7 +81,7 @@ class ScriptedGuesser:
 
 
 class AnyPolicy(DraftPolicy):
-    """Takes as many drafts of each sequence as it likes, whatever they cost."""
+    """A policy that accepts any number of drafts per sequence, regardless of cost."""
 
     def __init__(self, seed: int, least: int = 0) -> None:
         super().__init__(StepTimes())
@@ -99,7 +103,7 @@ class AnyPolicy(DraftPolicy):
 
 
 def with_drafts(engine: Engine, source: DraftSource, policy: DraftPolicy | None = None) -> Engine:
-    """The engine with drafts of this source; the policy is its own, or one of a test."""
+    """Give an engine drafts from this source, with its own policy or a given one."""
     engine.speculate([source])
     assert engine.speculation is not None
     if policy is not None:

@@ -1,4 +1,4 @@
-"""A pytest plugin that runs the tests on another build of the native library.
+"""A pytest plugin that runs the tests with another build of the native library.
 
 cmake -S . -B build/emulated -G Ninja -DOCTAVO_EMULATE_AVX512=ON && ninja -C build/emulated
 pytest -p tests.support.emulated_native --native-build build/emulated tests/backends/cpu

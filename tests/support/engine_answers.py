@@ -1,4 +1,4 @@
-"""The answers of an engine to every kind of request, for comparisons of engines that must give the same."""
+"""An engine's answers to every kind of request, to compare engines that must give the same answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PROMPTS = [PROMPT, PROMPT + "sleeps", "a dog", "one two three four five six seve
 
 
 def answers(llm: LLM) -> list[object]:
-    """Greedy tokens (of each of `PROMPTS` first), of a cached prefix, of beams, with a choice, and with a seed.
+    """Return tokens of greedy answers (first for each of `PROMPTS`), with a cached prefix, beams, a choice, and a seed.
 
-    The cache must be so small that sequences are preempted.
+    The cache must be small enough for sequences to be preempted.
     """
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     found: list[object] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]

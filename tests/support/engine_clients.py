@@ -1,4 +1,4 @@
-"""Engine clients for tests: started, awaited and closed, and what tests do with them."""
+"""Engine clients for tests: started, awaited and closed, with the actions that tests need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDLESS = SamplingParams(max_tokens=100_000, temperature=1.0, seed=1, ignore_eos
 
 @contextlib.asynccontextmanager
 async def engine_process(config: EngineConfig, stall_timeout_s: float = 30.0) -> AsyncIterator[ProcessClient]:
-    """A ready client with an engine in another process."""
+    """Start a client with an engine in another process, and wait until it is ready."""
     client = ProcessClient(config, stall_timeout_s=stall_timeout_s)
     try:
         await client.wait_ready()
@@ -36,7 +36,7 @@ async def engine_process(config: EngineConfig, stall_timeout_s: float = 30.0) ->
 
 @contextlib.asynccontextmanager
 async def engine_here(config: EngineConfig) -> AsyncIterator[ProcessClient]:
-    """A ready client with an engine in this process."""
+    """Start a client with an engine in this process, and wait until it is ready."""
     client = ProcessClient(config, in_thread=True)
     try:
         await client.wait_ready()
@@ -46,12 +46,12 @@ async def engine_here(config: EngineConfig) -> AsyncIterator[ProcessClient]:
 
 
 def request(token_ids: list[int], params: Params | None = None, **options: Any) -> GenerationRequest:
-    """A request for ENDLESS, or for what params say."""
+    """Make a request with ENDLESS, or with these params."""
     return GenerationRequest(prompt=Prompt(token_ids), params=params or ENDLESS, **options)
 
 
 async def embed(client: EngineClient, prompts: list[list[int]], pooling: Pooling) -> list[Float32]:
-    """The vectors of prompts that the engine has at once. All requests end with the first error."""
+    """Return the vectors of prompts submitted at the same time. All requests end at the first error."""
 
     async def one(token_ids: list[int]) -> Float32:
         stream = await client.generate(request(token_ids, PoolingParams(pooling=pooling)))
@@ -72,12 +72,12 @@ async def embed(client: EngineClient, prompts: list[list[int]], pooling: Pooling
 
 
 async def collect(stream: AnswerStream) -> list[OutputDelta]:
-    """All outputs to the end."""
+    """Return all outputs up to the end."""
     return [output async for output in stream]
 
 
 def tokens(outputs: list[OutputDelta], index: int = 0) -> list[int]:
-    """The joined tokens of one choice."""
+    """Return the joined tokens of one choice."""
     return [
         token_id
         for output in outputs
@@ -88,14 +88,14 @@ def tokens(outputs: list[OutputDelta], index: int = 0) -> list[int]:
 
 
 async def wait_until(condition: Callable[[], bool], seconds: float) -> float:
-    """Waits for a condition; returns how long it took. Fails after `seconds`."""
+    """Wait for a condition, and return how long it took. Fails after `seconds`."""
     start = time.monotonic()
     await wait_until_async(condition, seconds=seconds)
     return time.monotonic() - start
 
 
 async def wait_until_idle(client: EngineClient) -> None:
-    """Waits until no request runs or holds a block."""
+    """Wait until no request runs or holds a block."""
 
     async def is_idle() -> bool:
         now = await client.metrics()
@@ -105,5 +105,5 @@ async def wait_until_idle(client: EngineClient) -> None:
 
 
 async def wait_for_state(client: ProcessClient, state: EngineState, seconds: float) -> float:
-    """Waits until the client is in a state; returns how long it took."""
+    """Wait until the client is in a state, and return how long it took."""
     return await wait_until(lambda: client.status().state is state, seconds)

@@ -1,4 +1,4 @@
-"""One operation on given arrays in the reference backend: parameters and values are made up from the arrays."""
+"""Runs one operation on given arrays in the reference backend, creating parameters and values from the arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.batches import BLOCK_SIZE, Request, blocks_for, step
 def evaluate(
     op: Op, values: Mapping[Value, np.ndarray], weights: Mapping[Parameter, np.ndarray], batch: Batch | None = None
 ) -> np.ndarray:
-    """The output of `op`, checked against its shape rule. Without a batch: one request with all rows."""
+    """Return the output of `op`, checked against its shape rule. Without a batch, all rows belong to one request."""
     count = len(next(iter(values.values()))) if values else 1
     batch = batch if batch is not None else whole_prompt(count)
     caches = {}
@@ -28,6 +28,6 @@ def evaluate(
 
 
 def whole_prompt(num_tokens: int) -> Batch:
-    """One request with so many tokens, blocks in a random order, all rows wanted."""
+    """Return a batch of one request with `num_tokens` tokens, blocks in random order, and all rows requested."""
     blocks = np.random.default_rng(num_tokens).permutation(64)[: blocks_for(num_tokens)].tolist()
     return step([(Request(list(range(num_tokens)), blocks), num_tokens)])

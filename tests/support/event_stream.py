@@ -11,7 +11,7 @@ DONE = "[DONE]"
 
 
 def post_stream(client: httpx.Client, url: str, body: dict[str, Any]) -> list[Any]:
-    """The data of every event of a stream, the last one `DONE`; each is one line, as JSON or as the end's mark."""
+    """Return the data of every event of a stream, ending with `DONE`. Each event is one line, JSON or the end mark."""
     with client.stream("POST", url, json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -1,4 +1,4 @@
-"""An engine client that answers by script: what the HTTP side does can be tested without a model.
+"""An engine client that gives scripted answers, to test the HTTP side without a model.
 
 client = FakeClient(tokenizer, Script(["Hel", "lo"]))
 model = fake_model(tokenizer, client)
@@ -36,13 +36,16 @@ MAX_MODEL_LEN = 256
 
 @dataclass(frozen=True)
 class Script:
-    """The answer to one request: every choice says `pieces`, one output each, and ends.
+    """The answer to one request: every choice outputs `pieces` one by one, and ends.
 
-    pieces: a text becomes the tokens it is made of; a tuple (text, token ids) says both.
-    delay_s: before each output. refusal: raised by `generate`. error: raised instead of the end.
-    never_ends: after the pieces nothing comes. num_cached_tokens, num_loaded_tokens: of each prompt.
-    num_drafts: the last four fields of `RequestMetrics`. prompt_steps: tokens of the prompt that are computed after
-    each of its steps; only requests that are followed hear of them.
+    pieces: a text stands for the tokens it is made of; a tuple (text, token ids) gives both.
+    delay_s: delay before each output.
+    refusal: raised by `generate`.
+    error: raised instead of ending.
+    never_ends: nothing follows the pieces.
+    num_cached_tokens, num_loaded_tokens: values for each prompt.
+    num_drafts: the last four fields of `RequestMetrics`.
+    prompt_steps: number of prompt tokens computed after each step; only followed requests receive them.
     """
 
     pieces: Sequence[str | tuple[str, Sequence[int]]] = ("Hello", " world")
@@ -60,10 +63,10 @@ class Script:
 
 @dataclass
 class FakeClient:
-    """Implements `octavo.engine.client.EngineClient`.
+    """A fake `octavo.engine.client.EngineClient`.
 
     script: the answer to every request, or a function from the request to its answer.
-    requests, streams: everything that was asked for and given so far.
+    requests, streams: all requests and streams so far.
     """
 
     tokenizer: Tokenizer
@@ -162,9 +165,10 @@ class FakeClient:
 
 
 class FakeStream:
-    """Implements `octavo.engine.client.AnswerStream`.
+    """A fake `octavo.engine.client.AnswerStream`.
 
-    was_aborted: it was closed before its end. figures: those that its client counts in.
+    was_aborted: it was closed before its end.
+    figures: the figures that its client updates.
     """
 
     figures: EngineMetrics
@@ -233,14 +237,14 @@ class FakeStream:
         return OutputDelta(self.request_id, [], False, None, metrics)
 
     def _vector(self, params: PoolingParams) -> PoolingOutput:
-        """A vector [8] that depends on the tokens and the pooling, or one for each token, one after the other."""
+        """Return a vector [8] that depends on the tokens and the pooling, or one vector per token, concatenated."""
         token_ids = self._request.prompt.token_ids
         size = 8 * (len(token_ids) if params.task == "token_embed" else 1)
         vector = np.random.default_rng([*token_ids, params.pooling == "last"]).normal(size=size).astype(np.float32)
         return PoolingOutput(self.request_id, vector, len(token_ids))
 
     def _steps(self, script: Script) -> tuple[list[tuple[str, Sequence[int]]], str]:
-        """The outputs up to max_tokens; tokens have no half, so a piece is said or not."""
+        """Return the outputs up to max_tokens. A piece is output completely or not at all."""
         steps = [self._step(piece) for piece in script.pieces] or [("", ())]
         limit = self._request.params.max_tokens
         lengths = itertools.accumulate(len(token_ids) for _, token_ids in steps)
@@ -303,11 +307,11 @@ class FakeStream:
 def fake_model(
     tokenizer: Tokenizer, client: FakeClient | None = None, *, name: str = "fake", tool_format: ToolFormat | None = None
 ) -> ServedModel:
-    """A served model without an engine, over a real tokenizer and its chat template."""
+    """Return a served model without an engine, using a real tokenizer and its chat template."""
     prompts = PromptEncoder(tokenizer, min(tokenizer.eos_token_ids, default=None))
     return ServedModel(name, client or FakeClient(tokenizer), prompts, tool_format)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model file, such as that of the fixture `smollm2_path`."""
+    """Read the tokenizer of a model file, such as that of the fixture `smollm2_path`."""
     return load_tokenizer(open_checkpoint(path))

@@ -1,6 +1,7 @@
 """An executor whose cache holds token ids, and whose next token depends on every token it can see.
 
-A mixed-up block, a slot written twice or read before it is written changes the answer or fails an assertion.
+A mixed-up block, or a slot that is written twice or read before it is written, changes the answer or fails an
+assertion.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ EOS_ID = 1
 
 
 class RealModel(Protocol):
-    """A model that takes the place of the hash."""
+    """A model that replaces the hash."""
 
     def logits(self, token_ids: list[int], vocab_size: int) -> np.ndarray:
-        """The logits [vocab] after these tokens."""
+        """Return the logits [vocab] after these tokens."""
 
     def executor(self, vocab_size: int) -> Executor:
-        """A new executor of the model, whose steps are checked against `logits`."""
+        """Return a new executor of the model, whose steps are checked against `logits`."""
 
 
 real_model: RealModel | None = None  # tests.support.torch_model
 
 
 def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarray:
-    """The "model": logits [vocab] that are a hash of all tokens up to here, unless there is a real one."""
+    """Return the logits [vocab] of the "model": a hash of all tokens so far, unless there is a real one."""
     if real_model is not None:
         return real_model.logits(token_ids, vocab_size)
     digest = hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=8).digest()
@@ -50,7 +51,7 @@ def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarra
 
 
 def check_arrays(batch: Batch | SamplingBatch) -> None:
-    """Asserts the requirements of a native executor: contiguous arrays of the types in `octavo.batch`."""
+    """Assert the requirements of a native executor: contiguous arrays with the types in `octavo.batch`."""
     dtypes = {"rows": SAMPLING_ROW, "allowed_mask": np.uint32, "bias_values": np.float32}
     for field in dataclasses.fields(batch):
         array = getattr(batch, field.name)
@@ -62,7 +63,7 @@ def check_arrays(batch: Batch | SamplingBatch) -> None:
 
 
 class FakeStep:
-    """A `PendingStep` that is computed when it is submitted, or as late as a step in flight may be."""
+    """A `PendingStep` that is computed on submission, or as late as a step in flight may be."""
 
     def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
         most = max(executor.max_in_flight, executor.num_stages)
@@ -79,11 +80,12 @@ class FakeStep:
 
 
 class FakeExecutor:
-    """Implements `octavo.backends.Executor` over token ids.
+    """A fake `octavo.backends.Executor` that works on token ids.
 
-    windows: of the groups of layers, one of them None. All groups hold the tokens; the answers come from that one.
-    real: the executor of the real model, if there is one: its results are those of a step.
-    is_deferred: whether a step is computed when somebody waits for it, not when it is submitted.
+    windows: windows of the groups of layers, one of them None. All groups hold the tokens; the answers come from that
+        one.
+    real: executor of the real model, if there is one; its results become those of a step.
+    is_deferred: compute a step when its result is awaited, not when it is submitted.
     """
 
     def __init__(self, windows: tuple[int | None, ...] = (None,), num_stages: int = 1) -> None:
@@ -150,7 +152,7 @@ class FakeExecutor:
         return output if self.real is None else self._checked(self.real.submit(submitted).wait(), output)
 
     def _checked(self, output: StepOutput, expected: StepOutput) -> StepOutput:
-        """The results of the real executor, which are those of the logits of its model."""
+        """Return the results of the real executor, after checking them against the logits of its model."""
         for name in ("token_ids", "ranks", "top_ids"):
             np.testing.assert_array_equal(getattr(output, name), getattr(expected, name), err_msg=name)
         for name in ("logprobs", "top_logprobs"):
@@ -158,7 +160,9 @@ class FakeExecutor:
         return output
 
     def _context(self, batch: Batch, request: int, position: int) -> list[int]:
-        """The tokens that the token at `position` sees, read from the caches of all groups as attention would."""
+        """Return the tokens visible to the token at `position`, read from the caches of all groups as attention
+        would.
+        """
         whole = self._visible(batch, self.windows.index(None), request, range(position + 1))
         for group, window in enumerate(self.windows):
             first = 0 if window is None else max(position - window + 1, 0)
@@ -180,7 +184,9 @@ class FakeExecutor:
 
 
 class FakeTokenizer:
-    """64 tokens: 0 is BOS, 1 is EOS, the others are one character each, and two of them make up one."""
+    """A tokenizer with 64 tokens: 0 is BOS, 1 is EOS, the rest are one character each, and two of them form one
+    character.
+    """
 
     vocab_size = VOCAB_SIZE
     replacements = NO_REPLACEMENTS
@@ -229,7 +235,7 @@ def fake_engine(
     enable_prefix_caching: bool = True,
     executor: FakeExecutor | None = None,
 ) -> Engine:
-    """An engine over a `FakeExecutor`, which is its `executor`."""
+    """Return an engine with a `FakeExecutor` as its `executor`."""
     executor = executor or FakeExecutor()
     executor.allocate_cache(num_blocks, block_size)
     limits = EngineLimits(
@@ -255,7 +261,11 @@ def create_request(
     text: str | None = None,
     **options: Any,
 ) -> Request:
-    """A request of an engine, not yet added. text: what the prompt stands for. options: those of `RequestOptions`."""
+    """Make a request for an engine without adding it.
+
+    text: text that the prompt represents.
+    options: fields of `RequestOptions`.
+    """
     whole = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
     generation = GenerationRequest(prompt=whole, params=params, text=text, options=RequestOptions(**options))
     return engine.create_request(name, generation)

@@ -1,4 +1,4 @@
-"""A stand-in for `humming-kernels` 0.1.20 on the CPU: its layer with the shapes and types of its tensors and calls."""
+"""A CPU stand-in for `humming-kernels` 0.1.20: its layer, with the shapes and types of its tensors and calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
 
 class FakeLayer:
-    """`humming.layer.HummingLayer`. With `num_experts`, all tensors have a dimension for the experts in front."""
+    """A fake `humming.layer.HummingLayer`. With `num_experts`, all tensors have a leading dimension for the experts."""
 
     made: list[FakeLayer] = []  # noqa: RUF012 - the tests look at it
 
@@ -88,7 +88,7 @@ class FakeLayer:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the stand-in in the library's place. No layer is made yet, and no provider is chosen."""
+    """Replace the library with the stand-in. No layer must exist yet, and no provider must have been chosen."""
     layer, ops = ModuleType("humming.layer"), ModuleType("humming.ops")
     layer.HummingLayer, ops.pack_weight = FakeLayer, _packed  # type: ignore[attr-defined]
     for name, module in (("humming", ModuleType("humming")), ("humming.layer", layer), ("humming.ops", ops)):

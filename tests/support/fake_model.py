@@ -1,4 +1,4 @@
-"""`LLM` and `AsyncLLM` over the fake executor, without a model file."""
+"""`LLM` and `AsyncLLM` with the fake executor, without a model file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.support.fake_executor import FakeExecutor, fake_engine
 
 
 def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecutor:
-    """From now on every model is the fake one; returns its executor. options: those of `fake_engine`."""
+    """Make every model the fake one from now on, and return its executor.
+
+    options: arguments of `fake_engine`.
+    """
     engine = fake_engine(**options)
     executor = cast(FakeExecutor, engine.executor)
 

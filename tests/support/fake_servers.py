@@ -1,4 +1,4 @@
-"""A model hub and a package index on loopback, each as good or as bad as a test wants."""
+"""A model hub and a package index on loopback, behaving as well or badly as a test wants."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve(behaviour: Behaviour) -> Iterator[str]:
-    """The base address of a server that behaves so."""
+    """Start a server with this behaviour, and return its base address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"behaviour": behaviour}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -146,13 +146,13 @@ def serve(behaviour: Behaviour) -> Iterator[str]:
 
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
-    """The address of a server that takes connections and never says a word."""
+    """Return the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def wheel(name: str, version: str, files: dict[str, bytes]) -> tuple[str, bytes]:
-    """File name and content of a wheel with these files."""
+    """Return the file name and content of a wheel with these files."""
     info = f"{name}-{version}.dist-info"
     everything = {
         **files,

@@ -10,10 +10,10 @@ _LIMIT_S = 60
 
 
 def in_fork(work: Callable[[], bytes | None]) -> tuple[bytes, int]:
-    """Runs `work` in a child; returns its result and the child's exit code.
+    """Run `work` in a child, and return its result and the child's exit code.
 
-    The code is 1, without a result, if `work` raises; minus the number of a signal that ended it, SIGALRM after a
-    minute. The child never goes on as another run of the tests.
+    If `work` raises, the code is 1, without a result. If a signal ended the child, it is minus the signal's number:
+    SIGALRM after a minute. The child never continues as a second run of the tests.
     """
     ours, theirs = os.pipe()
     child = os.fork()

@@ -1,8 +1,8 @@
-"""A watch on the classes that hold a request or its answer, by what functions get and give while they run.
+"""Watches which classes hold a request or its answer, by inspecting what functions receive and return as they run.
 
-A class holds what is in its own fields, in containers there and in the parts that it is made of. An object that only
-refers to another one, as a queue does to its requests, is no form of it; a message between processes is, as all that it
-refers to is copied.
+A class holds what is in its own fields, in containers there, and in the parts it is made of. An object that only refers
+to another one, as a queue does to its requests, does not count as holding it. A message between processes does, because
+everything it refers to is copied.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ PACKAGE = str(Path(octavo.__file__).parent)
 
 
 class Watch:
-    """Notes the classes of Octavo's data objects that hold what `is_it` finds, in the order in which they were seen.
+    """Records the classes of Octavo's data objects that hold what `is_it` finds, in the order they were seen.
 
-    Make it before the threads to watch begin; it is blind outside of `with`.
+    Create it before the threads to watch start; it sees nothing outside of `with`.
     """
 
     def __init__(self, is_it: Callable[[object], bool], parts: Collection[type]) -> None:
-        """is_it: called with texts, numbers, arrays and lists of numbers. parts: classes that others are made of."""
+        """Prepare to watch.
+
+        is_it: called with texts, numbers, arrays and lists of numbers.
+        parts: classes that other classes are made of.
+        """
         self.seen: list[type] = []
         self._parts = parts
         self._is_it = is_it
@@ -64,7 +68,10 @@ class Watch:
                     self.seen.append(type(item))
 
     def _holds(self, value: object, follows: bool) -> bool:
-        """follows: also what other objects hold that the value refers to."""
+        """Return True if the value holds what `is_it` finds.
+
+        follows: also inspect the objects that the value refers to.
+        """
         if is_data(value):
             is_part = follows or type(value) in self._parts
             return is_part and any(self._holds(item, follows) for item in _fields_of(value))
@@ -76,7 +83,7 @@ class Watch:
 
 
 def is_data(value: object) -> bool:
-    """An instance of a class of Octavo's that is made to hold data."""
+    """Return True for an instance of one of Octavo's classes that are meant to hold data."""
     kind = type(value)
     is_named_tuple = isinstance(value, tuple) and hasattr(kind, "_fields")
     return kind.__module__.startswith("octavo.") and (

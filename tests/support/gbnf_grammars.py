@@ -1,6 +1,6 @@
-"""Grammars that do what those do which llama.cpp publishes in its folder `grammars`, with right and wrong texts.
+"""Grammars like those in llama.cpp's folder `grammars`, with valid and invalid texts.
 
-Written for these tests; the names of the grammars and their features are llama.cpp's: white space behind each word,
+Written for these tests. The names of the grammars and their features are llama.cpp's: white space after each word,
 nullable rules, bounded repetitions, negated classes, recursion, classes of Japanese letters.
 """
 

@@ -12,7 +12,7 @@ from octavo.loader.gguf import open_gguf
 
 
 def save_adapter(model: Path, path: Path, rank: int = 8) -> Path:
-    """Factors beside all matrices of the blocks of a GGUF model, stacks of experts too, in the order of its rows."""
+    """Write factors for all matrices in the blocks of a GGUF model, including stacks of experts, in its row order."""
     rng = np.random.default_rng(1)
     with closing(open_gguf(model)) as file:
         writer = gguf.GGUFWriter(path, file.metadata["general.architecture"])

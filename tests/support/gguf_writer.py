@@ -1,4 +1,4 @@
-"""Writes GGUF files for tests, good ones and, field by field, hostile ones.
+"""Writes GGUF files for tests: good ones and, field by field, hostile ones.
 
 A file is made of pieces of bytes, so that any of them can be replaced by something impossible:
 
@@ -27,7 +27,10 @@ Value = bool | int | float | str | list[str] | NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor; what is left out is derived. shape: as numpy writes it, [out_features, in_features]."""
+    """One tensor. Fields that are left out are derived.
+
+    shape: in numpy's order, [out_features, in_features].
+    """
 
     name: str | bytes
     type_name: str
@@ -61,13 +64,13 @@ class Tensor:
 
 
 def string(text: str | bytes, length: int | None = None) -> bytes:
-    """Length and content; another length than the true one on request."""
+    """Write a text's length and content; `length` writes a false length."""
     content = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(content) if length is None else length) + content
 
 
 def key(name: str | bytes, value: Value, kind: int | None = None) -> bytes:
-    """A key with its value. An int is a u32, i32, u64 or i64, the first that holds it; a float is an f32."""
+    """Write a key with its value. An int becomes the first of u32, i32, u64 or i64 that holds it, a float an f32."""
     if isinstance(value, str):
         return raw_key(name, STRING, string(value))
     if isinstance(value, bool):
@@ -87,7 +90,7 @@ def key(name: str | bytes, value: Value, kind: int | None = None) -> bytes:
 
 
 def raw_key(name: str | bytes, kind: int, value: bytes) -> bytes:
-    """A key with a value of any type and content."""
+    """Write a key with a value of any type and content."""
     return string(name) + struct.pack("<I", kind % (1 << 32)) + value
 
 
@@ -101,7 +104,7 @@ def gguf(
     num_keys: int | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """A whole file. The counts can be replaced; `alignment` places the data and writes no key."""
+    """Write a whole file. The counts can be replaced; `alignment` places the data but writes no key."""
     keys = list(keys)
     entries, data = [], b""
     for tensor in tensors:
@@ -116,14 +119,14 @@ def gguf(
 
 
 def from_weight(name: str, weight: DenseWeight | GGMLWeight) -> Tensor:
-    """A tensor with the content of `weight`."""
+    """Return a tensor with the content of `weight`."""
     return Tensor(name, weight.type_name, weight.shape, np.ascontiguousarray(weight.data).tobytes())
 
 
 def write_split(
     directory: Path, stem: str, keys: Sequence[bytes], parts: Sequence[Sequence[Tensor]], *, declared: int | None = None
 ) -> list[Path]:
-    """A model in parts, as `STEM-00001-of-00003.gguf`; the metadata is in the first."""
+    """Write a model in parts, such as `STEM-00001-of-00003.gguf`, with the metadata in the first."""
     total = sum(map(len, parts)) if declared is None else declared
     paths = []
     for i, tensors in enumerate(parts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def glm_call(name: str, *parameters: tuple[str, str]) -> str:
-    """A call as the chat template of GLM-4.5 writes it."""
+    """Format a call like the chat template of GLM-4.5."""
     lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in parameters)
     return f"<tool_call>{name}\n{lines}</tool_call>"
 

@@ -1,4 +1,4 @@
-"""Arrays next to pages that trap: what reads or writes beyond them ends the test at once."""
+"""Arrays next to pages that trap: code that reads or writes beyond them ends the test at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def guarded(array: NDArray[Any], *, at_start: bool = False, alignment: int = 1) -> NDArray[Any]:
-    """A copy of `array` that ends where a trapping page begins, or begins where one ends (`at_start`).
+    """Return a copy of `array` that ends just before a trapping page, or begins just after one (`at_start`).
 
-    alignment: bytes that the copy's address is a multiple of; up to as many less one lie before the page.
+    alignment: the copy's address is a multiple of this many bytes, so up to one byte less may lie before the page.
     """
     page = mmap.PAGESIZE
     payload = max(-(-array.nbytes // page), 1) * page
@@ -35,7 +35,7 @@ def guarded(array: NDArray[Any], *, at_start: bool = False, alignment: int = 1) 
 
 
 def guard_arrays(instance: T, *, at_start: bool = False) -> T:
-    """A copy of a dataclass whose arrays are all `guarded`."""
+    """Return a copy of a dataclass with all of its arrays `guarded`."""
     assert is_dataclass(instance)
     arrays = {f.name: getattr(instance, f.name) for f in fields(instance)}
     return replace(  # type: ignore[type-var, return-value]

@@ -1,4 +1,4 @@
-"""A guard around what may not wait for the device: everything that asks a tensor for its numbers fails."""
+"""A guard for code that must not wait for the device: any attempt to read a tensor's numbers fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ WAITS = ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__
 
 
 def refuse_waits(monkeypatch: pytest.MonkeyPatch, is_free: Callable[[], bool] = lambda: False) -> None:
-    """Until the end of the test, or of `monkeypatch.context`. is_free: what asks now may."""
+    """Refuse waits until the end of the test, or of `monkeypatch.context`.
+
+    is_free: returns True if the current code may wait.
+    """
 
     def guard(method: str) -> None:
         whole = getattr(torch.Tensor, method)

@@ -1,4 +1,4 @@
-"""Checks that a scheduler and its cache have lost no block, sequence or row."""
+"""Checks that a scheduler and its cache have lost no blocks, sequences or rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from octavo.engine.scheduler import Scheduler
 
 
 def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) -> None:
-    """Raises AssertionError if blocks, sequences or rows are lost, or held by a sequence that does not run.
+    """Raise AssertionError if blocks, sequences or rows are lost, or held by a sequence that is not running.
 
-    in_flight: the steps whose results are not taken yet. They hold slots for the states that they keep.
+    in_flight: steps whose results have not been taken yet. They hold slots for the states that they keep.
     """
     admission = scheduler.admission
     running = admission.running
@@ -45,7 +45,7 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
 
 
 def check_pool(pool: BlockPool, block_tables: Iterable[list[int]]) -> None:
-    """Raises AssertionError unless the counts are exactly those of `block_tables` and no block is lost."""
+    """Raise AssertionError unless the counts match `block_tables` exactly and no block is lost."""
     references = Counter(block_id for table in block_tables for block_id in table)
     counts = [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
     for block_id, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""Jina's BERT in torch, by its published formula: transformers has no such model without remote code.
+"""Jina's BERT in torch, by its published formula: transformers supports it only through remote code.
 
 Günther et al., arXiv 2310.19923, and the names of tensors in `jinaai/jina-embeddings-v2-base-en` and, for code,
 `jinaai/jina-embeddings-v2-base-code`.
@@ -16,7 +16,10 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 
 class JinaBertConfig(BertConfig):
-    """Saved with the model type of BERT, as published files are. for_code: the variant for code."""
+    """Configuration saved with BERT's model type, like the published files.
+
+    for_code: the variant for code.
+    """
 
     for_code: bool = False
     feed_forward_type: str = "geglu"
@@ -24,7 +27,9 @@ class JinaBertConfig(BertConfig):
 
 
 def slopes(heads: int) -> list[float]:
-    """Press et al.: a geometric sequence; if heads are no power of two, with every second one of the longer one."""
+    """Return Press et al.'s slopes: a geometric sequence, extended by every second element of the longer one if
+    necessary.
+    """
     if math.log2(heads).is_integer():
         first = 2 ** (-8 / heads)
         return [first ** (head + 1) for head in range(heads)]
@@ -127,4 +132,4 @@ class JinaBert(PreTrainedModel):
 
 
 class JinaBertForSequenceClassification(JinaBert):
-    """So named in config.json."""
+    """A JinaBert under the name that config.json uses."""

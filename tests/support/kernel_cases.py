@@ -1,4 +1,4 @@
-"""The calls of kernels whose compilation is kept on record: the shapes of an 8B model, on tensors without data."""
+"""The kernel calls whose compilation is recorded: the shapes of an 8B model, on tensors without data."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _states() -> Iterator[Case]:
 
 
 def cases(arch: int) -> Iterator[Case]:
-    """(name, call) of every case on a GPU of this compute capability. The process compiles for no other one."""
+    """Yield (name, call) for every case on a GPU of this compute capability. A process compiles for only one."""
     vars(cache_view)["_converts_e4m3"] = lambda _device: arch >= 89
     for group in (_states, _rowwise, _further_products, _coded_products, _sampling, _attention, _products):
         for name, call in group():

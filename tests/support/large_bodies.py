@@ -1,4 +1,6 @@
-"""Bodies that cost a server as much as they can, of every kind, and a watch over those who wait meanwhile."""
+"""Request bodies of every kind that cost a server as much as possible, and a watch on the clients that wait
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def _ask(path: str, **fields: Any) -> tuple[str, bytes]:
 
 
 def _items(size: int, item: Any) -> list[Any]:
-    """As many of an item as make up a body of this size."""
+    """Return enough of an item to fill a body of this size."""
     return [item] * (size // (len(json.dumps(item)) + 2))
 
 
@@ -44,7 +46,7 @@ def _tool(schema: Any) -> dict[str, Any]:
 
 
 def _texts(size: int) -> dict[str, tuple[str, bytes]]:
-    """One long text in each protocol."""
+    """Return one long text in each protocol."""
     words, prose = "x " * (size // 2), PROSE * (size // len(PROSE))
     return {
         "words": _ask(TEXT, prompt=words),
@@ -102,7 +104,7 @@ def _texts(size: int) -> dict[str, tuple[str, bytes]]:
 
 
 def _lists(size: int) -> dict[str, tuple[str, bytes]]:
-    """Many of something."""
+    """Return bodies with long lists."""
     part = {"type": "text", "text": "a"}
     return {
         "messages": _ask(CHAT, messages=_items(size, USER)),
@@ -129,7 +131,7 @@ def _lists(size: int) -> dict[str, tuple[str, bytes]]:
 
 
 def _structures(size: int) -> dict[str, tuple[str, bytes]]:
-    """Forms of JSON, of schemas and of patterns."""
+    """Return difficult JSON, schemas and patterns."""
     schema = {"type": "object", "properties": _names(size, {"type": "string"})}
     nested: Any = {}
     for _ in range(90):
@@ -162,14 +164,19 @@ def _structures(size: int) -> dict[str, tuple[str, bytes]]:
 
 
 def hostile_bodies(size: int) -> Mapping[str, tuple[str, bytes]]:
-    """(path, body) by kind; bodies have about `size` bytes, unless something else limits them."""
+    """Return (path, body) by kind. Bodies have about `size` bytes, unless something else limits them."""
     return {**_texts(size), **_lists(size), **_structures(size)}
 
 
 @dataclass
 class Figures:
-    """Times in seconds from a moment on. gap: the longest between two events of a stream. health: the slowest answer
-    of `/health/live`. growth: of the peak memory of the server's process, in bytes. statuses: of the answers."""
+    """Times in seconds since the measurement began, and what else was observed.
+
+    gap: the longest time between two events of a stream.
+    health: the slowest answer of `/health/live`.
+    growth: increase of the server's peak memory, in bytes.
+    statuses: statuses of the answers.
+    """
 
     gap: float
     health: float
@@ -178,7 +185,7 @@ class Figures:
 
 
 class StreamWatch:
-    """A stream, and questions to `/health/live`, from a process of their own that does nothing else."""
+    """A stream, and requests to `/health/live`, from a separate process that does nothing else."""
 
     def __init__(self, url: str, pid: int) -> None:
         self.url, self.pid = url, pid
@@ -194,7 +201,7 @@ class StreamWatch:
         self._process.wait()
 
     def measure(self, act: Callable[[], list[int] | None]) -> Figures:
-        """The figures while `act` runs, and until two further events."""
+        """Return the figures while `act` runs, and until two more events."""
         before = self._memory()["VmRSS"]
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak counts from now on
         begin = time.monotonic()
@@ -205,12 +212,12 @@ class StreamWatch:
         return Figures(gap, health, self._memory()["VmHWM"] - before, statuses)
 
     def send(self, path: str, body: bytes, num_clients: int) -> Figures:
-        """The figures while so many clients send this body at once."""
+        """Return the figures while `num_clients` clients send this body at the same time."""
         with ThreadPoolExecutor(num_clients) as pool:
             return self.measure(lambda: list(pool.map(lambda _: post(self.url, path, body), range(num_clients))))
 
     def _wait_for_both(self, since: float) -> None:
-        """Waits for two events of the stream and two answers behind a moment."""
+        """Wait for two events of the stream and two answers after this time."""
 
         def have_come() -> bool:
             assert self._process.poll() is None, "the stream has failed"
@@ -239,7 +246,7 @@ def stream_watch(url: str, pid: int) -> Iterator[StreamWatch]:
 
 
 def post(url: str, path: str, body: bytes) -> int:
-    """The status of the answer."""
+    """Return the status of the answer."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_TIMEOUT_S)
     try:
         connection.request("POST", path, body, {"Content-Type": "application/json"})
@@ -256,7 +263,7 @@ def _tell(kind: str, at: float, took: float) -> None:
 
 
 def _listen(address: str) -> None:
-    """Writes the gaps of one stream after the other."""
+    """Write the gaps of one stream after another."""
     body = json.dumps(_STREAM)
     while True:
         connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)

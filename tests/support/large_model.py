@@ -1,6 +1,6 @@
-"""Llama 3 with 70 billion parameters in files that take no room on the disk: the headers, and zeros not stored.
+"""Llama 3 with 70 billion parameters in files that take no disk space: headers, and zeros that are not stored.
 
-The figures are those of its config.json.
+The sizes are those of its config.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PARAMETERS = 70_553_706_496
 
 
 def save_large_model(path: Path) -> Path:
-    """A directory with config.json and the weights in BF16."""
+    """Write a directory with config.json and the weights in BF16."""
     kv = KV_HEADS * HIDDEN // HEADS
     of_layer = {
         "input_layernorm": [HIDDEN],

@@ -1,4 +1,4 @@
-"""Steps that are computed late, as those of a device: in the order of their calls, at any time until somebody waits."""
+"""Steps computed late, as on a device: in the order of their calls, at any time until their result is awaited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LateStep:
-    """A `PendingStep` in a queue of those that are not computed yet."""
+    """A `PendingStep` in a queue of steps that have not been computed yet."""
 
     def __init__(self, queue: list[LateStep], compute: Callable[[], StepOutput]) -> None:
         self._queue, self._compute = queue, compute
@@ -25,7 +25,7 @@ class LateStep:
         queue.append(self)
 
     def run(self) -> None:
-        """Computes all steps up to this one."""
+        """Compute all steps up to this one."""
         while self._step is None:
             first = self._queue.pop(0)
             first._step = FinishedStep(first._compute)
@@ -37,7 +37,7 @@ class LateStep:
 
 
 def with_tokens(batch: Batch, tokens: Int32) -> Batch:
-    """The batch with its `token_sources` taken from the tokens of the step before."""
+    """Return the batch with its `token_sources` filled in from the tokens of the previous step."""
     sources = batch.token_sources
     if sources is None:
         return batch
@@ -47,9 +47,9 @@ def with_tokens(batch: Batch, tokens: Int32) -> Batch:
 
 
 class LateExecutor:
-    """Implements `octavo.backends.Executor` over another one: two steps in flight, computed at times of its choice.
+    """An `octavo.backends.Executor` that wraps another one: two steps in flight, computed whenever it chooses.
 
-    takes_sources: whether the other one takes `Batch.token_sources`; else they are resolved here.
+    takes_sources: the wrapped executor accepts `Batch.token_sources`; otherwise they are resolved here.
     """
 
     max_in_flight = 2
@@ -63,7 +63,7 @@ class LateExecutor:
         self.num_late = 0  # of these, those that did so before it was known which guesses were right
 
     def beside(self, executor: Executor) -> LateExecutor:
-        """Another executor of the same device, whose steps keep their order with those of this one."""
+        """Return another executor on the same device, whose steps stay in order with those of this one."""
         other = LateExecutor(executor, 1, takes_sources=self._takes_sources)
         other._queue, other._random = self._queue, self._random
         return other
@@ -90,7 +90,7 @@ class LateExecutor:
 
 
 def on_late_device(engine: Engine, seed: int = 1) -> tuple[LateExecutor, LateExecutor]:
-    """Puts a model and the one that drafts for it, which share tokens, on one device with two steps in flight."""
+    """Put a model and its draft model, which share tokens, on one device with two steps in flight."""
     assert engine.speculation is not None
     drafter = engine.speculation.drafter
     assert drafter is not None

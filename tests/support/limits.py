@@ -13,7 +13,7 @@ MAX_GROWTH_BYTES = 64 << 20
 
 @contextlib.contextmanager
 def bounded(seconds: float = MAX_SECONDS, growth_bytes: int = MAX_GROWTH_BYTES) -> Iterator[None]:
-    """Fails if the block computes for longer, or if resident memory peaks higher above where it started."""
+    """Fail if the block computes for longer, or if peak resident memory grows by more than this."""
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present
         before = _status_bytes("VmRSS")

@@ -1,4 +1,4 @@
-"""A native program of one attention record, and dense float64 attention to compare it with."""
+"""A native program with a single attention record, and dense float64 attention to compare it with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Extras:
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a run; only the type of the cache may change a bit of the result."""
+    """The settings of a run; only the cache type may change the bits of the result."""
 
     isa: str = "avx2"
     threads: int = 1
@@ -57,7 +57,7 @@ class Setup:
 
 
 class NativeAttention:
-    """One layer. Rows of q, k and v go in, rows of the output come out; the cache stays between runs."""
+    """One layer. Rows of q, k and v go in, rows of the output come out; the cache is kept between runs."""
 
     def __init__(self, params: AttentionParams, extras: Extras, setup: Setup) -> None:
         self.params, self.setup = params, setup
@@ -102,7 +102,7 @@ class NativeAttention:
         return [sum(p.widths)] if self.setup.fused else list(p.widths)
 
     def _operation(self, inputs: list[int], extras: Extras) -> Attention | FusedAttention | LatentAttention:
-        """Without its weights, which come as arrays."""
+        """Return the operation without its weights, which are passed as arrays."""
         values = [Value(i, TOKENS, cols) for i, cols in enumerate(inputs)]
         if self.setup.latent:
             return LatentAttention(*values, self.params)
@@ -116,7 +116,7 @@ class NativeAttention:
         return LayerFormat(self.setup.kv_dtype, mean)
 
     def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
+        """Compute the output [tokens, params.output_width] from q, k and v [tokens, params.widths]."""
         inputs = [np.concatenate([q, k, v], axis=1)] if self.setup.fused else [q, k, v]
         if self.setup.latent:
             heads = [x.reshape(-1, self.params.head_dim) for x in (q, k)]
@@ -130,7 +130,7 @@ class NativeAttention:
 
 
 def block_bytes_of(submit: Callable[[Batch], object]) -> int:
-    """Bytes of a block of a native program's cache, as it names them where it refuses an empty one."""
+    """Return the block size in bytes of a native program's cache, as stated in its error for an empty cache."""
     batch = step([(Request([0], [0]), 1)])
     batch.block_loads = BlockBytes(np.zeros(1, np.int32), np.zeros((1, 0), np.uint8))
     with pytest.raises(ValueError, match="has 0 bytes a block, must have") as refusal:
@@ -156,7 +156,7 @@ class Sequence:
 def random_sequences(
     rng: np.random.Generator, params: AttentionParams, lengths: list[int], block_size: int, num_blocks: int
 ) -> list[Sequence]:
-    """Sequences of those lengths with blocks scattered over the whole cache."""
+    """Make sequences of these lengths with blocks scattered over the whole cache."""
     free = rng.permutation(num_blocks).tolist()
     sequences = []
     for length in lengths:
@@ -169,9 +169,9 @@ def random_sequences(
 def advance(
     native: NativeAttention, scheduled: list[tuple[Sequence, int]], copies: Iterable[tuple[int, int]] = ()
 ) -> None:
-    """One step: the next `count` tokens of each sequence, their results appended to its outputs.
+    """Run one step with the next `count` tokens of each sequence, and append the results to its outputs.
 
-    copies: blocks of the cache that are copied before, source and destination.
+    copies: cache blocks that are copied first, as (source, destination).
     """
     spans = [slice(s.request.computed, s.request.computed + count) for s, count in scheduled]
     rows = [
@@ -189,7 +189,7 @@ def advance(
 
 
 def rotate(x: np.ndarray, rope: RopeParams) -> np.ndarray:
-    """x [tokens, heads, head_dim] from position 0 on, in float64, by complex numbers."""
+    """Rotate x [tokens, heads, head_dim] from position 0 on, in float64, using complex numbers."""
     half = len(rope.frequencies)
     angles = np.arange(x.shape[0])[:, None] * np.array(rope.frequencies, np.float32).astype(np.float64)
     turn = np.exp(1j * angles)[:, None] * rope.attention_factor
@@ -202,9 +202,9 @@ def rotate(x: np.ndarray, rope: RopeParams) -> np.ndarray:
 def dense_attention(
     params: AttentionParams, extras: Extras, s: Sequence, kv_dtype: KVDtype | None = None
 ) -> np.ndarray:
-    """Softmax attention of a whole sequence in float64: [length, params.output_width].
+    """Compute the softmax attention of a whole sequence in float64: [length, params.output_width].
 
-    kv_dtype: what keys and values are rounded to. None: not at all.
+    kv_dtype: type that keys and values are rounded to; None means no rounding.
     """
     p, length = params, s.length
     heads_of = ((s.q, p.num_heads), (s.k, p.num_kv_heads), (s.v, p.num_kv_heads))
@@ -242,11 +242,11 @@ def dense_attention(
 
 
 def relative_errors(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """|found - expected| / |expected| of each row."""
+    """Return |found - expected| / |expected| of each row."""
     errors: np.ndarray = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
     return errors
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest of all rows."""
+    """Return the largest relative error of all rows."""
     return float(relative_errors(found, expected).max())

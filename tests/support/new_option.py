@@ -1,4 +1,4 @@
-"""Adds a line to the class `RequestOptions` and looks for the new option in the engine, whoever asks.
+"""Adds a line to the class `RequestOptions` and checks that the new option reaches the engine from every caller.
 
 python -m tests.support.new_option MODEL
 """
@@ -43,7 +43,7 @@ LIMITS: dict[str, Any] = {"num_threads": 1, "kv_cache_memory": "16MiB"}
 
 
 def add_option() -> None:
-    """Puts the module with the line more in the place of the real one, before anything imports it."""
+    """Replace the real module with one that has the extra line, before anything imports it."""
     spec = importlib.util.find_spec("octavo.generation_request")
     assert spec is not None
     assert spec.origin is not None
@@ -55,7 +55,7 @@ def add_option() -> None:
 
 
 def watch_engine() -> list[str]:
-    """The option of every request that an engine makes from now on."""
+    """Record the option of every request that an engine makes from now on."""
     from octavo.engine.engine import Engine
     from octavo.engine.request import Request
 

@@ -10,7 +10,7 @@ from octavo.platform import numa
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, root: Path, *cpulists: str) -> None:
-    """A node for each list of CPUs, as the kernel writes it."""
+    """Pretend that there is one node per list of CPUs, written as the kernel does."""
     for node, text in enumerate(cpulists):
         (root / f"node{node}").mkdir()
         (root / f"node{node}" / "cpulist").write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""All operations of `octavo.graph.ops`, found by themselves."""
+"""All operations of `octavo.graph.ops`, discovered automatically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.graph.ops.base import Op
 
 
 def operations() -> list[type[Op]]:
-    """Every operation that a graph can have, in the order of modules and lines."""
+    """Return every operation that a graph can have, in the order of modules and lines."""
     found: list[type[Op]] = []
     for each in pkgutil.iter_modules(octavo.graph.ops.__path__):
         module = importlib.import_module(f"octavo.graph.ops.{each.name}")

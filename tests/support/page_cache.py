@@ -1,4 +1,4 @@
-"""The pages of a file that the system has in its cache: what was read of it since it was dropped from there."""
+"""The pages of a file in the system's cache, which show what was read since they were dropped."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from octavo.loader.checkpoint import Checkpoint
 
 
 def drop(path: Path) -> None:
-    """Leaves the pages that a process has mapped."""
+    """Drop a file from the cache, except for pages that a process has mapped."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_nothing_ahead(checkpoint: Checkpoint) -> None:
-    """Has the system read the pages alone that are needed, and drops those that it has read with the header."""
+    """Make the system read only the pages that are needed, and drop those it has read with the header."""
     for path, file in checkpoint.file._files.items():
         file.data.madvise(mmap.MADV_RANDOM)
         drop(path)
 
 
 def cached_bytes(data: NDArray[Any]) -> int:
-    """In whole pages of a mapped array."""
+    """Return the cached bytes of a mapped array, in whole pages."""
     address = data.__array_interface__["data"][0]
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     length = address + data.nbytes - begin

@@ -1,4 +1,4 @@
-"""PDF files with a text layer, as small as they can be."""
+"""Minimal PDF files with a text layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def text_pdf(pages: Sequence[str]) -> bytes:
-    """A file with these lines of ASCII text on its pages; "" leaves a page empty."""
+    """Make a file with these lines of ASCII text on its pages; "" leaves a page empty."""
     numbers = [4 + 2 * i for i in range(len(pages))]  # of the pages' objects, each before its content
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",

@@ -1,4 +1,4 @@
-"""Adapters that PEFT makes for tiny models, with random factors, and its own logits with them."""
+"""Adapters made by PEFT for tiny models, with random factors, and PEFT's own logits with them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from tests.support.tiny_models import expected_logits
 def save_peft(
     model: PreTrainedModel, folder: Path, token_ids: list[int], *, seed: int = 0, **settings: Any
 ) -> NDArray[np.float32]:
-    """Saves a random adapter of PEFT in a folder. The logits of the model with it, [tokens, vocab].
+    """Save a random PEFT adapter in a folder, and return the model's logits with it, [tokens, vocab].
 
-    Its numbers are ones of bfloat16, as the CPU backend holds them.
-    settings: of `LoraConfig`; the linears of all layers unless told otherwise.
+    Its numbers are exact in bfloat16, the type in which the CPU backend stores them.
+
+    settings: arguments of `LoraConfig`; by default the adapter changes the linears of all layers.
     """
     import peft
 

@@ -1,4 +1,4 @@
-"""Drawn pictures in the sizes and modes that image processors treat in different ways."""
+"""Drawn images in the sizes and modes that image processors treat differently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES: Mapping[str, tuple[int, int]] = {
 
 
 def noise(width: int, height: int, seed: int = 0, channels: int = 3) -> Image.Image:
-    """Coarse noise with a gradient, so that turned, mirrored and shifted pictures differ everywhere."""
+    """Draw coarse noise with a gradient, so that rotated, mirrored and shifted images differ everywhere."""
     random = np.random.default_rng(seed)
     coarse = random.integers(0, 160, (height // 7 + 1, width // 7 + 1, channels), dtype=np.uint8)
     pixels = np.kron(coarse, np.ones((7, 7, 1), np.uint8))[:height, :width]
@@ -30,14 +30,14 @@ def noise(width: int, height: int, seed: int = 0, channels: int = 3) -> Image.Im
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    """The image as a file of this format."""
+    """Encode the image as a file of this format."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def files() -> dict[str, bytes]:
-    """Files by what is special about them."""
+    """Return files by what is special about them."""
     rgb, rgba = noise(90, 61), noise(90, 61, channels=4)
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
@@ -64,7 +64,7 @@ def files() -> dict[str, bytes]:
 
 
 def check_header(content: bytes) -> None:
-    """The header of any bytes is a size, or a refusal with its code; anything else is a finding."""
+    """Check that any bytes give a size or a refusal with a code; anything else is a bug."""
     try:
         header = read_header(content)
     except UsageError as error:

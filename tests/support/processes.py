@@ -1,4 +1,4 @@
-"""Octavo's command as a real process, on a pipe or at a terminal."""
+"""Octavo's command as a real process, on a pipe or in a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ COMMAND = [sys.executable, "-m", "octavo"]
 def octavo(
     *arguments: str | Path, stdin: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end. stdin: surrogates in it are bytes that are no text. env: variables to change."""
+    """Run the command to its end.
+
+    stdin: surrogates in it become bytes that are not text.
+    env: variables to change.
+    """
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
@@ -37,7 +41,10 @@ def octavo(
 def octavo_here(
     *arguments: str | Path, stdin: str = "", stderr: io.StringIO | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command within this process: the same result, without the start. stderr: where standard error goes."""
+    """Run the command within this process, with the same result but without the startup time.
+
+    stderr: where standard error goes.
+    """
     out, err = io.StringIO(), stderr or io.StringIO()
     with (
         contextlib.redirect_stdout(out),
@@ -52,10 +59,13 @@ def octavo_here(
 
 
 class Terminal:
-    """The command at a terminal of its own, to type into. Leave the `with` block to end it."""
+    """The command in its own terminal, to type into. Leave the `with` block to end it."""
 
     def __init__(self, *arguments: str | Path, env: dict[str, str] | None = None) -> None:
-        """env: variables to change."""
+        """Start the command.
+
+        env: variables to change.
+        """
         master, slave = pty.openpty()
         self._master = master
         self.process = subprocess.Popen(
@@ -72,11 +82,11 @@ class Terminal:
         self._seen = 0
 
     def type(self, text: str) -> None:
-        """Text with control characters: `\\x03` is Ctrl-C, `\\x04` Ctrl-D."""
+        r"""Type text with control characters: `\x03` is Ctrl-C, `\x04` Ctrl-D."""
         os.write(self._master, text.encode())
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
-        """Reads until `text` appears after what was waited for before; gives what came up to its end."""
+        """Read until `text` appears after what was waited for before, and return the output up to its end."""
         deadline = time.monotonic() + seconds
         while (at := self.output.find(text, self._seen)) < 0:
             ready = self._has_output(max(0.0, deadline - time.monotonic()))
@@ -92,7 +102,7 @@ class Terminal:
         return bool(poll.poll(seconds * 1000))
 
     def wait(self, seconds: float = 60) -> int:
-        """The exit code."""
+        """Wait for the end and return the exit code."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             if self._has_output(0.05):
@@ -100,7 +110,7 @@ class Terminal:
         return self.process.wait(1)
 
     def leave(self) -> int:
-        """The exit code after Ctrl-D, which is typed until the process ends: during an answer it is lost."""
+        """Type Ctrl-D until the process ends, because it is lost during an answer, and return the exit code."""
         for _ in range(60):
             self.type("\x04")
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,7 +127,7 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Makes standard input the controlling terminal, so that Ctrl-C is a signal."""
+    """Make standard input the controlling terminal, so that Ctrl-C becomes a signal."""
     import fcntl
     import termios
 

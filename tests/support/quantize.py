@@ -1,7 +1,7 @@
-"""Small encoders into ggml blocks, for tests that need a tiny quantized model or random legal blocks.
+"""Small encoders for ggml blocks, for tests that need a tiny quantized model or random valid blocks.
 
-They round every value to the nearest code of a plainly chosen scale, so the error is bounded, but
-they do not search for better scales as real quantizers do.
+They round every value to the nearest code of a simple scale, so the error is bounded, but unlike real quantizers they
+do not search for better scales.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 
 
 def quantize(type_name: str, values: NDArray[np.floating]) -> Bytes:
-    """`values`, whose rows are whole blocks, as the flat bytes of one ggml tensor of `type_name`."""
+    """Encode `values`, whose rows are whole blocks, as the flat bytes of one ggml tensor of `type_name`."""
     per_block, size = BLOCK_SIZES[type_name]
     if values.shape[-1] % per_block:
         raise ValueError(f"rows of {values.shape[-1]} are no whole blocks of {per_block}")
@@ -59,17 +59,17 @@ def quantize(type_name: str, values: NDArray[np.floating]) -> Bytes:
 
 
 def quantized(type_name: str, values: NDArray[np.floating]) -> GGMLWeight:
-    """`values` as a weight of `type_name`; its `dequantize()` is what a model then computes with."""
+    """Return `values` as a weight of `type_name`; its `dequantize()` is what a model then computes with."""
     return GGMLWeight.from_bytes(type_name, quantize(type_name, values), tuple(values.shape))
 
 
 def encodable_types() -> list[str]:
-    """The types that `quantize` can write."""
+    """Return the types that `quantize` can write."""
     return sorted(_ENCODERS)
 
 
 def random_blocks(type_name: str, count: int, seed: int) -> Bytes:
-    """Random codes with small finite scales, of any type: uint8 [count, bytes per block]."""
+    """Make random codes with small finite scales, of any type: uint8 [count, bytes per block]."""
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (count, BLOCK_SIZES[type_name][1]), dtype=np.uint8)
     if type_name in ("F32", "F16", "BF16"):
@@ -86,7 +86,7 @@ def random_blocks(type_name: str, count: int, seed: int) -> Bytes:
 
 
 def random_weight(type_name: str, shape: tuple[int, ...], seed: int) -> GGMLWeight:
-    """A weight of any type made of random legal blocks."""
+    """Make a weight of any type from random valid blocks."""
     count = int(np.prod(shape)) // BLOCK_SIZES[type_name][0]
     return GGMLWeight.from_bytes(type_name, random_blocks(type_name, count, seed).ravel(), shape)
 
@@ -100,24 +100,24 @@ def _half(numbers: NDArray[np.floating]) -> Bytes:
 
 
 def _stored(numbers: Floats) -> Floats:
-    """The numbers as they will be read back from a half float."""
+    """Return the numbers as they will be read back from half precision."""
     return numbers.astype(np.float16).astype(np.float32)
 
 
 def _codes(values: Floats, scale: Floats, low: int, high: int) -> NDArray[np.int32]:
-    """Nearest whole multiples of `scale`, within [low, high]; zero where the scale is zero."""
+    """Return the nearest integer multiples of `scale`, within [low, high]; zero where the scale is zero."""
     safe = np.where(scale == 0, 1, scale)
     return np.clip(np.rint(np.where(scale == 0, 0, values / safe)), low, high).astype(np.int32)
 
 
 def _pack(codes: NDArray[np.integer], bits: int) -> Bytes:
-    """Joins [..., 8 / bits, k] codes into [..., k] bytes, the first plane in the lowest bits."""
+    """Join [..., 8 / bits, k] codes into [..., k] bytes, with the first plane in the lowest bits."""
     shifts = np.arange(0, 8, bits)[:, None]
     return np.bitwise_or.reduce(codes.astype(np.int32) << shifts, axis=-2).astype(np.uint8)
 
 
 def _bits(codes: NDArray[np.integer]) -> Bytes:
-    """Ones and zeros [n, 8k] as [n, k] bytes, the first in the lowest bit."""
+    """Pack ones and zeros [n, 8k] into [n, k] bytes, with the first in the lowest bit."""
     return np.packbits(codes.astype(np.uint8), axis=-1, bitorder="little")
 
 
@@ -126,7 +126,7 @@ def _nibbles(codes: NDArray[np.integer]) -> Bytes:
 
 
 def _signed_extreme(values: Floats) -> Floats:
-    """The value of largest magnitude of every block, with its sign: [n, 1]."""
+    """Return the value of largest magnitude in every block, with its sign: [n, 1]."""
     at = np.abs(values).argmax(axis=1)[:, None]
     return np.take_along_axis(values, at, axis=1)
 
@@ -137,13 +137,13 @@ def _bf16(values: Floats) -> Bytes:
 
 
 def _symmetric(values: Floats, levels: int) -> tuple[Floats, NDArray[np.int32]]:
-    """Scale and codes 0 .. 2 * levels - 1 around `levels`: the largest magnitude becomes code 0."""
+    """Return the scale and codes 0 .. 2 * levels - 1 around `levels`; the largest magnitude gets code 0."""
     scale = _stored(_signed_extreme(values) / -levels)
     return scale, _codes(values, scale, -levels, levels - 1) + levels
 
 
 def _affine(values: Floats, top: int) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Scale, minimum and codes 0 .. top."""
+    """Return the scale, minimum and codes 0 .. top."""
     minimum = _stored(values.min(axis=1, keepdims=True))
     scale = _stored((values.max(axis=1, keepdims=True) - minimum) / top)
     return scale, minimum, _codes(values - minimum, scale, 0, top)
@@ -175,7 +175,7 @@ def _q8_0(values: Floats) -> Bytes:
 
 
 def _two_level(values: Floats, group: int, top: int, scale_top: int) -> tuple[Bytes, Bytes, NDArray, NDArray, NDArray]:
-    """Groups with a scale and a minimum that are quantized themselves: d, dmin, scales, minima, codes."""
+    """Quantize groups with a scale and a minimum that are quantized too: d, dmin, scales, minima, codes."""
     groups = values.reshape(len(values), -1, group)
     minimum = np.maximum(-groups.min(axis=2), 0)
     scale = (groups.max(axis=2) + minimum) / top
@@ -188,7 +188,7 @@ def _two_level(values: Floats, group: int, top: int, scale_top: int) -> tuple[By
 
 
 def _signed_scales(values: Floats, group: int, levels: int, scale_top: int) -> tuple[Floats, NDArray, NDArray]:
-    """Groups with a signed quantized scale: d, scales, codes 0 .. 2 * levels - 1."""
+    """Quantize groups with a signed quantized scale: d, scales, codes 0 .. 2 * levels - 1."""
     groups = values.reshape(len(values), -1, group)
     scale = np.abs(groups).max(axis=2) / (levels - 1)
     d = _stored(scale.max(axis=1, keepdims=True) / scale_top)
@@ -212,7 +212,7 @@ def _q3_k(values: Floats) -> Bytes:
 
 
 def _six_bit_pairs(scales: NDArray, minima: NDArray) -> Bytes:
-    """Eight scales and eight minima of six bits in 12 bytes, as Q4_K and Q5_K hold them."""
+    """Pack eight scales and eight minima of six bits into 12 bytes, as in Q4_K and Q5_K."""
     first = (scales[:, :4] & 63) | ((scales[:, 4:] >> 4) << 6)
     second = (minima[:, :4] & 63) | ((minima[:, 4:] >> 4) << 6)
     third = (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4)

@@ -1,4 +1,6 @@
-"""Quantized safetensors checkpoints, packed by the published formula of each format, with the numbers they mean."""
+"""Quantized safetensors checkpoints, packed by the published formula of each format, with the numbers they
+represent.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Packed:
-    """The stored tensors of a layer by their last names, and the matrix that they mean."""
+    """The stored tensors of a layer by their last names, and the matrix that they represent."""
 
     tensors: Tensors
     meaning: Floats
 
 
 def tiny_model(width: int = 128, inner: int = 256, heads: int = 4, kv_heads: int = 2) -> PreTrainedModel:
-    """A Qwen 2 of two layers with random weights. width, inner: columns of the values and within the MLP."""
+    """Make a two-layer Qwen 2 with random weights.
+
+    width, inner: columns of the hidden states and of the MLP.
+    """
     torch.manual_seed(1)
     config = Qwen2Config(
         vocab_size=96,
@@ -57,7 +62,7 @@ Packer = Callable[[Floats, Rng], Packed]
 
 
 def words(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
-    """Codes [n, m] packed along n without gaps, the first in the lowest bits: [n * bits / 32, m]."""
+    """Pack codes [n, m] along n without gaps, with the first in the lowest bits: [n * bits / 32, m]."""
     out = np.zeros((-(-len(values) * bits // 32), values.shape[1]), np.uint64)
     for i, row in enumerate(values.astype(np.uint64)):
         word, shift = divmod(i * bits, 32)
@@ -68,7 +73,7 @@ def words(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
 
 
 def quantize(w: Floats, groups: NDArray[Any], bits: int, zeros: NDArray[Any]) -> tuple[Any, ...]:
-    """Codes [out, in], scales [out, groups] and scale * (code - zero), for the group of each column."""
+    """Return codes [out, in], scales [out, groups] and scale * (code - zero), given the group of each column."""
     scales = np.stack([np.abs(w[:, groups == g]).max(1) for g in range(zeros.shape[1])], 1) * 2.2 / ((1 << bits) - 1)
     scales = scales.astype(np.float16)
     each, zero = scales[:, groups].astype(np.float32), zeros[:, groups].astype(np.float32)
@@ -82,7 +87,7 @@ def some_zeros(rng: Rng, shape: tuple[int, int], bits: int, symmetric: bool) -> 
 
 
 def gptq(bits: int, group: int, *, symmetric: bool, act_order: bool = False, version: int = 1) -> Packer:
-    """AutoGPTQ: scale * (code - (stored zero + 1)); version 2 stores the zero itself."""
+    """Pack AutoGPTQ's format: scale * (code - (stored zero + 1)); version 2 stores the zero itself."""
 
     def pack(w: Floats, rng: Rng) -> Packed:
         width = group if group > 0 else w.shape[1]
@@ -104,7 +109,7 @@ def gptq(bits: int, group: int, *, symmetric: bool, act_order: bool = False, ver
 
 
 def awq(group: int) -> Packer:
-    """AutoAWQ: nibble i of a word has the code of row AWQ_ORDER[i]."""
+    """Pack AutoAWQ's format: nibble i of a word holds the code of row AWQ_ORDER[i]."""
 
     def interleaved(values: NDArray[Any]) -> NDArray[np.int32]:
         out = np.zeros((len(values), values.shape[1] // 8), np.uint32)
@@ -125,7 +130,7 @@ def awq(group: int) -> Packer:
 def fp8(
     scale_name: str, block: tuple[int | None, int | None], dtype: Any = torch.float32, *, flat: bool = False
 ) -> Packer:
-    """data * scale, one scale for each block; None: all rows or columns."""
+    """Pack data * scale with one scale per block; None means all rows or columns."""
 
     def pack(w: Floats, _: Rng) -> Packed:
         rows, columns = block[0] or len(w), block[1] or w.shape[1]
@@ -144,7 +149,7 @@ def fp8(
 
 
 def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = True, act_order: bool = False) -> Packer:
-    """compressed-tensors: signed codes and zeros; packed ones are stored plus half their range."""
+    """Pack compressed-tensors' format: signed codes and zeros; packed ones are stored plus half their range."""
 
     def pack(w: Floats, rng: Rng) -> Packed:
         groups = np.arange(w.shape[1]) // (group or w.shape[1])
@@ -168,7 +173,9 @@ def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = Tr
 
 
 def hqq(bits: int, group: int) -> Packer:
-    """(code - zero) * scale, with broken zeros; the groups of columns are rows, packed from the highest bits down."""
+    """Pack (code - zero) * scale with fractional zeros; groups of columns are rows, packed from the highest bits
+    down.
+    """
     per_number = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}[bits]
     name = "3bit_32" if bits == 3 else f"{bits}bit_u8"
 
@@ -203,7 +210,7 @@ def nearest(values: Floats, table: Floats) -> NDArray[np.uint8]:
 
 
 def nvfp4(w: Floats, _: Rng) -> Packed:
-    """E2M1 with an E4M3 scale for 16 columns, all divided by one float."""
+    """Pack E2M1 with an E4M3 scale per 16 columns, all divided by one float."""
     blocks = w.reshape(len(w), -1, 16)
     overall = np.float32(6 * 448 / np.abs(w).max())
     local = torch.from_numpy(np.abs(blocks).max(-1) / 6 * overall).to(torch.float8_e4m3fn)
@@ -219,7 +226,9 @@ def nvfp4(w: Floats, _: Rng) -> Packed:
 
 
 def mxfp4(w: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Floats]:
-    """Codes with two columns a byte [*, in / 32, 16], exponents [*, in / 32], and their meaning."""
+    """Return codes with two columns per byte [*, in / 32, 16], exponents [*, in / 32], and the numbers they
+    represent.
+    """
     blocks = w.reshape(*w.shape[:-1], -1, 32)
     exponents = np.floor(np.log2(np.abs(blocks).max(-1))) - 2
     codes = nearest(blocks / 2 ** exponents[..., None], E2M1)
@@ -234,7 +243,7 @@ def mxfp4_packed(w: Floats, _: Rng) -> Packed:
 
 
 def llm_int8(w: Floats, _: Rng) -> Packed:
-    """code * scale / 127, one scale a row."""
+    """Pack code * scale / 127 with one scale per row."""
     scb = np.abs(w).max(1).astype(np.float32)
     codes = np.rint(w / scb[:, None] * 127).astype(np.int8)
     tensors = {"weight": codes, "SCB": scb, "weight_format": np.array(0, np.uint8)}
@@ -242,7 +251,7 @@ def llm_int8(w: Floats, _: Rng) -> Packed:
 
 
 def bitnet(*, divides: bool) -> Packer:
-    """Codes of -1, 0 and 1, four rows a byte, and one scale, by which the product is divided or multiplied."""
+    """Pack codes of -1, 0 and 1, four rows per byte, with one scale that divides or multiplies the product."""
 
     def pack(w: Floats, _: Rng) -> Packed:
         scale = np.float32(np.float16(np.abs(w).mean()))
@@ -256,7 +265,10 @@ def bitnet(*, divides: bool) -> Packer:
 
 
 def four_bits(kind: str, block: int, *, nested: bool, table: Floats | None = None) -> Packer:
-    """scale * table[code]; blocks run over the flattened matrix. table: the published one of `kind` if None."""
+    """Pack scale * table[code] in blocks over the flattened matrix.
+
+    table: None means the published table of `kind`.
+    """
     table = (NF4 if kind == "nf4" else FP4) if table is None else table
 
     def pack(w: Floats, _: Rng) -> Packed:
@@ -364,7 +376,8 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def write(model: PreTrainedModel, directory: Path, config: Mapping[str, object], packer: Packer) -> set[str]:
-    """Writes the model with all linears but `o_proj` and the head quantized, and gives it the numbers they mean.
+    """Write the model with all linears except `o_proj` and the head quantized, and set its numbers to those they
+    represent.
 
     Returns the names of the quantized weights in the graph.
     """

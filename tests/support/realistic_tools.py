@@ -1,4 +1,4 @@
-"""Tools as large as those of assistants for programming."""
+"""Tools as large as those of coding assistants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.tool_outputs import tool
 
 
 def realistic_tools(count: int) -> list[dict[str, Any]]:
-    """Tools with parameters as assistants for programming have them, about 1.7 KB each."""
+    """Return tools with parameters like those of coding assistants, about 1.7 KB each."""
     location = {"type": "object", "properties": {"path": {"type": "string"}, "line": {"type": "integer", "minimum": 1}}}
     properties = {
         "query": {"type": "string", "description": "What to look for. " * 20, "minLength": 1},

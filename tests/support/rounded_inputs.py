@@ -1,4 +1,4 @@
-"""The numpy meaning of rounded inputs: the rows by which some checkpoints have their weights multiplied."""
+"""A numpy definition of rounded inputs: the rows that the weights of some checkpoints are multiplied by."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from octavo.quantization.packed.inputs import LARGEST, InputKind
 def coded_inputs(
     x: NDArray[np.float32], kind: InputKind, group: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(codes [rows, cols], scales [rows, groups]) of x [rows, cols]: the nearest to x / scale, halves to even.
+    """Return (codes [rows, cols], scales [rows, groups]) of x [rows, cols]: x / scale rounded, halves to even.
 
-    The scale of a group of columns is its largest magnitude / 127 (int8) or / 448 (e4m3), and 1 if all are zero. group:
-    columns with one scale; 0: the whole row. Codes are the bytes of int8 or E4M3 numbers. A group with a number that is
-    not finite has such a scale.
+    The scale of a group of columns is its largest magnitude / 127 (int8) or / 448 (e4m3), and 1 if all are zero. Codes
+    are the bytes of int8 or E4M3 numbers. A group that contains a non-finite number has a non-finite scale.
+
+    group: columns that share a scale; 0 for the whole row.
     """
     rows, cols = x.shape
     step = group or max(cols, 1)
@@ -31,7 +32,7 @@ def coded_inputs(
 
 
 def rounded_inputs(x: NDArray[np.float32], kind: InputKind, group: int = 0) -> NDArray[np.float32]:
-    """The numbers that the codes of `coded_inputs` mean."""
+    """Return the numbers that the codes of `coded_inputs` represent."""
     codes, scales = coded_inputs(x, kind, group)
     values = codes.view(np.int8).astype(np.float32) if kind == "int8" else e4m3_values(codes)
     return values * np.repeat(scales, group or max(x.shape[1], 1), axis=1)[:, : x.shape[1]]

@@ -13,7 +13,7 @@ _NAMES = {"f4": "F32", "f2": "F16", "u2": "BF16", "f8": "F64", "i8": "I64", "i4"
 
 
 def safetensors(tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A whole file. Arrays of uint16 are the bits of BF16 numbers."""
+    """Write a whole file. Arrays of uint16 hold the bits of BF16 numbers."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     data = b""
     for name, array in tensors.items():
@@ -25,6 +25,6 @@ def safetensors(tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[st
 
 
 def with_header(header: bytes, data: bytes = b"", length: int | None = None) -> bytes:
-    """A file with any header, padded to 8 bytes as the format asks, and any length of it."""
+    """Write a file with any header, padded to 8 bytes as the format requires, and any stated length of it."""
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header) if length is None else length) + header + data

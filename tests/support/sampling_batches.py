@@ -11,7 +11,7 @@ from octavo.batch import SAMPLING_ROW, SamplingBatch, greedy_rows
 
 
 def sampling_batch(num_rows: int, **fields: Any) -> SamplingBatch:
-    """Greedy rows without any option, except for `fields`: fields of a row, or arrays of the batch."""
+    """Return greedy rows with no options except `fields`: fields of a row, or arrays of the batch."""
     rows = greedy_rows(num_rows)
     rows["counter"] = np.arange(num_rows)
     for name in set(fields) & set(SAMPLING_ROW.names or ()):

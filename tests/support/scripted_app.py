@@ -1,4 +1,4 @@
-"""The whole application over a scripted engine, on a real port: pages, metrics and traces without a model.
+"""The whole application with a scripted engine, on a real port: pages, metrics and traces without a model.
 
 with scripted_app(FakeClient(tokenizer, Script(["Hel", "lo"])), tokenizer) as server:
     httpx.get(server.url + "/metrics")
@@ -43,9 +43,11 @@ class ScriptedApp:
 
 
 class SteppedLoader:
-    """Loads models that answer by script as slowly as the test wants. Stands for a `ModelLoader`.
+    """A fake `ModelLoader` that loads scripted models as slowly as the test wants.
 
-    It reports 3 of 8 bytes packed, then waits for `may_end`. problem: what it raises then.
+    It reports 3 of 8 bytes packed, then waits for `may_end`.
+
+    problem: error to raise after that.
     """
 
     def __init__(self, tokenizer: Tokenizer, client: FakeClient) -> None:
@@ -79,9 +81,10 @@ def scripted_app(
     names: tuple[str, ...] = ("scripted",),
     loader: SteppedLoader | None = None,
 ) -> Iterator[ScriptedApp]:
-    """A server that runs in a thread, with every endpoint that there is.
+    """Run a server in a thread, with every endpoint.
 
-    names: of its models, which all answer by the same script. loader: None loads the first one before the server runs.
+    names: names of its models, which all answer by the same script.
+    loader: None loads the first model before the server runs.
     """
     config = config or ServerConfig()
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))

@@ -1,4 +1,4 @@
-"""A real HTTP server whose engine answers by script: official clients, synchronous or not, can talk to it.
+"""A real HTTP server whose engine gives scripted answers, for official clients, synchronous or not.
 
 with scripted_server(tokenizer, "tgi") as server:
     server.script = Script(["Hel", "lo"])
@@ -36,7 +36,7 @@ from tests.support.waiting import wait_until
 
 
 class ReadyLoader:
-    """Loads the one model that is there already. Stands for a `ModelLoader`."""
+    """A fake `ModelLoader` whose only model is already loaded."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -55,7 +55,10 @@ class ReadyLoader:
 
 @dataclass
 class ScriptedServer:
-    """script: the answer to every further request, or a function from the request to its answer."""
+    """A server with scripted answers.
+
+    script: the answer to every following request, or a function from the request to its answer.
+    """
 
     url: str
     client: FakeClient
@@ -72,7 +75,7 @@ class ScriptedServer:
 
     @property
     def last_request(self) -> GenerationRequest:
-        """The last request to the engine."""
+        """The last request that reached the engine."""
         return self.client.requests[-1]
 
     def post(self, path: str, body: object) -> httpx.Response:
@@ -86,9 +89,9 @@ class ScriptedServer:
 def scripted_server(
     tokenizer: Tokenizer, *families: str, config: ServerConfig | None = None, **client_fields: Any
 ) -> Iterator[ScriptedServer]:
-    """A server that runs in a thread, with the routes of these protocols and endpoints.
+    """Run a server in a thread, with the routes of these protocols and endpoints.
 
-    client_fields: of `FakeClient`.
+    client_fields: fields of `FakeClient`.
     """
     client = FakeClient(tokenizer, **{"max_model_len": 1024, **client_fields})
     config = config or ServerConfig()
@@ -126,12 +129,12 @@ def scripted_server(
 
 
 def with_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
-    """The same vocabulary with another chat template."""
+    """Return the same vocabulary with another chat template."""
     return dataclasses.replace(tokenizer, chat_template=TemplateSet(chat_template))
 
 
 def with_infill(tokenizer: Tokenizer) -> Tokenizer:
-    """SmolLM2's vocabulary with tokens for fill-in-the-middle in place of others."""
+    """Return SmolLM2's vocabulary with fill-in-the-middle tokens in place of some others."""
     names = {"<gh_stars>": "<fim_prefix>", "<issue_start>": "<fim_suffix>", "<issue_comment>": "<fim_middle>"}
     return dataclasses.replace(tokenizer, tokens=[names.get(token, token) for token in tokenizer.tokens])
 

@@ -1,4 +1,4 @@
-"""A script outside of the package as a module."""
+"""Loads a script outside of the package as a module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def load_script(path: Path) -> ModuleType:
-    """The module of a file, which is then known by the file's name."""
+    """Load a file as a module named like the file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""A vocabulary, a chat template and settings of a model that sees, for servers whose engine is a fake one."""
+"""A vocabulary, chat template and settings of a vision model, for servers with a fake engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = ImageSettings("qwen3_vl", {}, {"size": {"shortest_edge": 4096, "longe
 
 
 def seeing(tokenizer: Tokenizer, template: str = TEMPLATE, names: tuple[str, ...] = QWEN) -> Tokenizer:
-    """The vocabulary with further control tokens at its end, and this template."""
+    """Return the vocabulary with extra control tokens at its end, and this template."""
     changed = []
     for core in (tokenizer.plain, tokenizer.special):
         copy = tokenizers.Tokenizer.from_str(core.to_str())
@@ -43,7 +43,7 @@ def seeing(tokenizer: Tokenizer, template: str = TEMPLATE, names: tuple[str, ...
 
 
 def seeing_client(**fields: Any) -> dict[str, Any]:
-    """Fields of a `FakeClient` whose model sees."""
+    """Return the fields of a `FakeClient` with a vision model."""
     return {"draft_info": {"images": SETTINGS, **fields}}
 
 

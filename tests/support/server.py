@@ -26,7 +26,7 @@ _URL = re.compile(r" at (https?://\S+)")
 
 
 class RunningServer:
-    """A server that was started, and all that it has written. `url` is known once it listens."""
+    """A running server, and everything it has written. `url` is known once it listens."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -39,7 +39,7 @@ class RunningServer:
 
     @property
     def client(self) -> httpx.Client:
-        """A client of its own for every caller; the server's address is its base."""
+        """A new client with the server's address as its base URL."""
         return httpx.Client(base_url=self.url, timeout=60)
 
     @property
@@ -47,7 +47,7 @@ class RunningServer:
         return "\n".join(self.lines)
 
     def children(self) -> list[psutil.Process]:
-        """All processes below the server's, now; they are remembered for the look at the end."""
+        """Return all current processes below the server's, and remember them for the check at the end."""
         try:
             found = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -56,7 +56,7 @@ class RunningServer:
         return found
 
     def wait_for_line(self, part: str, seconds: float = START_S) -> str:
-        """The first line that has `part`."""
+        """Return the first line that contains `part`."""
         end = time.monotonic() + seconds
         with self._news:
             while True:
@@ -69,13 +69,13 @@ class RunningServer:
                 self._news.wait(min(left, 0.5))
 
     def wait_listening(self) -> None:
-        """Returns when the port is known; the model may still be loading."""
+        """Wait until the port is known; the model may still be loading."""
         match = _URL.search(self.wait_for_line(" at http"))
         assert match
         self.url = match[1]
 
     def wait_ready(self) -> None:
-        """Returns when requests are served."""
+        """Wait until requests are served."""
         self.wait_listening()
         self.wait_for_line("  ready ")
         self.children()
@@ -85,20 +85,20 @@ class RunningServer:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = 45.0) -> int:
-        """The exit code, once the server has ended by itself; none of its processes may be left."""
+        """Wait until the server exits by itself, and return the exit code; none of its processes may be left."""
         code = self.process.wait(seconds)
         _, alive = psutil.wait_procs(self._children.values(), timeout=15)
         assert not alive, f"left behind: {[child.cmdline() for child in alive]}"
         return code
 
     def stop(self) -> int:
-        """Ends the server as a service manager does; its exit code."""
+        """Stop the server as a service manager does, and return its exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """Ends whatever is left, so that a failed test leaves nothing."""
+        """Kill everything that is still running, so that a failed test leaves nothing behind."""
         self.children()
         for process in [*self._children.values(), self.process]:
             if process.pid != self.process.pid or self.process.poll() is None:
@@ -120,7 +120,7 @@ class RunningServer:
 
 
 def start_server(*arguments: str | Path, env: Mapping[str, str] | None = None) -> RunningServer:
-    """Starts `octavo serve` on a free port, as a group of processes of its own, and waits for nothing."""
+    """Start `octavo serve` on a free port in its own process group, without waiting for anything."""
     process = subprocess.Popen(
         [*COMMAND, "serve", "--port", "0", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -136,9 +136,10 @@ def start_server(*arguments: str | Path, env: Mapping[str, str] | None = None) -
 def running_server(
     *arguments: str | Path, env: Mapping[str, str] | None = None, exit_code: int = 0, ready: bool = True
 ) -> Iterator[RunningServer]:
-    """A server for the time of the `with` block. At its end it must leave with `exit_code` and without orphans.
+    """Run a server during the `with` block. Then it must exit with `exit_code` and leave no orphans.
 
-    arguments: of `octavo serve`. ready: wait until the model is loaded, not only until the port is open.
+    arguments: arguments of `octavo serve`.
+    ready: wait until the model is loaded, not only until the port is open.
     """
     server = start_server(*arguments, env=env)
     try:

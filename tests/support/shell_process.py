@@ -1,6 +1,6 @@
-"""The listener of `shell_server` as a process of its own: `python -m tests.support.shell_process {json options}`.
+"""Runs the listener of `shell_server` in a separate process: `python -m tests.support.shell_process {json options}`.
 
-Writes its address, and then a line for what happens, to standard output.
+Writes its address to standard output, followed by one line per event.
 """
 
 from __future__ import annotations

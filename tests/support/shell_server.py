@@ -1,4 +1,4 @@
-"""A real listener on a free port with a few endpoints that have no engine behind them."""
+"""A real listener on a free port, with a few endpoints that have no engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Message(RequestModel):
 
 
 class Call(RequestModel):
-    """Looks like a chat request."""
+    """An endpoint that looks like a chat request."""
 
     messages: Annotated[list[Message], Field(max_length=4096)]
     model: str | None = None
@@ -62,7 +62,7 @@ class Probe:
 
 
 class Shell:
-    """A running server. `call` sends raw bytes and reads to the end or the limit."""
+    """A running server. `call` sends raw bytes and reads until the end or the limit."""
 
     def __init__(self, config: ServerConfig, probe: Probe, address: tuple[str, int]) -> None:
         self.config = config
@@ -73,7 +73,7 @@ class Shell:
         return socket.create_connection(self.address, timeout=timeout)
 
     def exchange(self, data: bytes, timeout: float = 20.0) -> Reply:
-        """Sends bytes on a new connection and reads one answer."""
+        """Send bytes on a new connection and read one answer."""
         with self.connect(timeout) as sock:
             sock.sendall(data)
             return read_reply(sock)
@@ -94,7 +94,7 @@ class Reply:
 
     @property
     def error(self) -> tuple[int, str, str | None, str | None]:
-        """(status, type, param, code); checks the envelope's shape."""
+        """(status, type, param, code), after checking the shape of the error envelope."""
         envelope = json.loads(self.body)
         assert list(envelope) == ["error"]
         error = envelope["error"]
@@ -111,7 +111,7 @@ class Reply:
 
 
 def request(path: str, body: bytes | None, headers: dict[str, str] | None = None, *, method: str = "POST") -> bytes:
-    """A request's bytes. A header with the value "" is left out."""
+    """Return a request's bytes. A header with the value "" is left out."""
     fields = {"Host": "localhost", "Connection": "close"}
     if body is not None:
         fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -121,7 +121,7 @@ def request(path: str, body: bytes | None, headers: dict[str, str] | None = None
 
 
 def read_reply(sock: socket.socket) -> Reply:
-    """One answer, whole, with chunks joined."""
+    """Read one whole answer, with chunks joined."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += _some(sock)
@@ -158,7 +158,7 @@ def _unchunk(data: bytes) -> bytes:
 
 
 def endpoints(probe: Probe) -> ModuleType:
-    """A module like those in `octavo.server.endpoints`."""
+    """Return a module like those in `octavo.server.endpoints`."""
     module = ModuleType("endpoints_of_the_test")
     router = APIRouter(route_class=JsonRoute)
 
@@ -231,7 +231,10 @@ def _error_event(error: ApiError) -> bytes:
 
 @contextmanager
 def running_shell(modules: list[ModuleType] | None = None, **options: Any) -> Iterator[Shell]:
-    """The server in a thread of this process. modules: other endpoints than those of this file."""
+    """Run the server in a thread of this process.
+
+    modules: other endpoints than those of this file.
+    """
     config = ServerConfig(port=0, **options)
     probe = Probe()
     app = build_app(config, modules or [endpoints(probe)], lambda *what: probe.counted.append(what))

@@ -1,4 +1,4 @@
-"""A GPU of tests: torch on CPU tensors, with a memory of its own that has a limit."""
+"""A fake GPU for tests: torch on CPU tensors, with its own limited memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.backends.torch.compile import TorchBackend
 
 @dataclass(frozen=True, slots=True)
 class SmallDevice(TorchBackend):
-    """With so many bytes of memory that can be used."""
+    """A device with this many bytes of usable memory."""
 
     usable: int = 1 << 40
 

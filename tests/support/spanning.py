@@ -1,4 +1,4 @@
-"""A graph with a norm of columns that a rank has only a part of, as the passes for several ranks make it."""
+"""A graph with a norm over columns of which each rank has only some, as the multi-rank passes make it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPAN = NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
 
 
 def spanning_graph() -> tuple[Graph, dict[str, Weight]]:
-    """Rows of a table, centred and normed as if all other columns were zero."""
+    """Return a graph that centres and norms rows of a table as if all other columns were zero."""
     table = np.random.default_rng(3).normal(3, 1, (96, 64)).astype(np.float32)
     g = Graph({"embed.weight": table.shape})
     x = g.embedding("embed")

@@ -54,7 +54,7 @@ _TINY: dict[str, Any] = {
 
 
 def wordpiece() -> Tokenizer:
-    """BERT's: words in lower case without accents, their pieces, and a token type for the second text."""
+    """Return BERT's tokenizer: lower-case words without accents, their pieces, and a token type for the second text."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -64,7 +64,7 @@ def wordpiece() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """XLM-RoBERTa's: pieces with a space before each word, and two separators between texts."""
+    """Return XLM-RoBERTa's tokenizer: pieces with a space before each word, and two separators between texts."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -76,7 +76,10 @@ def unigram() -> Tokenizer:
 
 
 def byte_level(*extra: str) -> Tokenizer:
-    """ModernBERT's and Qwen's: bytes. extra: special tokens."""
+    """Return ModernBERT's and Qwen's tokenizer, which is byte-level.
+
+    extra: special tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -102,7 +105,11 @@ TOKENIZERS = {
 
 
 def save_encoder(name: str, directory: Path, *, labels: int = 0, **config: Any) -> Path:
-    """An encoder with its tokenizer; labels: of its head of classification; config: more of config.json."""
+    """Save an encoder with its tokenizer.
+
+    labels: number of labels of its classification head.
+    config: additional values of config.json.
+    """
     tiny_encoder(name, labels=labels).save_pretrained(directory)
     save_tokenizer(name, directory)
     _change(directory / "config.json", **config)
@@ -110,12 +117,15 @@ def save_encoder(name: str, directory: Path, *, labels: int = 0, **config: Any) 
 
 
 def save_tokenizer(name: str, directory: Path) -> None:
-    """The tokenizer of an encoder."""
+    """Save the tokenizer of an encoder."""
     _save_tokenizer(TOKENIZERS[name](), directory, types=TOKENIZERS[name] is wordpiece)
 
 
 def save_pooling(directory: Path, pooling: str, *, normalize: bool = True, dense: Sequence[nn.Sequential] = ()) -> Path:
-    """The files of sentence-transformers beside a model. dense: a linear and an activation each."""
+    """Save the files of sentence-transformers next to a model.
+
+    dense: modules with a linear and an activation each.
+    """
     package = "sentence_transformers.models"
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"}]
     modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"})
@@ -135,7 +145,7 @@ def save_pooling(directory: Path, pooling: str, *, normalize: bool = True, dense
 
 
 def save_dense(layer: nn.Sequential, directory: Path) -> None:
-    """The folder of one module."""
+    """Save the folder of one module."""
     directory.mkdir(exist_ok=True)
     linear, activation = layer
     assert isinstance(linear, nn.Linear)
@@ -150,7 +160,7 @@ def save_dense(layer: nn.Sequential, directory: Path) -> None:
 
 
 def save_decoder(directory: Path, *, labels: int = 0) -> Path:
-    """A tiny Qwen3 with a ChatML vocabulary, as a causal model or with a head of classification."""
+    """Save a tiny Qwen3 with a ChatML vocabulary, as a causal model or with a classification head."""
     torch.manual_seed(0)
     config = Qwen3Config(
         **_TINY,
@@ -163,7 +173,7 @@ def save_decoder(directory: Path, *, labels: int = 0) -> Path:
 
 
 def save_hybrid(directory: Path) -> Path:
-    """A tiny LFM2, of attention and convolutions, with a ChatML vocabulary."""
+    """Save a tiny LFM2 with attention and convolutions, and a ChatML vocabulary."""
     torch.manual_seed(0)
     config = Lfm2Config(
         **_TINY,
@@ -196,7 +206,7 @@ def _finished(tokenizer: Tokenizer, trainer: Any, pair: str | None) -> Tokenizer
 
 
 def save_byte_level_tokenizer(directory: Path) -> Path:
-    """Adds a tokenizer of bytes without a chat's tokens to the directory of a model."""
+    """Add a byte-level tokenizer without chat tokens to the directory of a model."""
     _save_tokenizer(byte_level(), directory, types=False)
     return directory
 
@@ -211,7 +221,7 @@ def _change(path: Path, **values: Any) -> None:
 
 
 def encoder_metadata(tokenizer: Tokenizer) -> dict[str, object]:
-    """The keys of a GGUF file for a WordPiece or unigram vocabulary, as llama.cpp's converter writes them."""
+    """Return the GGUF keys for a WordPiece or unigram vocabulary, as llama.cpp's converter writes them."""
     model = json.loads(tokenizer.to_str())["model"]
     names = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     types = np.array([3 if name in _SPECIAL and name != "[UNK]" else 1 for name in names], np.int32)

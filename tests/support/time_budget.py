@@ -1,9 +1,9 @@
-"""A pytest plugin that fails tests that take too long, and a run that does.
+"""A pytest plugin that fails tests that take too long, and a run whose total does.
 
 pytest -p tests.support.time_budget --test-budget 20 --total-budget 1200
 
-Seconds are those of processors, of the process and of its children that have ended: on a busy machine a test takes
-longer, but not more of them. The time of a fixture belongs to the first test that uses it.
+Times are processor seconds of the process and its finished children, because a busy machine makes a test slower but
+does not add processor time. The time of a fixture counts for the first test that uses it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Budget:
-    """A worker of xdist measures and fails its tests; the process that gets the reports judges the total."""
+    """Measures and fails tests in a worker of xdist; the process that collects the reports judges the total."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._of_test = config.getoption("--test-budget")

@@ -116,7 +116,7 @@ GGUF_ARCHITECTURES = {
 
 
 def save_gguf(model: PreTrainedModel, path: Path) -> Path:
-    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32."""
+    """Write the model as llama.cpp's converter does, under the names of the gguf package, every tensor as F32."""
     config = model.config
     architecture = GGUF_ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -136,7 +136,7 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
 
 
 def _converted(name: str, array: NDArray[np.float32], config: PreTrainedConfig) -> NDArray[np.float32]:
-    """Conv1D weights are transposed; fused q, k and v, which lie together for each kv head, are put side by side."""
+    """Transpose Conv1D weights, and concatenate q, k and v, which the checkpoint groups by kv head."""
     if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         return array if config.model_type == "gpt_bigcode" else array.T
     if ".query_key_value." not in name:

@@ -1,4 +1,4 @@
-"""Tiny EAGLE-3 heads in the formats of SpecForge and speculators, and what they compute, written down with numpy."""
+"""Tiny EAGLE-3 heads in the formats of SpecForge and speculators, and a numpy definition of what they compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ THETA, EPS = 10000.0, 1e-5
 
 @dataclass
 class TinyEagle:
-    """A head beside a tiny model. tensors: as SpecForge names them. target_ids: of each row of its logits."""
+    """A head for a tiny model.
+
+    tensors: by SpecForge's names.
+    target_ids: the model's token for each row of its logits.
+    """
 
     model: PreTrainedModel
     tensors: dict[str, NDArray[Any]]
@@ -30,7 +34,7 @@ class TinyEagle:
     keys: dict[str, Any] = field(default_factory=dict)  # further ones of config.json
 
     def save(self, directory: Path, *, is_of_speculators: bool = False) -> Path:
-        """The directory."""
+        """Save the head and return the directory."""
         tensors, hidden = dict(self.tensors), self.model.config.hidden_size
         tensors["d2t"] = self.target_ids - np.arange(len(self.target_ids))
         layer = {
@@ -57,9 +61,11 @@ class TinyEagle:
         return directory
 
     def steps(self, token_ids: list[int], of_model: Array, own: Array, start: int, cache: list[Array]) -> list[Array]:
-        """Logits and own hidden states of tokens from a position on. cache: keys and values so far, which grow.
+        """Return logits and the head's hidden states of tokens from a position on.
 
-        of_model: [tokens, 3 * hidden]; own: [tokens, hidden]; where the one counts, the other is zero.
+        of_model: [tokens, 3 * hidden].
+        own: [tokens, hidden]; where either is used, the other is zero.
+        cache: keys and values so far, which grow.
         """
         w = {name: array.astype(np.float64) for name, array in self.tensors.items()}
         embeddings = w.get("embed_tokens.weight", self.model.model.embed_tokens.weight.detach().double().numpy())
@@ -94,7 +100,7 @@ def _norm(x: Array, weight: Array) -> Array:
 
 
 def _rotated(x: Array, start: int) -> Array:
-    """The two halves of each head turned by the position."""
+    """Rotate the two halves of each head by the position."""
     half = x.shape[2] // 2
     angles = np.arange(start, start + len(x))[:, None] * THETA ** (-np.arange(half) / half)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
@@ -103,7 +109,10 @@ def _rotated(x: Array, start: int) -> Array:
 
 
 def random_eagle(model: PreTrainedModel, *, norms_residual: bool = False, **keys: Any) -> TinyEagle:
-    """keys: further ones of config.json."""
+    """Make a random head.
+
+    keys: additional keys of config.json.
+    """
     rng, width, inner = np.random.default_rng(11), model.config.hidden_size, 96
     vocab, own = model.config.vocab_size, 60
 
@@ -128,9 +137,9 @@ def random_eagle(model: PreTrainedModel, *, norms_residual: bool = False, **keys
 
 
 def agreeing_eagle(model: PreTrainedModel) -> TinyEagle:
-    """A head that is always right about a model whose next token follows from the last one alone.
+    """Make a head that is always right, for a model whose next token depends only on the last one.
 
-    Its attention sees each token's own embedding, and its head is the model's with rows in another order.
+    Its attention sees each token's own embedding, and its output head is the model's with rows in another order.
     """
     width, head = model.config.hidden_size, random_eagle(model, norms_residual=True)
     own, target_ids = np.eye(width, 2 * width, dtype=np.float32), np.roll(np.arange(model.config.vocab_size), 7)

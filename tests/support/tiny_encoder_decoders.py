@@ -1,4 +1,4 @@
-"""Tiny random models with an encoder and a decoder: as transformers has them, and as GGUF."""
+"""Tiny random encoder-decoder models, in transformers and as GGUF."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ OWN_HEAD = ("t5-gated", "mt5")
 
 
 def tiny_encoder_decoder(name: str, seed: int = 0, **more: object) -> PreTrainedModel:
-    """The model in float32, whose numbers differ enough for sharp distributions."""
+    """Return the model in float32, with weights that differ enough for sharp distributions."""
     torch.manual_seed(seed)
     model = AutoModelForSeq2SeqLM.from_config(
         CONFIGS[name](**more), dtype=torch.float32, attn_implementation="eager"
@@ -105,7 +105,7 @@ def tiny_encoder_decoder(name: str, seed: int = 0, **more: object) -> PreTrained
 
 
 def expected_logits(model: PreTrainedModel, source: list[int], answer: list[int]) -> NDArray[np.float32]:
-    """The logits [answer, vocab] after each token of the decoder."""
+    """Return the logits [answer, vocab] after each token of the decoder."""
     with torch.no_grad():
         output = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([answer]), use_cache=False)
     logits: NDArray[np.float32] = output.logits[0].numpy()
@@ -113,7 +113,7 @@ def expected_logits(model: PreTrainedModel, source: list[int], answer: list[int]
 
 
 def save_gguf(model: PreTrainedModel, path: Path) -> Path:
-    """A T5 as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32."""
+    """Write a T5 as llama.cpp's converter does, under the names of the gguf package, every tensor as F32."""
     config = model.config
     writer = gguf.GGUFWriter(path, "t5")
     writer.add_context_length(config.n_positions)
@@ -151,7 +151,7 @@ TEXTS = [
 
 
 def unigram() -> Tokenizer:
-    """T5's: pieces with a space before each word, and an end of every text."""
+    """Return T5's tokenizer: pieces with a space before each word, and an end token after every text."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -165,7 +165,7 @@ def unigram() -> Tokenizer:
 
 
 def save_encoder_decoder(name: str, directory: Path, **more: object) -> PreTrainedModel:
-    """A model with its tokenizer in a directory."""
+    """Save a model with its tokenizer in a directory."""
     model = tiny_encoder_decoder(name, **more)
     model.save_pretrained(directory)
     PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""Tiny random encoders: as transformers has them, as safetensors and as GGUF."""
+"""Tiny random encoders, in transformers, as safetensors and as GGUF."""
 
 from __future__ import annotations
 
@@ -164,7 +164,10 @@ _POOLING_TYPES = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
 def tiny_encoder(name: str, *, labels: int = 0, seed: int = 0, **more: object) -> PreTrainedModel:
-    """The model in float32. labels: of a head of sequence classification; 0: none."""
+    """Return the model in float32.
+
+    labels: labels of a sequence-classification head; 0 for no head.
+    """
     torch.manual_seed(seed)
     auto = AutoModelForSequenceClassification if labels else AutoModel
     config = CONFIGS[name](**({"num_labels": labels} if labels else {}), **more)
@@ -186,7 +189,7 @@ def tiny_encoder(name: str, *, labels: int = 0, seed: int = 0, **more: object) -
 def expected_states(
     model: PreTrainedModel, token_ids: list[int], types: list[int] | None = None
 ) -> NDArray[np.float32]:
-    """The last hidden states [tokens, hidden], or the labels [labels] of a model with a head."""
+    """Return the last hidden states [tokens, hidden], or the labels [labels] of a model with a head."""
     more = {} if types is None else {"token_type_ids": torch.tensor([types])}
     with torch.no_grad():
         output = model(input_ids=torch.tensor([token_ids]), **more)
@@ -197,9 +200,9 @@ def expected_states(
 def save_gguf(
     model: PreTrainedModel, path: Path, pooling: str = "mean", vocabulary: Mapping[str, object] | None = None
 ) -> Path:
-    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32.
+    """Write the model as llama.cpp's converter does, under the names of the gguf package, every tensor as F32.
 
-    vocabulary: the keys of the tokenizer.
+    vocabulary: keys of the tokenizer.
     """
     return save_tensors(model, _converted(model), path, pooling, vocabulary)
 
@@ -211,7 +214,7 @@ def save_tensors(
     pooling: str = "mean",
     vocabulary: Mapping[str, object] | None = None,
 ) -> Path:
-    """The same with these tensors, under the names of transformers or those of GGUF files."""
+    """Write the model with these tensors, under the names of transformers or of GGUF files."""
     config = model.config
     kind = config.model_type
     is_jina = isinstance(config, JinaBertConfig)
@@ -253,7 +256,7 @@ _HEADS = {"classifier": "cls.output", "head.dense": "cls", "head.norm": "cls.nor
 
 
 def _add_gemma(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    """The window is that of the published config.json, which transformers halves."""
+    """Add the keys of Gemma. The window is that of the published config.json, which transformers halves."""
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
@@ -279,7 +282,7 @@ def _add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 
 def _converted(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
-    """The tensors that a file gets: without the rows of positions before the first, and without an unused pooler."""
+    """Return the tensors of a file, without the position rows before the first and without an unused pooler."""
     tensors = {name.removeprefix("bert.").removeprefix("roberta.").removeprefix("model."): array
                for name, array in stored_tensors(model).items()}  # fmt: skip
     if (positions := tensors.get("embeddings.position_embeddings.weight")) is not None:

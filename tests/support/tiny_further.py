@@ -1,4 +1,4 @@
-"""Tiny random models of further families, and what converters to GGUF make of them."""
+"""Tiny random models of additional families, and how GGUF converters change them."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 
 def converted(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
-    """The tensors of a file, still under the names of transformers."""
+    """Return the tensors of a file, still under the names of transformers."""
     out: Tensors = {}
     for name, array in tensors.items():
         if ".act_fn." in name:
@@ -297,14 +297,14 @@ _NAMES = {
 
 
 def gguf_name(name: str) -> str | None:
-    """Names that the tensor map of the gguf package lacks, because the converter writes them itself."""
+    """Return a name that the tensor map of the gguf package lacks because the converter writes it itself."""
     stem, _, kind = name.rpartition(".")
     part = next((new for old, new in _NAMES.items() if stem.endswith(old)), None)
     return None if part is None else f"blk.{stem.split('.')[2]}.{part}.{kind}"
 
 
 def add_constants(writer: gguf.GGUFWriter, architecture: str, tensors: Tensors) -> None:
-    """The slopes of xIELU, which are no tensors in GGUF files."""
+    """Add the slopes of xIELU, which are not tensors in GGUF files."""
     parts = ("alpha_p", "alpha_n", "beta", "eps") if architecture == "apertus" else ()
     for part in parts:
         values = [array for name, array in sorted(tensors.items()) if name.endswith(f".act_fn.{part}")]
@@ -312,7 +312,7 @@ def add_constants(writer: gguf.GGUFWriter, architecture: str, tensors: Tensors) 
 
 
 def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedConfig) -> None:
-    """The keys that differ from those of other decoders."""
+    """Add the keys that differ from those of other decoders."""
     if architecture == "hunyuan-dense" and config.rope_parameters.get("alpha"):
         stretch = config.rope_parameters["alpha"] ** (config.head_dim / (config.head_dim - 2))
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"] * stretch)

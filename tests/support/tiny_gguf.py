@@ -44,7 +44,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def plain_tensors(seed: int = 0) -> list[Tensor]:
-    """The tensors with random content, all as F32."""
+    """Return the tensors with random content, all as F32."""
     rng = np.random.default_rng(seed)
     means = {name: float(len(shape) == 1) for name, shape in SHAPES.items()}
     values = {name: rng.normal(mean, 0.3, SHAPES[name]).astype(np.float32) for name, mean in means.items()}
@@ -52,7 +52,7 @@ def plain_tensors(seed: int = 0) -> list[Tensor]:
 
 
 def tiny_tensors(seed: int = 0) -> list[Tensor]:
-    """The tensors with random content: matrices as Q8_0 blocks, vectors as F32."""
+    """Return the tensors with random content: matrices as Q8_0 blocks, vectors as F32."""
     rng = np.random.default_rng(seed)
     tensors = []
     for name, shape in SHAPES.items():
@@ -67,18 +67,18 @@ def tiny_tensors(seed: int = 0) -> list[Tensor]:
 
 
 def tiny_keys(changes: dict[str, Value | None] | None = None) -> list[bytes]:
-    """The metadata with some values replaced, added, or left out (None)."""
+    """Return the metadata with some values replaced, added, or left out (None)."""
     values = {**KEYS, **(changes or {})}
     return [key(name, value) for name, value in values.items() if value is not None]
 
 
 def tiny_gguf(changes: dict[str, Value | None] | None = None, tensors: list[Tensor] | None = None) -> bytes:
-    """The whole file."""
+    """Return the whole file."""
     return gguf(tiny_keys(changes), tiny_tensors() if tensors is None else tensors)
 
 
 def wide_gguf(num_layers: int) -> bytes:
-    """A model whose layers take 6 MiB each in float32."""
+    """Return a model whose layers take 6 MiB each in float32."""
     hidden = 16384
     tensors = []
     for name, shape in SHAPES.items():

@@ -1,4 +1,4 @@
-"""Tiny random models with a head that predicts a further token, and what its transformers' layer computes."""
+"""Tiny random models with a multi-token-prediction head, and what transformers' layer computes for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _MIMO_PARTS = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layer
 
 @dataclass(frozen=True, slots=True)
 class TinyHead:
-    """A model whose last layer is that of its head. parts: the other tensors of the head, as the graph names them."""
+    """A model whose last layer belongs to its head.
+
+    parts: other tensors of the head, by graph name.
+    """
 
     name: str
     model: PreTrainedModel
@@ -36,11 +39,14 @@ class TinyHead:
 
     @property
     def num_layers(self) -> int:
-        """Of the model without its head."""
+        """Number of layers without the head."""
         return int(self.model.config.num_hidden_layers) - 1
 
     def save(self, directory: Path, **changes: Any) -> Path:
-        """The directory. changes: other values of config.json."""
+        """Save the model and return the directory.
+
+        changes: other values of config.json.
+        """
         number = self.num_layers
         plain = f"model.layers.{number}."
         names = {part: f"{plain}{part}" for part in _PARTS}
@@ -62,7 +68,10 @@ class TinyHead:
         return directory
 
     def logits(self, token_ids: list[int], hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Those of the tokens after these, by transformers' layer. hidden: [tokens, columns]."""
+        """Return the logits of the tokens after these, computed by transformers' layer.
+
+        hidden: [tokens, columns].
+        """
         model = self.model
         inner = model.model
         with torch.no_grad():
@@ -86,7 +95,11 @@ class TinyHead:
 
 
 def tiny_head(name: str, change: Callable[[str, torch.Tensor], None] | None = None, **options: Any) -> TinyHead:
-    """change: called with each parameter of the model. options: other values of its configuration."""
+    """Make a model with a head.
+
+    change: called with each parameter of the model.
+    options: other values of its configuration.
+    """
     model = tiny_model("qwen2" if name == "mimo" else name, **options)
     if change is not None:
         with torch.no_grad():
@@ -100,7 +113,7 @@ def tiny_head(name: str, change: Callable[[str, torch.Tensor], None] | None = No
 
 
 def agreeing_head(name: str, **options: Any) -> TinyHead:
-    """A model whose next token follows from the last one alone, and a head that predicts it always."""
+    """Make a model whose next token depends only on the last one, and a head that always predicts it."""
 
     def change(parameter: str, values: torch.Tensor) -> None:
         if parameter.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj", "o_proj.bias")):

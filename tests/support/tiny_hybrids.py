@@ -1,4 +1,4 @@
-"""Tiny random models with states, and the changes and metadata that converters to GGUF make in them."""
+"""Tiny random models with states, and how GGUF converters change their tensors and metadata."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 
 def converted(architecture: str, config: PreTrainedConfig, tensors: Tensors) -> Tensors:
-    """The tensors of a file, still under the names of transformers."""
+    """Return the tensors of a file, still under the names of transformers."""
     if architecture in ("qwen3next", "qwen35", "qwen35moe"):
         return {name: array for n, a in tensors.items() for name, array in _delta_tensors(architecture, config, n, a)}
     if architecture == "granitehybrid":
@@ -149,7 +149,7 @@ def _delta_tensors(
 def _tiled_values(
     name: str, array: NDArray[np.float32], sizes: tuple[int, int, int], first: int
 ) -> NDArray[np.float32]:
-    """The value heads in the order in which ggml repeats key heads: the first of each key head, then the second."""
+    """Reorder value heads as ggml repeats key heads: the first of each key head, then the second of each."""
     heads, share, dim = sizes
     order = np.arange(heads * share).reshape(heads, share).T.reshape(-1)
     columns = (order[:, None] * dim + np.arange(dim)).reshape(-1)

@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture: as transformers has them, as safetensors and as GGUF."""
+"""Tiny random models of every architecture, in transformers, as safetensors and as GGUF."""
 
 from __future__ import annotations
 
@@ -297,13 +297,13 @@ GGUF_CONFIGS = [name for name in CONFIGS if name not in _NO_GGUF]
 
 
 def config_values(name: str) -> dict[str, Any]:
-    """The configuration as config.json has it."""
+    """Return the configuration as in config.json."""
     values: dict[str, Any] = CONFIGS[name]().to_dict()
     return values
 
 
 def tiny_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
-    """The model in float32, with weights so large that every part of it shows in the logits.
+    """Return the model in float32, with weights large enough that every part of it affects the logits.
 
     changes: other values of its configuration.
     """
@@ -334,13 +334,13 @@ def tiny_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
 
 
 def expected_logits(model: PreTrainedModel, token_ids: list[int]) -> NDArray[np.float32]:
-    """[tokens, vocab], in float32."""
+    """Return the logits [tokens, vocab], in float32."""
     with torch.no_grad():
         return model(input_ids=torch.tensor([token_ids])).logits[0].numpy()
 
 
 def tiny_graph(name: str, seed: int = 0, **changes: object) -> tuple[Graph, dict[str, Weight]]:
-    """The model as our graph, not optimized, with its weights by name; nothing touches the disk.
+    """Return the model as our unoptimized graph, with its weights by name, without touching the disk.
 
     changes: other values of its configuration.
     """
@@ -355,13 +355,13 @@ def tiny_graph(name: str, seed: int = 0, **changes: object) -> tuple[Graph, dict
 
 
 def graph_weights(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
-    """The weights of a model without transforms, under the names of the graph."""
+    """Return the weights of a model without transforms, under the names of the graph."""
     table = weight_table(load_architecture(architecture))
     return {checkpoint_name(name, table): array for name, array in stored_tensors(model).items()}
 
 
 def stored_tensors(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
-    """The tensors of a safetensors file by name."""
+    """Return the tensors of a safetensors file by name."""
     tensors = revert_weight_conversion(model, dict(model.state_dict()))
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -372,6 +372,6 @@ def _source(name: str, array: NDArray[np.float32]) -> Source:
 
 
 def save_safetensors(model: PreTrainedModel, directory: Path) -> Path:
-    """The directory, with config.json and model.safetensors."""
+    """Save config.json and model.safetensors, and return the directory."""
     model.save_pretrained(directory)
     return directory

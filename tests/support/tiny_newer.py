@@ -1,4 +1,4 @@
-"""Tiny random models of Llama 4, Gemma 3n and Gemma 4, and what converters to GGUF make of them."""
+"""Tiny random models of Llama 4, Gemma 3n and Gemma 4, and how GGUF converters change them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 
 def converted(architecture: str, config: PreTrainedConfig, tensors: Tensors) -> Tensors:
-    """The tensors of a file, still under the names of transformers."""
+    """Return the tensors of a file, still under the names of transformers."""
     return {"llama4": _llama4, "gemma3n": _gemma3n, "gemma4": _gemma4}[architecture](config, tensors)
 
 
@@ -141,7 +141,7 @@ def _gemma4(config: PreTrainedConfig, tensors: Tensors) -> Tensors:  # noqa: ARG
 
 
 def gguf_name(name: str) -> str | None:
-    """Names that the tensor map of the gguf package lacks, because the converter writes them itself."""
+    """Return a name that the tensor map of the gguf package lacks because the converter writes it itself."""
     layer = name.split(".")[-3] if name.endswith(("router.scale", "router.per_expert_scale")) else None
     if layer is None:
         return None

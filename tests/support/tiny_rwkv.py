@@ -1,6 +1,6 @@
 """A tiny random RWKV 7: its definition in numpy, as a checkpoint of flash-linear-attention, and as a GGUF file.
 
-arXiv 2503.14456, sections 3 and 4. transformers has no code of it; this judge has been written from the paper.
+arXiv 2503.14456, sections 3 and 4. transformers does not support it, so this reference was written from the paper.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RANK_KEYS = {"w": "decay", "a": "a", "v": "v", "g": "gate"}
 
 
 def config(vocab_size: int) -> dict[str, object]:
-    """config.json of the published files, with other sizes."""
+    """Return the published config.json with other sizes."""
     keys = {"model_type": "rwkv7", "hidden_size": HIDDEN, "head_dim": DIM, "num_hidden_layers": LAYERS}
     keys |= {"intermediate_size": WIDTH, "hidden_act": "sqrelu", "norm_eps": EPS, "norm_first": True, "attn": None}
     keys |= {f"{name}_low_rank_dim": RANKS[part] for part, name in _RANK_KEYS.items()}
@@ -45,7 +45,7 @@ def config(vocab_size: int) -> dict[str, object]:
 
 
 def tensors(vocab_size: int = VOCAB) -> Tensors:
-    """The weights by their names in the published files."""
+    """Return the weights by their names in the published files."""
     random = np.random.default_rng(7)
     found: Tensors = {}
 
@@ -87,7 +87,7 @@ def tensors(vocab_size: int = VOCAB) -> Tensors:
 
 
 def save(directory: Path, vocab_size: int = VOCAB) -> Path:
-    """The checkpoint of flash-linear-attention."""
+    """Save the checkpoint of flash-linear-attention."""
     save_file(tensors(vocab_size), directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config(vocab_size)))
     save_vocabulary(directory)
@@ -95,7 +95,7 @@ def save(directory: Path, vocab_size: int = VOCAB) -> Path:
 
 
 def save_vocabulary(directory: Path) -> Path:
-    """The file of RWKV's tokenizer: texts where the bytes are UTF-8, byte strings elsewhere."""
+    """Save the file of RWKV's tokenizer: texts where the bytes are UTF-8, byte strings elsewhere."""
     lines = [f"{i} {_shown(data)} {len(data)}" for i, data in enumerate(WORDS, 1)]
     (directory / "rwkv_vocab_v20230424.txt").write_text("\n".join(lines) + "\n")
     return directory
@@ -109,7 +109,7 @@ def _shown(data: bytes) -> str:
 
 
 def expected_logits(token_ids: list[int], vocab_size: int = VOCAB) -> NDArray[np.float32]:
-    """[tokens, vocab]: the formulas of the paper, token by token in float64."""
+    """Compute [tokens, vocab] with the paper's formulas, token by token in float64."""
     w = {name.removeprefix("model."): array.astype(np.float64) for name, array in tensors(vocab_size).items()}
     h = _layer_norm(w["embeddings.weight"][token_ids], w, "layers.0.pre_norm", EPS)
     first = None
@@ -160,7 +160,7 @@ def _time_mix(
 
 
 def _shared(x: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x with a share of the row before in place of its own; before the first one there are zeros."""
+    """Mix each row of x with the previous row by this share; before the first row there are zeros."""
     before = np.concatenate([np.zeros((1, x.shape[1])), x[:-1]])
     return x + (before - x) * share
 
@@ -177,7 +177,7 @@ def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def save_gguf(path: Path, vocab_size: int = VOCAB) -> Path:
-    """The model as llama.cpp's converter writes it, with the names of the gguf package."""
+    """Write the model as llama.cpp's converter does, with the names of the gguf package."""
     writer = gguf.GGUFWriter(path, "rwkv7")
     writer.add_block_count(LAYERS)
     writer.add_context_length(1 << 20)

@@ -19,7 +19,7 @@ SIZES: dict[str, Any] = {
 
 
 def rope(kind: str, **parameters: object) -> dict[str, object]:
-    """`rope_parameters` of a model that was first trained on a quarter of its positions."""
+    """Return the `rope_parameters` of a model that was first trained on a quarter of its positions."""
     return {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 16, **parameters}
 
 

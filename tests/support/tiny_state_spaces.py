@@ -1,4 +1,4 @@
-"""Tiny random models of the families with Mamba's state spaces, and what converters to GGUF make of them."""
+"""Tiny random models of the families with Mamba's state spaces, and how GGUF converters change them."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def gguf_architecture(config: PreTrainedConfig) -> str | None:
-    """The name of the architecture in GGUF files; None: the model is of another file of tests."""
+    """Return the name of the architecture in GGUF files, or None if another test file handles the model."""
     if config.model_type == "nemotron_h":
         return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
     return {
@@ -213,7 +213,7 @@ def gguf_architecture(config: PreTrainedConfig) -> str | None:
 
 
 def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
-    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32."""
+    """Write the model as llama.cpp's converter does, under the names of the gguf package, every tensor as F32."""
     name = gguf_architecture(config)
     assert name is not None
     architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
@@ -236,7 +236,7 @@ def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
 
 
 def _add_common(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    """The keys that all have, and a tokenizer of as many tokens."""
+    """Add the keys that all models have, and a tokenizer with the right number of tokens."""
     eps = "layer_norm_epsilon" if hasattr(config, "layer_norm_epsilon") else "rms_norm_eps"
     writer.add_layer_norm_rms_eps(getattr(config, eps))
     writer.add_block_count(config.num_hidden_layers)
@@ -340,7 +340,7 @@ def _add_scan(writer: gguf.GGUFWriter, *, inner: int, heads: int, groups: int, s
 
 
 def _stacked(tensors: Tensors) -> Tensors:
-    """Experts as stacks."""
+    """Stack the experts."""
     whole: Tensors = {}
     parts: dict[str, list[NDArray[np.float32]]] = {}
     for name, array in tensors.items():
@@ -353,7 +353,7 @@ def _stacked(tensors: Tensors) -> Tensors:
 
 
 def _converted(config: PreTrainedConfig, tensors: Tensors) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """The tensors of a file, still under the names of transformers."""
+    """Yield the tensors of a file, still under the names of transformers."""
     groups = next((n for key in ("n_groups", "mamba_n_groups") if (n := getattr(config, key, None))), 1)
     for name, array in tensors.items():
         if config.model_type == "falcon_h1" and not name.endswith("conv1d.weight"):
@@ -379,7 +379,7 @@ def _converted(config: PreTrainedConfig, tensors: Tensors) -> Iterator[tuple[str
 
 
 def _factors(config: PreTrainedConfig, name: str) -> NDArray[np.float32]:
-    """The factors of Falcon's rows, which its converter multiplies into the weights."""
+    """Return the factors of Falcon's rows, which its converter multiplies into the weights."""
     part = name.split(".")[-2]
     key = config.key_multiplier * config.attention_in_multiplier
     factors = {

@@ -1,4 +1,4 @@
-"""Answers with tool calls as models write them, and what they should become."""
+"""Answers with tool calls as models write them, and the expected results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.later_outputs import LATER
 
 
 def tool(name: str, properties: dict[str, Any] | None = None, required: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A tool in OpenAI's shape."""
+    """Return a tool in OpenAI's format."""
     parameters = {"type": "object", "properties": properties or {}, "required": list(required)}
     return {"type": "function", "function": {"name": name, "description": f"{name}.", "parameters": parameters}}
 
@@ -35,7 +35,13 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Case:
-    """format: by name. text: the answer. calls: name and arguments of each. content: the text around them."""
+    """An answer and its expected result.
+
+    format: name of the format.
+    text: the answer.
+    calls: name and arguments of each call.
+    content: the text around them.
+    """
 
     format: str
     name: str
@@ -325,13 +331,13 @@ def _deepseek(version: str, name: str, text: str, *calls: tuple[str, str], conte
 
 
 def _v31(*calls: tuple[str, str]) -> str:
-    """The form of the model card of DeepSeek-V3.1."""
+    """Format calls like the model card of DeepSeek-V3.1."""
     parts = [f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{value}<｜tool▁call▁end｜>" for name, value in calls]
     return f"<｜tool▁calls▁begin｜>{''.join(parts)}<｜tool▁calls▁end｜>"
 
 
 def _v3(*calls: tuple[str, str]) -> str:
-    """The form of the chat templates of DeepSeek-V3-0324 and DeepSeek-R1."""
+    """Format calls like the chat templates of DeepSeek-V3-0324 and DeepSeek-R1."""
     parts = [
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{value}\n```<｜tool▁call▁end｜>"
         for name, value in calls
@@ -405,12 +411,12 @@ def _harmony(name: str, text: str, *calls: tuple[str, str], content: str = "") -
 
 
 def _to(name: str, arguments: str) -> str:
-    """A call as the guide to the harmony format writes it."""
+    """Format a call like the guide to the harmony format."""
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
 
 
 def _earlier(name: str, arguments: str) -> str:
-    """A call as the chat template of gpt-oss-20b writes those of earlier turns, behind `<|start|>assistant`."""
+    """Format a call of an earlier turn like gpt-oss-20b's chat template, which follows `<|start|>assistant`."""
     return f" to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
 
 

@@ -1,7 +1,7 @@
-"""A tiny real model on the torch executor, which takes the place of the hash of `tests.support.fake_executor`.
+"""A tiny real model on the torch executor, which replaces the hash of `tests.support.fake_executor`.
 
-So tests of the engine that were written for the hash run with paged attention, samplers and caches of torch tensors.
-In float64, where a product depends so little on its shape that no token does.
+This runs engine tests that were written for the hash with the paged attention, samplers and caches of torch. It uses
+float64, where products depend so little on their shape that no token changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _logits(token_ids: tuple[int, ...], vocab_size: int) -> np.ndarray:
 
 
 class TorchModel:
-    """Implements `tests.support.fake_executor.RealModel`."""
+    """A `tests.support.fake_executor.RealModel` on torch."""
 
     def logits(self, token_ids: list[int], vocab_size: int) -> np.ndarray:
         return _logits(tuple(token_ids), vocab_size).copy()

@@ -1,4 +1,4 @@
-"""A stand-in for a CUDA graph: a step recorded as operations on tensors, and run again without its Python."""
+"""A stand-in for a CUDA graph: a step recorded as tensor operations, and replayed without its Python code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class TracedReplay:
-    """Implements `octavo.backends.torch.graphs.Replay`.
+    """A stand-in for `octavo.backends.torch.graphs.Replay`.
 
-    As in a CUDA graph, numbers of the host are those of the capture, and a step that waits for the device fails then:
-    `.item()`, `.tolist()`, `nonzero` and the truth of a tensor have no number while a step is recorded.
+    As in a CUDA graph, host numbers keep their values from the capture, and waiting for the device fails: while a step
+    is recorded, `.item()`, `.tolist()`, `nonzero` and the truth of a tensor have no value.
     """
 
     count = 0  # replays of all graphs

@@ -1,4 +1,4 @@
-"""Small videos and PDF documents, made without files of others."""
+"""Small videos and PDF documents, generated without files from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.tiny_vision import picture
 
 
 def frames(count: int, height: int, width: int) -> NDArray[np.uint8]:
-    """[count, height, width, 3]: other soft shapes in each."""
+    """Return [count, height, width, 3] with different soft shapes in each frame."""
     return np.stack([picture(seed, height, width).pixels for seed in range(count)])
 
 
 def encoded_video(pixels: NDArray[np.uint8], rate: int, kind: str = "matroska", codec: str = "ffv1") -> bytes:
-    """The file of a video; that of FFV1 has the same pixels."""
+    """Return the file of a video; FFV1 keeps the pixels exactly."""
     import av
 
     buffer = io.BytesIO()
@@ -31,14 +31,14 @@ def encoded_video(pixels: NDArray[np.uint8], rate: int, kind: str = "matroska", 
 
 
 def encoded_document(pages: list[Image.Image]) -> bytes:
-    """A PDF file with a picture on each page, of a pixel for each point."""
+    """Return a PDF file with a picture on each page, one pixel per point."""
     buffer = io.BytesIO()
     pages[0].save(buffer, "PDF", save_all=True, append_images=pages[1:], resolution=72)
     return buffer.getvalue()
 
 
 def text_document(*pages: str) -> bytes:
-    """A PDF file with a line of text on each page; an empty one has no text."""
+    """Return a PDF file with a line of text on each page; an empty string leaves a page without text."""
     numbers = range(4, 4 + 2 * len(pages), 2)
     kids = " ".join(f"{number} 0 R" for number in numbers)
     objects = {
@@ -62,7 +62,7 @@ def text_document(*pages: str) -> bytes:
 
 
 def turned_video(pixels: NDArray[np.uint8], rate: int) -> bytes:
-    """An MP4 file that is to be shown turned by a quarter, clockwise, as phones write it."""
+    """Return an MP4 file to be shown rotated clockwise by a quarter turn, as phones record it."""
     data = bytearray(encoded_video(pixels, rate, "mp4", "mpeg4"))
     at = data.index(b"tkhd") + 4 + 40  # version 0: its matrix is behind 40 bytes
     one = 1 << 16

@@ -21,7 +21,10 @@ IM_END = 2
 
 
 def superword_metadata(pre: str | None, **changes: object) -> dict[str, object]:
-    """A byte-level vocabulary whose merges reach across words. changes: keys under `tokenizer.ggml`; None removes."""
+    """Return a byte-level vocabulary whose merges cross word boundaries.
+
+    changes: keys under `tokenizer.ggml`; None removes a key.
+    """
     vocabulary = json.loads((HERE / "superword_vocabulary.json").read_text())
     types = np.ones(len(vocabulary["tokens"]), np.int32)
     types[:NUM_CONTROL] = 3
@@ -39,7 +42,10 @@ def superword_metadata(pre: str | None, **changes: object) -> dict[str, object]:
 
 
 def scored_metadata(**changes: object) -> dict[str, object]:
-    """A SentencePiece vocabulary with control and user-defined tokens, as it lies here. changes: see above."""
+    """Return the stored SentencePiece vocabulary with control and user-defined tokens.
+
+    changes: as in `superword_metadata`.
+    """
     vocabulary = json.loads((HERE / "sentencepiece_vocabulary.json").read_text())
     keys: dict[str, object] = {
         "model": "llama",
@@ -54,7 +60,7 @@ def scored_metadata(**changes: object) -> dict[str, object]:
 
 
 def sentencepiece_model(**settings: object) -> sentencepiece.SentencePieceProcessor:
-    """A BPE model with byte fallback, learnt from the difficult strings."""
+    """Train a BPE model with byte fallback on the difficult strings."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -73,7 +79,7 @@ def sentencepiece_model(**settings: object) -> sentencepiece.SentencePieceProces
 
 
 def sentencepiece_metadata(model: sentencepiece.SentencePieceProcessor, **changes: object) -> dict[str, object]:
-    """The model as a converter writes it into a GGUF file."""
+    """Return the model in the form in which a converter writes it to a GGUF file."""
     ids = range(model.get_piece_size())
 
     def token_type(i: int) -> int:

@@ -1,5 +1,6 @@
-"""Waiting for something to happen, as long as it takes. Tests sleep here: a time that was chosen is too short on a busy
-machine and too long on any other.
+"""Waiting for something to happen, for as long as it takes.
+
+Tests sleep here: any fixed time is too short on a busy machine and too long on other machines.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ PAUSE_S = 0.005
 
 
 def wait_until(condition: Callable[[], Any], what: Callable[[], object] | str = "", seconds: float = 20.0) -> Any:
-    """Returns the first true value of the condition. Fails after so many seconds, with `what`.
+    """Return the first true value of the condition. Fails after `seconds`, with `what`.
 
-    On a busy machine little is at once, and what tests rule out takes half a minute.
+    On a busy machine little happens at once, and the failures that tests rule out would take half a minute.
     """
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -28,7 +29,10 @@ def wait_until(condition: Callable[[], Any], what: Callable[[], object] | str = 
 async def wait_until_async(
     condition: Callable[[], Any], what: Callable[[], object] | str = "", seconds: float = 20.0
 ) -> Any:
-    """The same in an event loop, which goes on meanwhile. condition: may also return an awaitable of the value."""
+    """Wait like `wait_until` without blocking the event loop.
+
+    condition: may also return an awaitable of the value.
+    """
     end = time.monotonic() + seconds
     while not (value := await _awaited(condition())):
         _check(end, what, seconds)

@@ -1,4 +1,4 @@
-"""A server whose engine is a thread of this process. All that passes between the two is encoded and decoded.
+"""A server whose engine is a thread of this process. Everything passed between the two is encoded and decoded.
 
 async with wired_app(EngineConfig(model=path)) as (http, client):
     await http.post("/v1/chat/completions", json={...})
@@ -33,7 +33,10 @@ from tests.support.scripted_server import ReadyLoader
 
 
 class WiredClient(ProcessClient):
-    """requests: as they arrive at the engine."""
+    """A client that records requests.
+
+    requests: requests as they arrive at the engine.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, in_thread=True)
@@ -50,7 +53,7 @@ class WiredClient(ProcessClient):
 async def wired_app(
     config: EngineConfig, server: ServerConfig | None = None, adapters: ServedAdapters | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, WiredClient]]:
-    """Every endpoint over the model of `config`, and the client that they ask."""
+    """Serve every endpoint with the model of `config`, and return an HTTP client and the engine's client."""
     client = WiredClient(config)
     async with app_over(client, config, server, adapters) as http:
         yield http, client
@@ -63,7 +66,10 @@ async def app_over(
     server: ServerConfig | None = None,
     adapters: ServedAdapters | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Every endpoint over the engine of a client, which is closed at the end. config: the engine's."""
+    """Serve every endpoint with the engine of a client, which is closed at the end.
+
+    config: configuration of the engine.
+    """
     await client.wait_ready()
     prompts = PromptEncoder(read_tokenizer(Path(config.model)), client.info.eos_token_id)
     server, metrics = server or ServerConfig(), ServerMetrics()

@@ -1,4 +1,4 @@
-"""Checks that a real server is the same after a fault as before it."""
+"""Checks that a real server behaves the same after a fault as before it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ SOON_S = 15.0  # on a machine with other work
 
 
 def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
-    """A request that runs for exactly so many tokens."""
+    """Return a request that runs for exactly `max_tokens` tokens."""
     return {"prompt": "Count.", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **fields}
 
 
 def checked() -> dict[str, str]:
-    """Environment of a server whose engine dies when, after a step, a block, sequence or row is lost."""
+    """Return the environment of a server whose engine dies if a step loses a block, sequence or row."""
     return on_path("checked_engine")
 
 
 def faulty(fault: str) -> dict[str, str]:
-    """Environment of a server whose engine has a fault; see `tests/support/injected_fault`."""
+    """Return the environment of a server whose engine has a fault; see `tests/support/injected_fault`."""
     return {**on_path("injected_fault"), "OCTAVO_TEST_FAULT": fault}
 
 
 def on_path(name: str) -> dict[str, str]:
-    """Environment of a server that first loads the `sitecustomize` of this directory of tests/support."""
+    """Return the environment of a server that first loads the `sitecustomize` of this directory of tests/support."""
     directories = [str(Path(__file__).parent / name), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(directories)}
 
 
 def figures(server: RunningServer) -> dict[str, Any]:
-    """The dashboard's figures for the server's model."""
+    """Return the dashboard's figures for the server's model."""
     with server.client as client:
         model: dict[str, Any] = client.get("/dashboard/data").json()["models"][0]
     return model
 
 
 def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
-    """Returns when nothing runs or waits and all blocks are free."""
+    """Wait until nothing is running or queued and all blocks are free."""
 
     def used() -> dict[str, int]:
         model = figures(server)
@@ -55,10 +55,13 @@ def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
 
 
 class Witness:
-    """The state of a server before a fault, to be compared with its state afterwards."""
+    """The state of a server before a fault, to compare with its state afterwards."""
 
     def __init__(self, server: RunningServer) -> None:
-        """server: started in the environment of `checked`."""
+        """Record the state of a server.
+
+        server: started in the environment of `checked`.
+        """
         server.wait_for_line("this engine checks its integrity")
         self._server = server
         self._fill_cache()
@@ -68,7 +71,7 @@ class Witness:
         self._bytes = self._resident_bytes()
 
     def check(self, *, num_restarts: int = 0) -> None:
-        """Everything is free, nothing has grown, and an answer is what it was."""
+        """Check that everything is free, nothing has grown, and an answer is unchanged."""
         wait_until_idle(self._server)
         began = time.monotonic()
         assert self._ask() == self._answer
@@ -83,7 +86,7 @@ class Witness:
         )
 
     def _fill_cache(self) -> None:
-        """Uses the first 2,880 tokens of the cache: a page of memory counts from its first use."""
+        """Use the first 2,880 tokens of the cache, because a page of memory only counts from its first use."""
         for first in (20, 21):
             with self._server.client as client:
                 answer = client.post(COMPLETIONS, json={**body(1), "prompt": [first, *[22] * 1439]})

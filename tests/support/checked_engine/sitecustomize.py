@@ -1,4 +1,5 @@
-"""Python loads this by itself where a test puts its directory on the path: the engine then checks itself at each step.
+"""Python loads this automatically when a test puts its directory on the path: the engine then checks itself at each
+step.
 
 A step that loses blocks, sequences or rows fails, and the engine with it, which a `Witness` sees as a restart.
 """

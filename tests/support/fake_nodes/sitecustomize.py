@@ -1,4 +1,4 @@
-"""Python loads this by itself where a test puts its directory on the path: ranks then see the test's NUMA nodes.
+"""Python loads this automatically when a test puts its directory on the path: ranks then see the test's NUMA nodes.
 
 OCTAVO_TEST_NODES is a directory like /sys/devices/system/node.
 """

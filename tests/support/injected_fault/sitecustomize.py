@@ -1,6 +1,7 @@
-"""Python loads this by itself where a test puts its directory on the path: the engine's process then has a fault.
+"""Python loads this automatically when a test puts its directory on the path: the engine's process then has a fault.
 
-OCTAVO_TEST_FAULT, such as `step:kill:3`, is an action at the n-th passage of a point; without it there is no fault.
+OCTAVO_TEST_FAULT, such as `step:kill:3`, means an action when a point is reached for the n-th time. Without it there is
+no fault.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _raise() -> None:
 
 
 def _read() -> None:
-    """As from a slow disk: for six seconds, a page every 0.2 s."""
+    """Read as from a slow disk: one page every 0.2 s, for six seconds."""
     path = os.environ["OCTAVO_TEST_FILE"]
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

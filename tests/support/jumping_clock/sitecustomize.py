@@ -1,6 +1,6 @@
-"""Python loads this by itself where a test puts its directory on the path: the time of day then jumps by two hours.
+"""Python loads this automatically when a test puts its directory on the path: the time of day then jumps by two hours.
 
-One hour ahead, one hour behind, and so on with each look; the clocks that only run forward stay right.
+It alternates between an hour ahead and an hour behind at each reading. Monotonic clocks stay correct.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python loads this by itself where a test puts its directory on the path: this process then cannot pickle.
+"""Python loads this automatically when a test puts its directory on the path: this process then cannot pickle.
 
 OCTAVO_TEST_MARKS is a directory in which each process that has loaded this leaves a file with its id.
 """

@@ -1,4 +1,4 @@
-"""Python loads this by itself where a test puts its directory on the path: models of ranks then take spans."""
+"""Python loads this automatically when a test puts its directory on the path: ranked models then accept spans."""
 
 from __future__ import annotations
 

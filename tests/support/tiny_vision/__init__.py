@@ -1,4 +1,4 @@
-"""Tiny random models that see, as transformers has them, and what they say of pictures."""
+"""Tiny random vision models, in transformers, and their answers about pictures."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _BUFFERS = {
 
 
 def tiny(name: str) -> Tiny:
-    """A family or one with a switch."""
+    """Return a family, or a variant of one."""
     return {**FAMILIES, **SWITCHES}[name]
 
 
 def tiny_model(name: str) -> PreTrainedModel:
-    """The model in float32, with weights so large that every part of it shows in the logits."""
+    """Return the model in float32, with weights large enough that every part of it affects the logits."""
     torch.manual_seed(tiny(name).seed)
     model = AutoModelForImageTextToText.from_config(
         tiny(name).config(), dtype=torch.float32, attn_implementation="eager"
@@ -73,7 +73,7 @@ def tiny_model(name: str) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, folder: Path, name: str) -> Path:
-    """The folder, with all that a loader reads but the vocabulary."""
+    """Save everything that a loader reads except the vocabulary, and return the folder."""
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(tiny(name).preprocessor))
     (folder / "tokenizer.json").write_text(tokenizer_text())
@@ -83,7 +83,7 @@ def save(model: PreTrainedModel, folder: Path, name: str) -> Path:
 
 
 def tokenizer_text() -> str:
-    """A token a byte, behind the control tokens."""
+    """Return a tokenizer with one token per byte after the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -95,7 +95,7 @@ def tokenizer_text() -> str:
 
 
 def picture(seed: int, height: int, width: int) -> Picture:
-    """A picture of soft shapes, so that resizing matters little and places much."""
+    """Draw a picture of soft shapes, so that resizing matters little and positions matter much."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / 16.0
     waves = [np.sin(a * y + b * x + c) for a, b, c in rng.uniform(0, 3, (3, 3))]
@@ -105,12 +105,14 @@ def picture(seed: int, height: int, width: int) -> Picture:
 def expected_logits(
     name: str, model: PreTrainedModel, parts: Sequence[list[int] | Picture], continuation: Sequence[int] = ()
 ) -> NDArray[np.float32]:
-    """[positions, vocab] of a prompt of token ids and pictures in turn, and of the tokens after it."""
+    """Return the logits [positions, vocab] for a prompt of alternating token ids and pictures, and the tokens after
+    it.
+    """
     return np.asarray(_output(name, model, parts, continuation).logits[0].numpy())
 
 
 def expected_states(name: str, model: PreTrainedModel, parts: Sequence[list[int] | Picture]) -> NDArray[np.float32]:
-    """[positions, hidden]: the last hidden states, behind their norm."""
+    """Return the last hidden states after the final norm: [positions, hidden]."""
     return np.asarray(_output(name, model, parts, output_hidden_states=True).hidden_states[-1][0].numpy())
 
 

@@ -1,4 +1,4 @@
-"""The parts that tiny models of several families share: vocabulary, sizes, and pictures as transformers takes them."""
+"""What the tiny models of several families share: vocabulary, sizes, and pictures in the form transformers takes."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ Inputs = Callable[[ImageProcessor, Seen], dict[str, torch.Tensor]]
 class Tiny:
     """A tiny model.
 
-    inputs: pictures as its forward takes them. kinds: the argument of forward that tells where the images are.
-    mmproj: writes its part that sees as llama.cpp's converter does; None: that has no form for it.
-    seed: of the weights. Some make two tokens equally likely, or the placeholder of an image the next one.
+    inputs: makes pictures into arguments of its forward.
+    kinds: the argument of forward that tells where the images are.
+    mmproj: writes its vision part as llama.cpp's converter does; None if the converter does not support it.
+    seed: seed of the weights. Some seeds make two tokens equally likely, or the placeholder of an image the next token.
     """
 
     config: Callable[[], PreTrainedConfig]
@@ -72,7 +73,7 @@ class Tiny:
     seed: int = 0
 
     def changed(self, text: Mapping[str, Any], vision: Mapping[str, Any] = MappingProxyType({}), **whole: Any) -> Tiny:
-        """The same with other values in the sections of its configuration about text and vision, and outside them."""
+        """Return the model with other configuration values: for text, for vision, and outside these sections."""
 
         def config() -> PreTrainedConfig:
             plain = self.config()
@@ -84,21 +85,21 @@ class Tiny:
 
 
 def patch_rows(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Qwen's models take rows of patches."""
+    """Return rows of patches, as Qwen's models take them."""
     rows = np.concatenate([processor.rows(tiles) for tiles, _ in seen])
     grids = [(1, tile.grid_rows, tile.grid_cols) for _, layout in seen for tile in layout.tiles]
     return {"pixel_values": torch.from_numpy(rows), "image_grid_thw": torch.tensor(grids)}
 
 
 def tiles(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Tiles of one size: [tiles, 3, height, width]."""
+    """Return tiles of one size: [tiles, 3, height, width]."""
     del processor
     pixels = np.stack([tile for tiles, _ in seen for tile in tiles]).astype(np.float32)
     return {"pixel_values": torch.from_numpy(((pixels / 255 - 0.5) / 0.5).transpose(0, 3, 1, 2).copy())}
 
 
 def padded(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Pictures of several sizes in one array, with their sizes."""
+    """Return pictures of several sizes in one array, with their sizes."""
     sizes = [tile.shape[:2] for tiles, _ in seen for tile in tiles]
     whole = np.zeros((len(seen), 3, *np.max(sizes, axis=0)), np.float32)
     for row, (tiles, _) in zip(whole, seen, strict=True):
@@ -109,7 +110,7 @@ def padded(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
 
 
 def flat_patches(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Tiles of several sizes as rows of patches, row by row, with zeros behind those of smaller ones."""
+    """Return tiles of several sizes as rows of patches, in row order, with zeros after those of smaller ones."""
     tiles, side = [tile for parts, _ in seen for tile in parts], processor.patch_size
     grids = [(tile.shape[0] // side, tile.shape[1] // side) for tile in tiles]
     rows = np.zeros((len(tiles), max(rows * cols for rows, cols in grids), 3 * side * side), np.float32)
@@ -122,7 +123,9 @@ def flat_patches(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tenso
 
 
 def placed_patches(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Rows of patches as `flat_patches`, of values from 0 to 1, with the column and the row of each; -1: none."""
+    """Return rows of patches like `flat_patches`, with values from 0 to 1 and the column and row of each, or -1 for
+    padding.
+    """
     flat = flat_patches(processor, seen)
     mask = flat["pixel_attention_mask"].bool()
     places = torch.full((*mask.shape, 2), -1)

@@ -35,7 +35,7 @@ def _gemma_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 
 def _gemma4_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
-    """The patches colour by colour, and the places of x before those of y."""
+    """Write the patches colour by colour, and the position embeddings of x before those of y."""
     is_unified = model.config.model_type == "gemma4_unified"
     writer.add_string("clip.vision.projector_type", "gemma4uv" if is_unified else "gemma4v")
     writer.add_uint32("clip.vision.projector.scale_factor", 2)

@@ -1,4 +1,4 @@
-"""Tiny models of InternVL, as transformers has them and as their authors publish them."""
+"""Tiny models of InternVL, in transformers and in the authors' published format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _internvl_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 
 def save_own_internvl(model: PreTrainedModel, folder: Path) -> Path:
-    """The folder of a model that `save` made as InternVL's authors publish theirs."""
+    """Save a model that `save` made in the format of InternVL's authors, and return the folder."""
     own = folder.with_name("internvl_chat")
     shutil.copytree(folder, own)
     tensors = {}

@@ -1,4 +1,4 @@
-"""Tiny models that see as GGUF: the text model, and its part that sees as llama.cpp's converter writes it."""
+"""Tiny vision models as GGUF: the text model, and its vision part as llama.cpp's converter writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.tiny_vision import tiny
 
 
 def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
-    """The text model of a folder that `save` made as a GGUF file, with the part that sees beside it."""
+    """Write the text model of a folder that `save` made as a GGUF file, with the vision part next to it."""
     text = folder.with_name(f"{folder.name}-gguf") / "text.gguf"
     text.parent.mkdir()
     result = CliRunner().invoke(convert, [str(folder), str(text), "--dtype", "f32"], catch_exceptions=False)
@@ -78,5 +78,5 @@ def _side(size: int | Sequence[int]) -> int:
 
 
 def _first(config: PreTrainedConfig, *names: str) -> int:
-    """The first of these fields that a configuration has; 0: none."""
+    """Return the first of these fields that a configuration has, or 0 if it has none."""
     return next((value for name in names if (value := getattr(config, name, 0))), 0)

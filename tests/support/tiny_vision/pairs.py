@@ -1,4 +1,4 @@
-"""Tiny models with vectors of texts and of images: CLIP, SigLIP, SigLIP 2."""
+"""Tiny models with embeddings of texts and images: CLIP, SigLIP, SigLIP 2."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ _SQUARE = {"size": {"height": 24, "width": 24}}
 
 @dataclass(frozen=True)
 class Pair:
-    """A tiny model. judge: the image processor of transformers. around: the tokens before and after a text."""
+    """A tiny model.
+
+    judge: image processor of transformers.
+    around: tokens before and after a text.
+    """
 
     config: type[PreTrainedConfig]
     values: Mapping[str, Any]
@@ -78,7 +82,7 @@ PAIRS = {
 
 
 def pair_model(name: str) -> PreTrainedModel:
-    """The model in float32, with weights so large that every part of it shows in the vectors."""
+    """Return the model in float32, with weights large enough that every part of it affects the embeddings."""
     torch.manual_seed(3)
     pair = PAIRS[name]
     model = AutoModel.from_config(pair.config(**pair.values), dtype=torch.float32, attn_implementation="eager")
@@ -94,7 +98,7 @@ def pair_model(name: str) -> PreTrainedModel:
 
 
 def save_pair(model: PreTrainedModel, folder: Path, name: str) -> Path:
-    """The folder, with all that a loader reads."""
+    """Save everything that a loader reads, and return the folder."""
     model.save_pretrained(folder)
     pair = PAIRS[name]
     (folder / "preprocessor_config.json").write_text(json.dumps(pair.preprocessor))
@@ -108,7 +112,7 @@ def save_pair(model: PreTrainedModel, folder: Path, name: str) -> Path:
 
 
 def text_vector(name: str, model: PreTrainedModel, token_ids: Sequence[int]) -> NDArray[np.float32]:
-    """That of a text, with padding where the model was trained with it."""
+    """Return a text's embedding, with padding if the model was trained with it."""
     pair = PAIRS[name]
     ids = list(token_ids)
     if pair.is_padded:

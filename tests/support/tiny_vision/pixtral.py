@@ -10,7 +10,7 @@ from tests.support.tiny_vision.family import HALF, SIGLIP, SPECIALS, TEXT, Tiny,
 
 
 def _pixtral_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
-    """q and k with the two columns of a pair beside each other, as llama.cpp rotates them."""
+    """Write q and k with the two columns of a pair next to each other, as llama.cpp rotates them."""
     writer.add_string("clip.projector_type", "pixtral")
     merge = getattr(model.config, "spatial_merge_size", 1)
     if merge > 1:

@@ -1,4 +1,4 @@
-"""Tiny models over SigLIP: SmolVLM, granite-docling and LFM2-VL."""
+"""Tiny models based on SigLIP: SmolVLM, granite-docling and LFM2-VL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _idefics_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 
 def _lfm2_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
-    """The linear of the patches as a convolution."""
+    """Write the patch projection as a convolution."""
     writer.add_string("clip.projector_type", "lfm2")
     writer.add_uint32("clip.vision.projector.scale_factor", 2)
     add_siglip(writer, model.model.vision_tower)
@@ -32,12 +32,12 @@ def _lfm2_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 
 def listed_tiles(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Those of one text: [1, tiles, 3, height, width]."""
+    """Return the tiles of one text: [1, tiles, 3, height, width]."""
     return {"pixel_values": tiles(processor, seen)["pixel_values"][None]}
 
 
 def pages(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
-    """Those of one text, none of which is padding."""
+    """Return the tiles of one text, without padding."""
     found = listed_tiles(processor, seen)["pixel_values"]
     return {"pixel_values": found, "pixel_attention_mask": torch.ones(found.shape[:2], dtype=torch.bool)}
 
