@@ -27,6 +27,7 @@ SMOLLM3 = "{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n' }}"
 MAGISTRAL = "First draft your thinking process: [THINK]Your thoughts[/THINK]Here, provide a response."
 GRANITE_32 = "Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'"
 GRANITE_33 = "Write your thoughts between <think></think> and write your response between <response></response>"
+ERNIE_45 = "{{- '<think>\\n' + t + '\\n</think>\\n' }}{{- '<response>\\n' + content + '\\n</response>\\n' }}"
 GLM_45 = "{%- if '</think>' in content %}{{ '<|assistant|>' }}{{- '\n<think></think>' }}"
 GPT_OSS = "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
 SMOLLM2 = "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
@@ -156,6 +157,15 @@ def test_granite_3_3_cut_everywhere(text: str, thinking: str, answer: str) -> No
     for cut in range(len(text) + 1):
         assert parse(PLAIN, [text[:cut], text[cut:]], format_of(GRANITE_33)) == (thinking, answer)
     assert parse(PLAIN, list(text), format_of(GRANITE_33)) == (thinking, answer)
+
+
+def test_ernie_4_5_cut_everywhere() -> None:
+    found = format_of(ERNIE_45)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n'
+    for answer, shown in (("<response>\nFour.\n</response>\n", "Four.\n\n"), (call, call)):
+        text = f"<think>\nHm.\n</think>\n\n{answer}"
+        for cut in range(len(text) + 1):
+            assert parse(PLAIN, [text[:cut], text[cut:]], found) == ("Hm.", shown)
 
 
 def test_granite_3_2() -> None:

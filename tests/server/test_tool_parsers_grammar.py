@@ -22,7 +22,7 @@ from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.describing_schemas import DESCRIBING
 from tests.support.glm_outputs import glm_call
-from tests.support.later_outputs import dsml, dsml_invoke, gemma4_call
+from tests.support.later_outputs import actions, dsml, dsml_invoke, gemma4_call
 from tests.support.realistic_tools import realistic_tools
 from tests.support.tool_outputs import TOOLS, tool
 
@@ -129,6 +129,9 @@ CALL = {
     "internlm2": '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>',
     "granite_functions": '<function_call> {"name": "NAME", "arguments": ARGUMENTS}',
     "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
+    "command_r": actions(("NAME", "ARGUMENTS")),
+    "nemotron_mini": '<toolcall> {"name": "NAME", "arguments": ARGUMENTS} </toolcall>',
+    "glm4": "NAME\nARGUMENTS",
 }
 
 
@@ -145,6 +148,7 @@ LISTS = {
     "apertus": ("<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
     "olmo3": ("<function_calls>\n", "\n", "\n</function_calls>"),
     "minicpm3": ("<|tool_call_start|>\n```python\n", "\n", "\n```\n<|tool_call_end|>"),
+    "command_r": ("Action: ```json\n[\n    ", ",\n    ", "\n]\n```"),
     "minimax_m2": ("<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>"),
     "deepseek_v32": ("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
     "kimi_k2": ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
@@ -153,6 +157,8 @@ LISTS = {
 }
 SEPARATORS = {
     "gemma4": "",
+    "glm4": "<|assistant|>",
+    "nemotron_mini": " ",
     "llama3_json": "; ",
     "functionary_recipients": ">>>",
     "mistral_args": "",
@@ -288,6 +294,8 @@ def free_answer(name: str, text: str, *calls: str) -> str:
     """An answer of text and calls, where calls are free."""
     if name == "functionary_recipients":
         return "all\n" + ">>>".join([text, *calls])
+    if name == "glm4":
+        return "<|assistant|>".join([text, *calls])
     return text + (several(name, *calls) if calls else "")
 
 
@@ -306,7 +314,8 @@ def test_strict_arguments_are_enforced_where_calls_are_free(compiled: Compiled, 
     assert compiled.is_whole(compiled.start_grammar(many), right)
     assert compiled.is_whole(compiled.start_grammar(one), right)
     assert not compiled.is_whole(compiled.start_grammar(many), call(name, "book", '{"seats": 0, "class": "first"}'))
-    assert not compiled.is_whole(compiled.start_grammar(many), call(name, "look", "{}"))
+    if name != "glm4":  # there, a name that is not offered begins a text
+        assert not compiled.is_whole(compiled.start_grammar(many), call(name, "look", "{}"))
     if name in BARE:
         return
     assert accepts("Let me see.\n", right)
@@ -321,8 +330,29 @@ def test_text_behind_free_calls(compiled: Compiled, name: str) -> None:
     grammar = tool_formats()[name].optional_grammar([STRICT], True, {})  # type: ignore[misc]
     matcher = compiled.start_grammar(grammar)
     answer = call(name, "book", '{"seats": 2, "class": "first"}') + "\nDone."
-    may_follow = name in TAGGED or name not in (*LISTS, "mistral_args", "llama3_json", "harmony")
+    may_follow = name in TAGGED or name not in (*LISTS, "mistral_args", "llama3_json", "harmony", "glm4")
     assert compiled.is_whole(matcher, answer) is may_follow
+
+
+def test_command_r_may_say_that_it_needs_no_tool_where_calls_are_free(compiled: Compiled) -> None:
+    grammar = tool_formats()["command_r"].optional_grammar([STRICT], True, {})  # type: ignore[misc]
+    no_call, wrong = (actions((name, "{}")) for name in ("directly-answer", "book"))
+    right = actions(("book", '{"seats": 2, "class": "first"}'))
+    for text, is_right in (
+        (no_call, True),
+        (f"{no_call}\n\nFour.", True),
+        (f"{no_call}\n{right}", True),
+        (f"{no_call}\n{wrong}", False),
+        (wrong.replace("```json", ""), False),
+        ("Action: run [1] and ```json", True),
+    ):
+        assert compiled.is_whole(compiled.start_grammar(grammar), text) is is_right, text
+
+
+def test_text_of_glm_4_does_not_begin_with_a_line_that_names_a_tool(compiled: Compiled) -> None:
+    grammar = tool_formats()["glm4"].optional_grammar([STRICT], True, {})  # type: ignore[misc]
+    for text, is_right in (("book", True), ("book\nme", False), ("\nbook\n{}", False), ("So:\nbook\n{}", True)):
+        assert compiled.is_whole(compiled.start_grammar(grammar), text) is is_right, text
 
 
 def test_mistral_lists_where_calls_are_free(compiled: Compiled) -> None:

@@ -132,6 +132,32 @@ TEMPLATES = {
         "{{ '<|START_THINKING|>' + message.tool_plan + '<|END_THINKING|>' }}",
         "cohere",
     ),
+    "CohereForAI/c4ai-command-r-08-2024": (
+        "Write \\'Action:\\' followed by a json-formatted list of actions that you want to perform"
+        "{{ '```json\\n[\\n    {\\n        \"tool_name\": title of the tool in the specification,' }}",
+        "command_r",
+    ),
+    "nvidia/Nemotron-Mini-4B-Instruct": (
+        "{% for tool in tools %}{{ '<tool> ' + tool|tojson + ' </tool>' }}{% endfor %}<extra_id_1>Assistant"
+        "{{ '<toolcall> ' + call|tojson + ' </toolcall>' }}",
+        "nemotron_mini",
+    ),
+    "zai-org/GLM-4-9B-0414": (
+        "[gMASK]<sop>{%- if tools -%}<|system|>{%- for tool in tools %}{{ tool.function | tojson }}{%- endfor %}"
+        "<|observation|>{{ message.content }}<|assistant|>{{ message.metadata }}",
+        "glm4",
+    ),
+    "THUDM/glm-4-9b-chat": (
+        "[gMASK]<sop>{% for item in messages %}{% if item['tools'] is defined %}{% set tools = item['tools'] %}"
+        "{% endif %}{% if item['role'] == 'tool' %}<|observation|>{% endif %}{% endfor %}",
+        None,
+    ),
+    "baidu/ERNIE-4.5-21B-A3B-Thinking": (
+        "{%- if tools %}<tool>{{ tool | tojson }}</tool>{%- endif %}{{- '<think>\\n' + thoughts + '\\n</think>\\n' }}"
+        "{{- '<response>\\n' + content + '\\n</response>\\n' }}"
+        "{{- '<tool_call>\\n{\"name\": ' + name + ', \"arguments\": ' + arguments + '}\\n</tool_call>\\n' }}",
+        "hermes",
+    ),
     "moonshotai/Kimi-K2-Instruct": (
         "<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}<|tool_call_begin|>"
         "{{ tool_call['id'] }}<|tool_call_argument_begin|>{{ tool_call['function']['arguments'] | tojson }}",

@@ -52,6 +52,7 @@ MARKS += ("<tool_calls>", "</tool_calls>", "<TOOLCALL>", "</TOOLCALL>", "<|tool_
 MARKS += ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>")
 MARKS += ("<|tools_prefix|>", "<|tools_suffix|>", "<|action_start|>", "<|action_end|>", "<|plugin|>")
 MARKS += ("<|tool_call>", "<tool_call|>", '<|"|>')
+MARKS += ("<toolcall>", "</toolcall>", "<|assistant|>", "<|observation|>")
 MARKS += ("<function_calls>", "</function_calls>", "<function_call>")
 USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
 WITH_MARKS = [
@@ -67,7 +68,7 @@ WITH_MARKS = [
 ]
 WITH_MARKS += ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"]
 WITH_MARKS += ["cohere", "jamba", "kimi_k2", "lfm2", "nemotron"]
-WITH_MARKS += ["apertus", "gemma4", "granite_functions", "internlm2", "minicpm3", "olmo3"]
+WITH_MARKS += ["apertus", "gemma4", "nemotron_mini", "granite_functions", "internlm2", "minicpm3", "olmo3"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
     "deepseek_v31": (
@@ -94,6 +95,7 @@ CALLS = {
     "olmo3": "<function_calls>\nnow()\n</function_calls>",
     "phi4_mini": '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>',
     "gemma4": "<|tool_call>call:now{}<tool_call|>",
+    "nemotron_mini": '<toolcall> {"name": "now", "arguments": {}} </toolcall>',
     "glm45": "<tool_call>now\n</tool_call>",
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3_json": '<|python_tag|>{"name": "now", "parameters": {}}',
@@ -256,6 +258,7 @@ MARK_TEXTS = dict.fromkeys(("glm45", "hermes", "qwen3_coder"), "<tool_call>") | 
     "lfm2": "<|tool_call_start|>",
     "apertus": "<|tools_prefix|>",
     "gemma4": "<|tool_call>",
+    "nemotron_mini": "<toolcall>",
     "granite_functions": "<function_call>",
     "internlm2": "<|action_start|><|plugin|>",
     "minicpm3": "<|tool_call_start|>\n```python",

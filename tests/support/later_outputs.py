@@ -119,7 +119,62 @@ _GEMMA4: list[tuple[str, str, tuple[tuple[str, str], ...], str]] = [
     ("no_call", 'Use <|tool and call:now{} and <|"|>', (), 'Use <|tool and call:now{} and <|"|>'),
 ]
 
+
+def actions(*calls: tuple[str, str]) -> str:
+    """A list of calls as Command R writes it."""
+    items = [
+        f'{{\n        "tool_name": "{name}",\n        "parameters": {arguments}\n    }}' for name, arguments in calls
+    ]
+    return "Action: ```json\n[\n    " + ",\n    ".join(items) + "\n]\n```"
+
+
+_NO_CALL = actions(("directly-answer", "{}"))
+_COMMAND_R: list[tuple[str, str, tuple[tuple[str, str], ...], str]] = [
+    ("one", actions(_WEATHER), (_WEATHER,), ""),
+    ("parallel", f"Plan: look.\n{actions(_NOW, _WEATHER)}\n", (_NOW, _WEATHER), "Plan: look."),
+    ("line_break", actions(_NOW).replace("Action: ", "Action:\n"), (_NOW,), ""),
+    ("no_fence", 'Action: [{"tool_name": "now", "parameters": {}}]', (_NOW,), ""),
+    ("unknown_tool", actions(("fly", '{"a": 1}')), (("fly", '{"a": 1}'),), ""),
+    ("no_tool_needed", _NO_CALL, (), ""),
+    ("no_tool_needed_and_text", f"{_NO_CALL}\n\nFour.", (), "\n\nFour."),
+    ("no_tool_needed_and_a_call", actions(("directly_answer", "{}"), _NOW), (_NOW,), ""),
+    ("cut_in_arguments", actions(_WEATHER).split("ris")[0], (("get_weather", '{"city": "Pa'),), ""),
+    ("cut_in_name", actions(_WEATHER).split("_weather")[0], (), actions(_WEATHER).split("_weather")[0]),
+    ("no_name", "Action: ```json\n[1]\n```", (), "Action: ```json\n[1]\n```"),
+    ("no_call", "Action: run ```json {}```", (), "Action: run ```json {}```"),
+]
+_MINI = '<toolcall> {{"name": "{}", "arguments": {}}} </toolcall>'
+_NEMOTRON_MINI: list[tuple[str, str, tuple[tuple[str, str], ...], str]] = [
+    ("one", _MINI.format(*_WEATHER), (_WEATHER,), ""),
+    ("parallel", f"See. {_MINI.format(*_NOW)} {_MINI.format(*_WEATHER)} ", (_NOW, _WEATHER), "See."),
+    (
+        "several_in_one",
+        '<toolcall> {"name": "now"}, {"name": "get_weather", "arguments": {"city": "Paris"}} </toolcall>',
+        (_NOW, _WEATHER),
+        "",
+    ),
+    ("unknown_tool", _MINI.format("fly", "{}"), (("fly", "{}"),), ""),
+    ("cut_in_arguments", _MINI.format(*_WEATHER)[:-19], (("get_weather", '{"city": "P'),), ""),
+    ("no_call", "<toolcall> now() </toolcall> x", (), " now()  x"),
+]
+_GLM4: list[tuple[str, str, tuple[tuple[str, str], ...], str]] = [
+    ("one", f"get_weather\n{_PARIS}", (_WEATHER,), ""),
+    ("line_break_before", f"\nget_weather\n{_PARIS}<|observation|>", (_WEATHER,), ""),
+    ("parallel", f"now\n{{}}<|assistant|>get_weather\n{_PARIS}", (_NOW, _WEATHER), ""),
+    ("text_before", f"See.<|assistant|>get_weather\n{_PARIS}", (_WEATHER,), "See."),
+    ("unknown_marked_tool", "See.<|assistant|>fly\n{}", (("fly", "{}"),), "See."),
+    ("unknown_tool", "fly\n{}", (), "fly\n{}"),
+    ("later_line", "See:\nnow\n{}", (), "See:\nnow\n{}"),
+    ("only_a_name", "now\n", (), "now\n"),
+    ("no_arguments", "now\nor never", (), "now\nor never"),
+    ("cut_in_arguments", 'get_weather\n{"city": "Pa', (("get_weather", '{"city": "Pa'),), ""),
+    ("cut_in_name", "get_wea", (), "get_wea"),
+]
+
 LATER: list[_Row] = [
     *(("deepseek_v32", *row) for row in _DEEPSEEK_V32),
     *(("gemma4", *row) for row in _GEMMA4),
+    *(("command_r", *row) for row in _COMMAND_R),
+    *(("nemotron_mini", *row) for row in _NEMOTRON_MINI),
+    *(("glm4", *row) for row in _GLM4),
 ]

@@ -7,6 +7,7 @@ it is complete. A call that is cut off or broken keeps the arguments read so far
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading
 
@@ -30,12 +31,14 @@ _IN_STRING = re.compile(
 )
 
 
-def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
+def json_call(answer: Answer, *, is_marked: bool = False, dropped: Collection[str] = ()) -> Reading[bool]:
     """Read an object with a name and arguments.
 
     Within markup it is a call once its name is known, whatever the name: the caller can tell the model that there is no
     such tool. Without markup it is a call only if it names a tool of the request and has no members that a call would
     not have. Such a call is started only at its arguments, because until then it may still be any JSON.
+
+    dropped: names in markup that are neither a call nor text
     """
     name: str | None = None
     has_arguments = has_started = False
@@ -57,6 +60,9 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
                 return False
             if not name or (not is_marked and name not in answer.parameters):
                 return False if is_marked else (yield from _other_object(answer))
+            if name in dropped:
+                answer.drop()
+                return (yield from answer.rest_of_json(1, lambda _piece: None))
         has_arguments = has_arguments or is_arguments
         if name is not None and not has_started and (has_arguments or is_marked):
             has_started = True

@@ -1,4 +1,4 @@
-"""Reasoning in `<think>` tags and the answer in `<response>` tags: Granite 3.3."""
+"""Reasoning in `<think>` tags and the answer in `<response>` tags: Granite 3.3 and ERNIE 4.5 Thinking."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _TAGS = ("<response>", "</response>")
 FORMAT = ReasoningFormat(
     "<think>",
     "</think>",
-    matches=lambda template: "".join(_TAGS) in template,
+    matches=lambda template: "</think>" in template and all(tag in template for tag in _TAGS),
     parser=partial(TaggedAnswerParser, tags=_TAGS),
 )
