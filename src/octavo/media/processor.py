@@ -55,7 +55,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ImageProcessor(ABC):
-    """How a model family turns a picture into rows of patches.
+    """The conversion of a picture to rows of patches for one model family.
 
     placeholder: text that a chat template writes for an image; the layout's marks replace it
     wrapping: the texts before and after the placeholder where no template writes them

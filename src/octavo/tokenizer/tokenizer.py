@@ -43,7 +43,7 @@ class TooManyTokensError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How texts are padded to a fixed length.
+    """The padding of texts to a fixed length.
 
     length: length of a padded text in tokens
     is_before: whether the padding precedes the text

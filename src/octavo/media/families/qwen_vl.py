@@ -31,7 +31,7 @@ _VIDEO_PIXELS = 15 << 20  # in all frames together, so that they fit into a prom
 
 @dataclass(frozen=True, slots=True)
 class VideoRule:
-    """How many frames of a video the model sees, and their size.
+    """The rule for the number and size of the frames that the model sees of a video.
 
     rate: frames per second
     least_frames, most_frames: bounds on the number of frames in a video

@@ -13,7 +13,7 @@ router = APIRouter(tags=["Server"])
 
 
 class SleepStatus(BaseModel):
-    """Whether the server is asleep.
+    """The server's sleep state.
 
     is_sleeping: True if no model is ready; the next request wakes or loads its model
     """

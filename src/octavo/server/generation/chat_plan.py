@@ -47,7 +47,7 @@ class AnswerFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the answer is plain text: nothing in it ends it early, and all its tokens are counted together."""
+        """True if the answer is plain text: nothing in it ends it early, and all its tokens are counted together."""
         return self.create_tool_parser is None and self.reasoning is None
 
     def create_reader(self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ChoiceReader:

@@ -62,7 +62,7 @@ _LOGGED: set[tuple[str | None, str]] = set()  # (route, ignored field): bounded
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request arrived.
+    """A request's arrival.
 
     time_s: time of arrival by the monotonic clock
     load_s: time that it waited for the model to be loaded

@@ -14,7 +14,7 @@ _OPTIONS_S = 1800.0  # the only `ttl` that OpenAI allows
 
 
 class PromptCacheOptions(NullIsAbsent):
-    """Which parts of a prompt stay in the cache longer than usual, for `ttl`.
+    """The parts of a prompt that stay in the cache longer than usual, for `ttl`.
 
     mode: `implicit` keeps the whole prompt, `explicit` keeps the marked prefixes
     """

@@ -191,7 +191,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
     @property
     def is_followed(self) -> bool:
-        """Whether the request follows its progress; see `GenerationRequest.is_followed`."""
+        """True if the request follows its progress; see `GenerationRequest.is_followed`."""
         return bool(self.stream and (self.timings_per_token or self.return_progress))
 
     @property

@@ -39,7 +39,7 @@ class ValueTags:
 
     @property
     def say_type(self) -> bool:
-        """Whether the tags give the value's type, text or JSON."""
+        """True if the tags give the value's type, text or JSON."""
         return self.behind != self.json_behind
 
     def rules(self) -> str:

@@ -209,7 +209,7 @@ class ServerTool(Historic):
 
 
 class AnyToolChoice(NullIsAbsent):
-    """Whether the model calls a tool: `auto` lets the model decide, `any` forces a call, `none` forbids calls."""
+    """A tool choice without a name: `auto` lets the model decide, `any` forces a call, `none` forbids calls."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None

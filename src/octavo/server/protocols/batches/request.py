@@ -27,7 +27,7 @@ _CHUNK_S = 30.0  # maximum pause of an upload
 
 
 class Expiry(RequestModel):
-    """When a file expires.
+    """A file's expiry.
 
     seconds: time after its creation
     """
