@@ -165,11 +165,10 @@ async def answer(
     writer_class: Callable[[Any, Any, ServedModel, Generation, Arrival], AnswerWriter[Any, Any]],
     at_end: Callable[[], object] | None = None,
 ) -> Response:
-    """Answer a generation request with a stream or one JSON object.
+    """Answer a generation request with a stream or one JSON object. The generation ends when the client disconnects.
+    Raises UsageError for fields that cannot be honoured.
 
     at_end: called when the answer is complete or has failed
-
-    The generation ends when the client disconnects. Raises UsageError for fields that cannot be honoured.
     """
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
     if at_end is not None:
