@@ -269,9 +269,7 @@ class Scheduler:
                 is_blocked = True
 
     def _may_begin(self, group: SequenceGroup, step: Schedule) -> bool:
-        """False if live requests would notice the group, or if a text must be computed whole but the step is too
-        short.
-        """
+        """False if live requests would notice the group, or if a whole text does not fit into the step."""
         if group.is_batch and not self._lets_batch_in(group, step):
             return False
         first = group.members[0]

@@ -27,7 +27,9 @@ class WeightKeeping:
         self._is_over = threading.Event()
 
     def after(self, request: Request, sink: Sink) -> Sink:
-        """Return a sink for a request. When the request ends, the jobs start, unless they have started already."""
+        """Return a sink for a request. Once the request is answered, the jobs start, unless they have started
+        already.
+        """
         if not self._jobs or not request.is_measured:
             return sink
 

@@ -37,7 +37,7 @@ def parse_json_object(
 ) -> dict[str, object]:
     """Return the JSON object in `text`, which starts at `offset` bytes in `path`.
 
-    Rejects repeated keys, NaN and infinity.
+    Repeated keys, NaN and infinity are errors.
     max_items: limit on the items of all lists and objects together.
     infinity: allow `Infinity`.
     """

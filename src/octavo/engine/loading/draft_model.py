@@ -67,7 +67,7 @@ def found_draft_model(
 ) -> Iterator[DraftModel | None]:
     """Open the draft model or head named by the options, or else the target's own head.
 
-    Yields None if there is neither. It is checked before the target is loaded.
+    Yields None if there is neither. The draft model is checked before the target is loaded.
     checkpoint, target: the target's checkpoint and graph.
     tokenizer: returns the target's tokenizer.
     Raises UsageError for a model that cannot draft for the target, and ModelLoadError.

@@ -35,7 +35,7 @@ class DraftNeeds:
     cost: time of a guess in steps of the target, from the bytes that both read.
     is_head: it is part of the target.
     workspace_bytes: for a head, includes the growth of the target's own workspace.
-    gain: in one user's tokens per second, if 8 of 10 guesses are right and a row of a step costs 4 %.
+    gain: factor on one user's tokens per second, if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
     model: str

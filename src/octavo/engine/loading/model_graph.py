@@ -68,7 +68,7 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
 
 
 def max_source_rows(config: EngineConfig, model_len: int) -> int:
-    """Return the most source rows per step: at least the longest source, at most the tokens of a step."""
+    """Return the most source rows per step: the tokens of a step, but at least the longest source."""
     return max(step_tokens(config), model_len)
 
 

@@ -266,7 +266,7 @@ def _mend_patterns(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> N
 
 
 def _mend_least_properties(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> None:
-    """Reject a minimum number of properties, which repeated keys would only seem to reach."""
+    """Reject a minimum number of properties that an object could seem to reach by repeating keys."""
     least, required = node.get("minProperties"), node.get("required", ())
     if not isinstance(least, int) or not isinstance(required, (list, tuple)):
         return
