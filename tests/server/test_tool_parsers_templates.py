@@ -138,8 +138,8 @@ TEMPLATES = {
         "command_r",
     ),
     "nvidia/Nemotron-Mini-4B-Instruct": (
-        "{% for tool in tools %}{{ '<tool> ' + tool|tojson + ' </tool>' }}{% endfor %}<extra_id_1>Assistant"
-        "{{ '<toolcall> ' + call|tojson + ' </toolcall>' }}",
+        "{{ '<extra_id_0>System' }}{% for tool in tools %}{{ '\\n<tool> ' + tool|tojson + ' </tool>' }}{% endfor %}"
+        "{{ '<extra_id_1>Assistant\\n' + content }}{{ '<extra_id_1>Tool\\n' + content }}",
         "nemotron_mini",
     ),
     "zai-org/GLM-4-9B-0414": (

@@ -1,6 +1,6 @@
 """Calls as objects in tags, `<toolcall> {"name": ..., "arguments": {...}} </toolcall>`: Nemotron Mini.
 
-Source: the chat template of Nemotron-Mini-4B-Instruct.
+The template describes tools and has no example of a call. Source: the model card of Nemotron-Mini-4B-Instruct.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CALL = f'{_OPEN} {{"name": "NAME", "arguments": ARGUMENTS}} {_CLOSE}'
 
 FORMAT = ToolFormat(
     name="nemotron_mini",
-    matches=lambda template: _OPEN in template,
+    matches=lambda template: "<extra_id_1>Tool" in template and "<tool>" in template,
     tags={_OPEN: partial(json_call, is_marked=True), _CLOSE: None},
     after_call=",",
     is_list=True,
