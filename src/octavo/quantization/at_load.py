@@ -1,7 +1,7 @@
-"""Quantization of plain matrices while a model is loaded: the formats of `--quantization`.
+"""Quantizes plain matrices while a model is loaded: the formats of `--quantization`.
 
-Each format gets whole rows in float32 and returns a canonical weight. `quantized` passes a few rows at a time, so that
-the memory stays within the size of one matrix.
+Each format takes whole rows in float32 and returns a canonical weight. `quantized` passes a few rows at a time, so that
+memory use stays within the size of one matrix.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ FP4 = (*_FP4_MAGNITUDES, *(-number for number in _FP4_MAGNITUDES))
 
 
 def quantized(weight: Weight, method: str) -> Weight:
-    """A plain matrix [out, in] or experts [experts, out, in] in one of `METHODS`.
+    """Quantize a plain matrix [out, in] or experts [experts, out, in] by one of `METHODS`.
 
-    Raises ValueError for numbers that are not finite or beyond the format.
+    Raises ValueError for numbers that are not finite or beyond the format's range.
     """
     if len(weight.shape) > 2:
         assert isinstance(weight, DenseWeight), f"{weight.type_name} is quantized already"
@@ -69,11 +69,10 @@ def quantized(weight: Weight, method: str) -> Weight:
 
 
 def _codebook(name: str, table: tuple[float, ...]) -> Callable[[Floats], Weight]:
-    """The format of bitsandbytes: absmax / table of blocks of 64 numbers over the flattened matrix.
+    """Return a quantizer for a bitsandbytes format: absmax / table over blocks of 64 numbers of the flattened matrix.
 
-    A number gets the nearest entry, the lower one in a tie. A block may continue in the next row, so each row is cut
-    into
-    pieces within one block. Source: `quantize_4bit` of bitsandbytes.
+    A number gets the nearest entry, the lower one in a tie. A block may continue in the next row, so each row is
+    divided into pieces that lie within one block. Source: `quantize_4bit` of bitsandbytes.
     """
     numbers = np.array(table, np.float32)
     order = np.argsort(numbers, kind="stable").astype(np.uint8)
@@ -96,7 +95,10 @@ def _codebook(name: str, table: tuple[float, ...]) -> Callable[[Floats], Weight]
 
 
 def _int8(values: Floats) -> Weight:
-    """absmax / 127 of each row, rounded to even. Source: LLM.int8, `int8_vectorwise_quant` of bitsandbytes."""
+    """Quantize with a scale of absmax / 127 for each row, rounding half to even.
+
+    Source: LLM.int8, `int8_vectorwise_quant` of bitsandbytes.
+    """
     absmax = np.abs(values).max(1, keepdims=True)
     codes = np.rint(values * (np.float32(127) / np.maximum(absmax, 127 * _SMALLEST))).astype(np.int8)
     scales = absmax / np.float32(127)
@@ -104,7 +106,8 @@ def _int8(values: Floats) -> Weight:
 
 
 def _int4(values: Floats) -> Weight:
-    """scale * (code - zero) of 15 steps from the lowest to the highest of 64 numbers, always including zero.
+    """Quantize to scale * (code - zero), with 15 steps from the lowest to the highest of 64 numbers, always including
+    zero.
 
     The codes are rounded with the stored float16 scale. Source: min-max rounding to nearest, asymmetric, like
     `calculate_qparams` of compressed-tensors.
@@ -124,7 +127,10 @@ def _int4(values: Floats) -> Weight:
 
 
 def _fp8(values: Floats) -> Weight:
-    """E4M3 with absmax / 448 of each row. Source: the `float-quantized` channels of compressed-tensors."""
+    """Quantize to E4M3 with a scale of absmax / 448 for each row.
+
+    Source: the `float-quantized` channels of compressed-tensors.
+    """
     scales = np.maximum(np.abs(values).max(1, keepdims=True), _SMALLEST * 448) / np.float32(448)
     return Float8Weight("E4M3", e4m3(values / scales), scales, block_rows=1)
 
@@ -136,9 +142,9 @@ METHODS: Mapping[str, Callable[[Floats], Weight]] = MappingProxyType(
 
 
 def quantized_like(shape: tuple[int, ...], method: str) -> Weight:
-    """A weight of the type, shape and size of `quantized`, without numbers: it takes almost no memory.
+    """Return a weight with the type, shape and size of `quantized` but without numbers, which takes almost no memory.
 
-    Raises ValueError for a width that the format does not have.
+    Raises ValueError for a width that the format does not support.
     """
     *lead, width = shape
     row: Any = METHODS[method](np.zeros((1, width), np.float32))

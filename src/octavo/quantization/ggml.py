@@ -1,4 +1,4 @@
-"""The number types of ggml: their ids in files, their block sizes and their meaning.
+"""The number types of ggml: their ids in files, their block sizes and their dequantization.
 
 Source: the type table of ggml (`ggml.h`, `ggml-common.h`) and the GGUF specification.
 """
@@ -71,7 +71,7 @@ CHUNK_VALUES = 1 << 18
 
 
 def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int:
-    """Bytes that a tensor of `shape` takes in type `type_name`.
+    """Return the bytes that a tensor of `shape` takes in type `type_name`.
 
     Raises `KeyError` for an unknown type and `ValueError` if a row is not a whole number of blocks.
     """
@@ -83,7 +83,7 @@ def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int:
 
 
 def dequantize(type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The float32 values, of `shape`, of `data`: the contiguous bytes of one ggml tensor.
+    """Return the float32 values, with shape `shape`, of the contiguous bytes of one ggml tensor.
 
     Raises `KeyError` for an unknown type and `ValueError` if `data` does not fit `shape`.
     """

@@ -1,7 +1,7 @@
-"""The packed fields of ggml blocks, and the decoders that take more than one formula.
+"""The packed fields of ggml blocks, and the decoders that need more than one formula.
 
-Every decoder takes raw blocks uint8 [n, bytes per block] and gives float32 [n, values per block]. The codes of the IQ
-types are indices into fixed grids of likely vectors, or into a fixed curve. Each expression rounds where ggml's rounds.
+Every decoder takes raw blocks uint8 [n, bytes per block] and returns float32 [n, values per block]. The codes of the IQ
+types are indices into fixed grids of likely vectors, or into a fixed curve. Each expression rounds where ggml rounds.
 Sources: the block structures and tables of `ggml-common.h`; OCP Microscaling Formats 1.0 for E2M1 and E8M0. The grids
 are in `iq_grids.npz`, written by `tools/make_iq_grids.py`.
 """
@@ -29,17 +29,17 @@ _IQ1_SHIFT = np.float32(0.125)
 
 
 def view_as(raw: Bytes, dtype: str) -> NDArray[Any]:
-    """Bytes [blocks, k] as the numbers of a numpy type, `<u2` for example: [blocks, k / its size]."""
+    """View bytes [blocks, k] as a numpy type, for example `<u2`: [blocks, k / its size]."""
     return np.ascontiguousarray(raw).view(dtype)
 
 
 def floats(raw: Bytes, dtype: str) -> Floats:
-    """The same numbers as float32."""
+    """Return `view_as` as float32."""
     return view_as(raw, dtype).astype(np.float32)
 
 
 def half(blocks: Bytes, at: int) -> Floats:
-    """The float16 at byte `at` of every block: float32 [blocks, 1]."""
+    """Return the float16 at byte `at` of every block: float32 [blocks, 1]."""
     return floats(blocks[:, at : at + 2], "<f2")
 
 
@@ -58,17 +58,17 @@ def fields(raw: Bytes, bits: int) -> Bytes:
 
 
 def codes(raw: Bytes, bits: int) -> Floats:
-    """`fields` as float32."""
+    """Return `fields` as float32."""
     return fields(raw, bits).astype(np.float32)
 
 
 def nibbles(raw: Bytes) -> Floats:
-    """16 bytes -> 32 codes: value i is the low half of byte i, value 16 + i its high half."""
+    """Split 16 bytes into 32 codes: value i is the low half of byte i, value 16 + i its high half."""
     return planes(raw, 4).reshape(len(raw), 32).astype(np.float32)
 
 
 def five_bits(raw: Bytes) -> Floats:
-    """32 codes from 4 bytes of top bits and 16 bytes of nibbles."""
+    """Combine 4 bytes of top bits and 16 bytes of nibbles into 32 codes."""
     return nibbles(raw[:, 4:]) + codes(raw[:, :4], 1) * 16
 
 
@@ -78,7 +78,7 @@ def bf16(blocks: Bytes) -> Floats:
 
 
 def _affine(blocks: Bytes, fifth_bits: Bytes | int, low: Bytes) -> Floats:
-    """Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima in 12 bytes, and codes of 32 values each.
+    """Decode Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima in 12 bytes, each for 32 values.
 
     Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3 in their low six bits; bytes 8-11 hold
     the low four bits of scales 4-7 (low half) and of minima 4-7 (high half), whose top two
@@ -127,7 +127,8 @@ def q6_k(blocks: Bytes) -> Floats:
 
 
 def _trits(raw: Bytes, count: int) -> Floats:
-    """`count` values -1, 0, 1 of every byte [n, k], as [n, count * k]: the leading base-3 digit of all bytes first.
+    """Return `count` values -1, 0, 1 of every byte [n, k] as [n, count * k]: the leading base-3 digits of all bytes
+    first.
 
     A byte holds the fraction digits / 3^5 scaled to 256: three times the byte carries the next digit into bit 8.
     """
@@ -147,7 +148,7 @@ def tq2_0(blocks: Bytes) -> Floats:
 
 
 def mxfp4(blocks: Bytes) -> Floats:
-    """The scale is a power of two (E8M0), halved; its two smallest codes are float32 denormals."""
+    """Decode MXFP4. The scale is a power of two (E8M0), halved; its two smallest codes are float32 denormals."""
     exponent = blocks[:, :1].astype(np.uint32)
     normal = (np.maximum(exponent, 1) - 1) << np.uint32(23)
     denormal = np.uint32(1 << 21) << np.minimum(exponent, 1)
@@ -156,7 +157,7 @@ def mxfp4(blocks: Bytes) -> Floats:
 
 
 def nvfp4(blocks: Bytes) -> Floats:
-    """The scales are unsigned E4M3 numbers of seven bits, halved; 127 (a NaN) counts as zero, as in ggml."""
+    """Decode NVFP4. The scales are unsigned seven-bit E4M3 numbers, halved; 127 (a NaN) counts as zero, as in ggml."""
     bits = blocks[:, :4] & np.uint8(0x7F)
     exponent, mantissa = (bits >> 3).astype(np.int32), (bits & 7).astype(np.float32)
     scale: Floats = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(1 + mantissa / 8, exponent - 8))
@@ -167,14 +168,14 @@ def nvfp4(blocks: Bytes) -> Floats:
 
 @cache
 def _grid(name: str) -> Floats:
-    """The vectors of one grid: float32 [entries, 4 or 8]."""
+    """Return the vectors of one grid: float32 [entries, 4 or 8]."""
     with np.load(_GRIDS, allow_pickle=False) as grids:
         grid: Floats = grids[name].astype(np.float32)
     return grid
 
 
 def _sign_factors(bits: Bytes) -> Floats:
-    """-1 for every set bit and 1 for every other, lowest first: [..., k] bytes -> [..., k, 8]."""
+    """Return -1 for every set bit and 1 for every other bit, lowest first: [..., k] bytes -> [..., k, 8]."""
     return 1 - 2 * codes(bits[..., None], 1)
 
 
@@ -183,7 +184,7 @@ Parts = tuple[Floats, Floats, Floats]
 
 
 def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:
-    """The decoder [n, bytes] -> [n, 256] of a type whose blocks have these parts."""
+    """Return the decoder [n, bytes] -> [n, 256] of a type whose blocks consist of these parts."""
 
     def decode(blocks: Bytes) -> Floats:
         whole, shares, values = parts(blocks)
@@ -196,7 +197,7 @@ def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:
 
 @cache
 def _even_signs() -> Bytes:
-    """The eight signs encoded by seven stored bits: the eighth makes the number of minus signs even."""
+    """Return the eight signs that seven stored bits encode: the eighth makes the number of minus signs even."""
     stored = np.arange(128, dtype=np.uint8)
     parity = fields(stored[:, None], 1).sum(axis=1, dtype=np.uint8) & np.uint8(1)
     signs: Bytes = stored | (parity << np.uint8(7))
@@ -204,7 +205,7 @@ def _even_signs() -> Bytes:
 
 
 def _four_sign_groups(words: NDArray[np.uint32]) -> Floats:
-    """Words [n, k], each four times seven stored sign bits: factors [n, k, 4, 8]."""
+    """Expand words [n, k], which each hold four groups of seven sign bits, to factors [n, k, 4, 8]."""
     stored = (words[..., None] >> np.array([0, 7, 14, 21], dtype=np.uint32)) & np.uint32(127)
     return _sign_factors(_even_signs()[stored])
 

@@ -1,8 +1,8 @@
-"""The quantized checkpoint formats of Hugging Face, one in each file, found by file name.
+"""The quantized checkpoint formats of Hugging Face, one per file, found by file name.
 
-A module here has `METHODS`, its names in the configuration, and `Format`, which makes canonical weights of the stored
-tensors of one layer. The stored tensors decide which layers are quantized; all others stay plain. Files with a leading
-underscore are shared parts.
+A module here has `METHODS`, its names in the configuration, and `Format`, which builds canonical weights from the
+stored tensors of one layer. The stored tensors decide which layers are quantized; all others stay plain. Files with a
+leading underscore contain shared code.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _CODES = ("qweight", "weight_packed", "W_q", "weight")  # tensors of codes
 
 
 class CheckpointFormat(Protocol):
-    """The class of a format. It is made with the section of the configuration about quantization."""
+    """The interface of a format's class, which is created with the quantization section of the configuration."""
 
     def weights(self, layer: Layer) -> Iterator[Lowered]:
-        """The weights of this layer that are quantized. Raises ModelLoadError naming key or tensor."""
+        """Yield the quantized weights of this layer. Raises ModelLoadError naming the key or tensor."""
 
 
 @cache
 def known_methods() -> Mapping[str, ModuleType]:
-    """Every name of a method with its module."""
+    """Return every method name with its module."""
     names = [name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return {method: module for module in modules for method in module.METHODS}
 
 
 def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
-    """All quantized weights of a file, not read yet. Raises ModelLoadError naming key or tensor."""
+    """Yield all quantized weights of a file, without reading them. Raises ModelLoadError naming the key or tensor."""
     names = ", ".join(sorted(known_methods()))
     supported = f"{names} are; take a checkpoint of one of these, the unquantized one or a GGUF file"
     if not config.has("quant_method"):
@@ -55,12 +55,12 @@ def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
 
 
 def check_unscaled(file: StoredTensors, made: Mapping[str, object], config: ConfigReader | None) -> None:
-    """Raise ModelLoadError for codes that no format turned into a weight: they would be taken for plain numbers.
+    """Raise ModelLoadError for codes that no format turned into a weight, because they would be taken for plain
+    numbers.
 
-    made: the names of quantized weights.
-    config: None if the checkpoint does not specify its quantization. Eight-bit floats without any scales, in a
-    checkpoint
-    that is not called quantized, are plain numbers.
+    made: names of the quantized weights.
+    config: None if the checkpoint does not specify its quantization. In that case, eight-bit floats without any scales
+    are plain numbers.
     """
     for layer in layers(file):
         part = next((part for part in _CODES if part in layer.parts), None)

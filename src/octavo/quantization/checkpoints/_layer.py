@@ -1,4 +1,4 @@
-"""The stored tensors of one layer, and the parts that formats share."""
+"""The stored tensors of one layer, and code that formats share."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _NAME = re.compile(r"(.+?)\.(weight(?:\..+)?|[^.]+)")  # `weight` has parts of i
 
 
 class StoredTensors(Protocol):
-    """An opened file."""
+    """An opened file of tensors."""
 
     @property
     def tensors(self) -> Mapping[str, WeightInfo]:
-        """Type and shape of every tensor by name."""
+        """The type and shape of every tensor by name."""
 
     def array(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor."""
+        """Return the bytes of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A weight that is made of stored tensors on demand.
+    """A weight that is built from stored tensors on demand.
 
-    tensors: their names.
+    tensors: names of the stored tensors.
     like: a weight of this type and shape without its numbers.
-    make: the weight itself.
+    make: builds the weight itself.
     """
 
     name: str
@@ -49,33 +49,33 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The stored tensors below one name: {"qweight": "model.layers.0.mlp.up_proj.qweight"} and so on."""
+    """The stored tensors under one name: {"qweight": "model.layers.0.mlp.up_proj.qweight"} and so on."""
 
     name: str
     parts: Mapping[str, str]
     file: StoredTensors
 
     def type_name(self, part: str) -> str:
-        """The stored type of a tensor. Raises ModelLoadError if there is none."""
+        """Return the stored type of a tensor. Raises ModelLoadError if there is no such tensor."""
         if part not in self.parts:
             raise ModelLoadError(f"layer {self.name!r:.80} has no tensor {part!r} beside {', '.join(self.parts):.100}")
         return self.file.tensors[self.parts[part]].type_name
 
     def shape(self, part: str, *types: str) -> tuple[int, ...]:
-        """The shape of a tensor that has one of these types. Raises ModelLoadError."""
+        """Return the shape of a tensor with one of these types. Raises ModelLoadError."""
         if (found := self.type_name(part)) not in types:
             raise self.error(part, f"has the type {found}; {' or '.join(types)} is needed")
         return self.file.tensors[self.parts[part]].shape
 
     def matrix(self, part: str, *types: str) -> tuple[int, int]:
-        """The shape of a tensor of two dimensions."""
+        """Return the shape of a two-dimensional tensor."""
         shape = self.shape(part, *types)
         if len(shape) != 2 or 0 in shape:
             raise self.error(part, f"has the shape {list(shape)}; a matrix is needed")
         return shape[0], shape[1]
 
     def check(self, part: str, shape: tuple[int, ...], *types: str) -> None:
-        """Raise ModelLoadError unless the tensor has this shape and one of its part's types."""
+        """Raise ModelLoadError unless the tensor has this shape and one of these types."""
         if (found := self.shape(part, *types)) != shape:
             raise self.error(part, f"has the shape {list(found)}; {list(shape)} is needed")
 
@@ -83,7 +83,7 @@ class Layer:
         return ModelLoadError(f"tensor {self.parts[part]!r:.100} {reason}")
 
     def array(self, part: str) -> NDArray[Any]:
-        """The numbers of a tensor. BF16 and E8M0 become float32; E4M3 and E5M2 stay bytes."""
+        """Return the numbers of a tensor. BF16 and E8M0 become float32; E4M3 and E5M2 stay bytes."""
         type_name, info = self.type_name(part), self.file.tensors[self.parts[part]]
         data: NDArray[Any] = self.bytes(part).view(_NUMPY.get(type_name, "u1")).reshape(info.shape)
         if type_name == "F8_E8M0":
@@ -91,24 +91,24 @@ class Layer:
         return DenseWeight(data).dequantize() if type_name == "BF16" else data
 
     def bytes(self, part: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor of any type."""
+        """Return the bytes of a tensor of any type."""
         self.type_name(part)
         return np.ascontiguousarray(self.file.array(self.parts[part]))
 
     def scales_like(self, part: str, *shape: int) -> NDArray[Any]:
-        """An array of the type that `array` gives, without numbers."""
+        """Return an array of the type that `array` returns, without numbers."""
         return hollow(*shape, dtype="f2" if self.type_name(part) == "F16" else "f4")
 
     def lower(
         self, like: Weight, make: Callable[[], Weight], name: str = "weight", parts: tuple[str, ...] = ()
     ) -> Lowered:
-        """The weight `name` of this layer, made of `parts`, or of all tensors here but the bias."""
+        """Describe the weight `name` of this layer, built from `parts`, or from all of its tensors except the bias."""
         tensors = tuple(self.parts[part] for part in parts or self.parts if part != "bias")
         return Lowered(f"{self.name}.{name}", tensors, like, make)
 
 
 def layers(file: StoredTensors) -> Iterator[Layer]:
-    """The tensors of a file by layer."""
+    """Group the tensors of a file by layer."""
     found: dict[str, dict[str, str]] = {}
     for name in file.tensors:
         if match := _NAME.fullmatch(name):
@@ -117,7 +117,10 @@ def layers(file: StoredTensors) -> Iterator[Layer]:
 
 
 def choice(config: ConfigReader, key: str, supported: tuple[object, ...], default: object = None) -> Any:
-    """One of the supported values. Raises ModelLoadError naming key, value and what is supported."""
+    """Return a configured value that must be supported.
+
+    Raises ModelLoadError naming key, value and what is supported.
+    """
     value = config.values.get(config.prefix + key)
     value = default if value is None else value
     if value is None:
@@ -128,7 +131,7 @@ def choice(config: ConfigReader, key: str, supported: tuple[object, ...], defaul
 
 
 def matches(config: ConfigReader, key: str, pattern: str, name: str) -> bool:
-    """True if a regular expression of a configuration matches the beginning of a layer's name.
+    """True if a regular expression in a configuration matches the beginning of a layer's name.
 
     Raises ModelLoadError for one that is invalid or could take long.
     """
@@ -141,7 +144,7 @@ def matches(config: ConfigReader, key: str, pattern: str, name: str) -> bool:
 
 
 def group_size(config: ConfigReader, key: str, width: int) -> int | None:
-    """Columns with one scale: a divisor of `width`; None for -1, the whole row."""
+    """Return the number of columns that share a scale, a divisor of `width`; None for -1, the whole row."""
     size = config.integer(key, low=-1)
     if size != -1 and (size < 1 or width % size):
         raise config.error(key, size, f"must be -1 or a divisor of the width {width}")
@@ -149,12 +152,15 @@ def group_size(config: ConfigReader, key: str, width: int) -> int | None:
 
 
 def hollow(*shape: int, dtype: str = "u1") -> NDArray[Any]:
-    """An array of this shape that takes no memory."""
+    """Return an array of this shape that takes no memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def column_order(layer: Layer, part: str, width: int, group: int | None) -> NDArray[np.int32] | None:
-    """The columns by group, from the group of each column; None if they are in order. Raises ModelLoadError."""
+    """Return the columns sorted by group, given each column's group, or None if they are in order.
+
+    Raises ModelLoadError.
+    """
     if part not in layer.parts:
         return None
     layer.check(part, (width,), "I32", "I64")
@@ -167,7 +173,7 @@ def column_order(layer: Layer, part: str, width: int, group: int | None) -> NDAr
 
 
 def block_shape(config: ConfigReader, key: str) -> tuple[int, int] | None:
-    """Rows and columns of a block; None if the key is missing. Raises ModelLoadError."""
+    """Return the rows and columns of a block, or None if the key is missing. Raises ModelLoadError."""
     value = config.values.get(config.prefix + key)
     if value is None:
         return None
@@ -177,9 +183,10 @@ def block_shape(config: ConfigReader, key: str) -> tuple[int, int] | None:
 
 
 def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inputs: bool) -> Lowered:
-    """Eight-bit floats with the scales in `part`: a single one, one per row, or one per block of rows and columns.
+    """Lower eight-bit floats with the scales in `part`: a single one, one per row, or one per block of rows and
+    columns.
 
-    rounds_inputs: the checkpoint expects the rows it multiplies to be rounded to eight bits as well.
+    rounds_inputs: the checkpoint expects the rows that its weights multiply to be rounded to eight bits as well.
     """
     rows, columns = layer.matrix("weight", "F8_E4M3", "F8_E5M2")
     kind: Literal["E4M3", "E5M2"] = "E5M2" if layer.type_name("weight") == "F8_E5M2" else "E4M3"
@@ -201,10 +208,10 @@ def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inp
 
 
 def mxfp4(layer: Layer, codes: str, exponents: str, shape: tuple[int, ...]) -> Weight:
-    """The blocks of ggml's MXFP4, which are the same numbers in another order of nibbles.
+    """Return ggml's MXFP4 blocks, which hold the same numbers with nibbles in a different order.
 
-    codes: a tensor with two columns a byte, the first in the low four bits. exponents: a tensor of this shape,
-    [*, out, in / 32].
+    codes: a tensor with two columns per byte, the first in the low four bits.
+    exponents: a tensor of this shape, [*, out, in / 32].
     """
     pairs = unpacked(layer.bytes(codes).reshape(*shape, 16), 4)
     blocks = [layer.bytes(exponents).reshape(*shape, 1), pairs[..., :16] | pairs[..., 16:] << 4]

@@ -1,4 +1,4 @@
-"""Tensors as a safetensors file stores them, made from canonical weights: what the formats' writers share."""
+"""Tensors as a safetensors file stores them, built from canonical weights: code that the formats' writers share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TYPES = {"|u1": "U8", "|i1": "I8", "<i4": "I32", "<i8": "I64", "<f2": "F16", "<
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """type_name: as safetensors writes it.
-    data: in numpy's nearest type.
+    """type_name: type as safetensors writes it.
+    data: array of numpy's nearest type.
     """
 
     type_name: str
@@ -24,13 +24,13 @@ class StoredTensor:
 
 
 def stored_tensor(data: NDArray[Any], type_name: str | None = None) -> StoredTensor:
-    """The tensor of an array, in the type of its numbers unless another is named."""
+    """Return an array as a stored tensor, in its own type unless another is named."""
     data = np.ascontiguousarray(data) if data.ndim else data
     return StoredTensor(type_name or _TYPES[data.dtype.str], data)
 
 
 def words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """Codes [n, count] as 32-bit words [n, count * bits / 32], the first code in the lowest bits.
+    """Pack codes [n, count] into 32-bit words [n, count * bits / 32], the first code in the lowest bits.
 
     Raises ValueError if they do not fill the last word.
     """

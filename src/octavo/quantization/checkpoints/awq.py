@@ -49,13 +49,13 @@ class Format:
 
 
 def _rows(words: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """The codes of words [n, out / 8], one a byte: [out, n]."""
+    """Return the codes of words [n, out / 8], one per byte: [out, n]."""
     codes = unpacked(words.view(np.uint8), 4).reshape(len(words), -1, 8)[..., _PLACES]
     return np.ascontiguousarray(codes.reshape(len(words), -1).T)
 
 
 def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
-    """The stored tensors of a layer with 4 bits and zeros. Raises ValueError unless rows are a multiple of 8."""
+    """Return the stored tensors of a layer with 4 bits and zeros. Raises ValueError unless rows are a multiple of 8."""
     assert weight.bits == 4
     assert weight.zeros is not None
     assert weight.column_order is None

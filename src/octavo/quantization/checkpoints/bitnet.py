@@ -1,7 +1,7 @@
-"""BitNet: weights of three values, -1, 0 and 1, times one number for each matrix. arXiv 2402.17764.
+"""BitNet: weights with three values, -1, 0 and 1, times one number for each matrix. arXiv 2402.17764.
 
-`weight` [out / 4, in] has the codes of four rows in a byte, those of the first quarter of the rows in its lowest bits,
-and `weight_scale` the number: it divides with `linear_class` bitlinear and multiplies with autobitlinear. Checkpoints
+`weight` [out / 4, in] has the codes of four rows in each byte, with the first quarter of the rows in the lowest bits.
+`weight_scale` is the number: it divides with `linear_class` bitlinear and multiplies with autobitlinear. Checkpoints
 for training (`quantization_mode` online) have plain weights, which their model rounds itself: to the nearest of the
 three values times the mean of their magnitudes.
 """
@@ -74,7 +74,10 @@ def _hollow(rows: int, width: int) -> Weight:
 
 
 def _ternary(codes: NDArray[np.uint8], scale: np.float32) -> Weight:
-    """codes: 0 to 2, [out, in]. A width that has no whole blocks of TQ2_0 has groups of whole rows in its place."""
+    """Build a ternary weight. A width that is not a whole number of TQ2_0 blocks gets whole-row groups instead.
+
+    codes: 0 to 2, [out, in].
+    """
     rows, width = codes.shape
     if width % _BLOCK:
         pairs = np.bitwise_or.reduce(codes.reshape(rows, width // 4, 4) << _SHIFTS, axis=-1)

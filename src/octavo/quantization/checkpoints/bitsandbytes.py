@@ -1,8 +1,8 @@
-"""LLM.int8, NF4 and FP4 of bitsandbytes. The tensors are complete; nothing is read from the configuration.
+"""LLM.int8, NF4 and FP4 of bitsandbytes. The tensors are self-contained; nothing is read from the configuration.
 
-LLM.int8: code * scale / 127, with a scale for each row. Its outliers concern activations, not weights.
-NF4 and FP4: scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are
-codes too: nested scale * nested table[code] + offset.
+LLM.int8: code * scale / 127, with a scale for each row. Its outliers concern activations, not weights. NF4 and FP4:
+scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are codes too:
+nested scale * nested table[code] + offset.
 Source: `QuantState` of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes.
 """
 
@@ -58,7 +58,7 @@ def _int8(layer: Layer) -> Lowered:
 
 
 def _state(layer: Layer, part: str) -> ConfigReader:
-    """The JSON object that describes a matrix."""
+    """Return the JSON object that describes a matrix."""
     stored = layer.bytes(part)
     try:
         if stored.nbytes > _MAX_STATE_BYTES or not isinstance(state := json.loads(stored.tobytes()), dict):
@@ -112,10 +112,10 @@ def _four_bits(layer: Layer, state: ConfigReader) -> Lowered:
 
 
 def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, StoredTensor]:
-    """The stored tensors of a layer that `octavo.quantization.at_load` made: NF4, FP4 or int8.
+    """Return the stored tensors of a layer that `octavo.quantization.at_load` quantized to NF4, FP4 or int8.
 
-    Scales of NF4 and FP4 are codes of eight bits themselves: double quantization, Dettmers et al., arXiv 2305.14314.
-    dtype: of the model, such as `bfloat16`.
+    The scales of NF4 and FP4 are themselves eight-bit codes: double quantization, Dettmers et al., arXiv 2305.14314.
+    dtype: type of the model, such as `bfloat16`.
     """
     if isinstance(weight, GroupedWeight):
         assert (weight.bits, weight.group, weight.zero) == (8, None, 128)
@@ -141,7 +141,7 @@ def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, Sto
 
 
 def _nested(scales: NDArray[np.float32]) -> tuple[dict[str, StoredTensor], float]:
-    """The tensors of scales [blocks] as codes, and the offset: their mean, which is taken off before."""
+    """Return the tensors of scales [blocks] as codes, and the offset: their mean, which is subtracted first."""
     offset = scales.mean(dtype=np.float64).astype(np.float32)
     rest = np.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).reshape(-1, _NESTED_BLOCK)
     largest = np.abs(rest).max(axis=1)
@@ -153,9 +153,9 @@ def _nested(scales: NDArray[np.float32]) -> tuple[dict[str, StoredTensor], float
 
 
 def dynamic_table() -> NDArray[np.float32]:
-    """The numbers of bitsandbytes' codes of eight bits, in rising order (Dettmers et al., arXiv 2110.02861).
+    """Return the numbers of bitsandbytes' eight-bit codes in ascending order (Dettmers et al., arXiv 2110.02861).
 
-    Besides 0 and 1 these are seven decades of both signs, each with twice the numbers of the one below it.
+    Besides 0 and 1 these are seven decades of both signs, each with twice as many numbers as the one below it.
     """
     found = [0.0, 1.0]
     for decade in range(7):

@@ -63,7 +63,10 @@ class Format:
             yield _four_bit_floats(layer) if stored == "U8" else _integers(layer, group, weights)
 
     def _group(self, name: str) -> ConfigReader:
-        """The group of a layer. Names and name patterns take precedence over classes, which are all `Linear` here."""
+        """Return the configuration group of a layer.
+
+        Names and name patterns take precedence over classes, which are all `Linear`.
+        """
         of_class: ConfigReader | None = None
         for group in self._groups:
             targets = group.values.get(f"{group.prefix}targets")
@@ -152,7 +155,7 @@ def _four_bit_floats(layer: Layer) -> Lowered:
 
 
 def tensors(weight: Float8Weight | GroupedWeight | GGMLWeight) -> dict[str, StoredTensor]:
-    """The stored tensors of a layer: E4M3 or int8 with a scale for each row, or MXFP4."""
+    """Return the stored tensors of a layer: E4M3 or int8 with a scale for each row, or MXFP4."""
     if isinstance(weight, Float8Weight):
         assert (weight.block_rows, weight.block_columns) == (1, None)
         return {"weight": stored_tensor(weight.data, "F8_E4M3"), "weight_scale": stored_tensor(weight.scales)}

@@ -38,7 +38,7 @@ class Format:
         choice(config, "bits", _BITS)
 
     def _of(self, name: str) -> ConfigReader:
-        """The configuration of a layer. GPTQModel has separate keys for layers that match a pattern."""
+        """Return the configuration of a layer. GPTQModel has separate keys for layers that match a pattern."""
         dynamic = self._config.section("dynamic")
         for key in dynamic.values:
             pattern = key.removeprefix(dynamic.prefix)
@@ -85,7 +85,7 @@ class Format:
 
 
 def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
-    """The stored tensors of a layer in version 1 of the format, which every reader supports.
+    """Return the stored tensors of a layer in version 1 of the format, which every reader supports.
 
     Raises ValueError for sizes that are not whole words.
     """

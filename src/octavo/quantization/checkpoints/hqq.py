@@ -1,6 +1,6 @@
-"""HQQ of the hqq library and transformers. The tensors are complete; nothing is read from the configuration.
+"""HQQ of the hqq library and transformers. The tensors are self-contained; nothing is read from the configuration.
 
-scale * (code - zero), with fractional zeros that become minimums, -scale * zero. The matrix is cut into groups of
+scale * (code - zero), with fractional zeros that become minimums, -scale * zero. The matrix is divided into groups of
 columns, which are the rows of `W_q` before packing; packing puts the first ones into the highest bits.
 Source: `Quantizer` and `BitPack` of hqq, https://github.com/mobiusml/hqq (now dropbox/hqq).
 """

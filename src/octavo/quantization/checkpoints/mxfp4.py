@@ -1,4 +1,4 @@
-"""MXFP4 of gpt-oss: experts in blocks of 32 columns with a power of two each.
+"""MXFP4 of gpt-oss: experts in blocks of 32 columns, with a power of two for each block.
 
 `NAME_blocks` [experts, out, in / 32, 16] has two columns per byte, the first in the low four bits, and `NAME_scales`
 [experts, out, in / 32] the exponents. They become `NAME.weight`, [experts, out, in], in the stored order of the rows:
@@ -19,7 +19,7 @@ METHODS = ("mxfp4",)
 
 class Format:
     def __init__(self, config: ConfigReader) -> None:
-        """The method has no settings."""
+        """config: not used."""
 
     def weights(self, layer: Layer) -> Iterator[Lowered]:
         for name in [part.removesuffix("_blocks") for part in layer.parts if part.endswith("_blocks")]:

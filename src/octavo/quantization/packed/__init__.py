@@ -1,7 +1,7 @@
-"""The canonical weights that every checkpoint format is lowered to when it is loaded.
+"""The canonical weights to which every checkpoint format is converted when it is loaded.
 
-A format file turns its own packing into one of these and knows nothing about devices;
-a backend packs these for its kernels and knows nothing about formats.
+A format file turns its own packing into one of these and knows nothing about devices; a backend packs these for its
+kernels and knows nothing about formats.
 """
 
 from octavo.quantization.packed.base import Weight as Weight

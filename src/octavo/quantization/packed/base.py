@@ -1,4 +1,4 @@
-"""The base of canonical weights: parts of them, and several of them as one."""
+"""The base of canonical weights, and how they are divided and joined."""
 
 from __future__ import annotations
 
@@ -22,57 +22,59 @@ def check_finite(values: NDArray[np.floating]) -> None:
 
 
 class WeightInfo(Protocol):
-    """Type and size of a weight, which need not exist yet."""
+    """The type and size of a weight, which need not exist yet."""
 
     __slots__ = ()
 
     @property
     def type_name(self) -> str:
-        """The type as the field writes it: `F32`, `BF16`, `Q4_K`, ..."""
+        """The type under its usual name: `F32`, `BF16`, `Q4_K`, ..."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Logical shape: [out_features, in_features], [experts, out, in] or [features]."""
+        """The logical shape: [out_features, in_features], [experts, out, in] or [features]."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored."""
+        """The stored size in bytes."""
 
 
 @runtime_checkable
 class Weight(WeightInfo, Protocol):
-    """A weight as stored: a dataclass of attributes and component arrays, with its numpy meaning.
+    """A weight as stored: a dataclass of attributes and component arrays, with its meaning in numpy.
 
     The methods here suit arrays that follow the rows and columns of the matrix in equal steps. An array with one
-    dimension
-    less has no rows. Other types of weights override these methods.
+    dimension less has no rows. Other types of weights override these methods.
     """
 
     __slots__ = ()
 
     @property
     def column_step(self) -> int:
-        """`columns` may begin and end at multiples of this, and at the last column."""
+        """The step for `columns`, which may begin and end at its multiples and at the last column."""
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The meaning: float32 of `shape`."""
+        """Return the numbers as float32, in shape `shape`."""
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in arrays_of(self).values())
 
     def rows(self: W, index: RowIndex) -> W:
-        """These output rows: of the last dimension but one, or of the only one."""
+        """Return these output rows: indices of the second-to-last dimension, or of the only one."""
         rows = (..., index, slice(None)) if len(self.shape) > 1 else index
         return _with(self, {n: a[rows] for n, a in arrays_of(self).items() if a.ndim == len(self.shape)})
 
     def experts(self: W, begin: int, end: int) -> W:
-        """The matrices [begin, end) of a stack, its first of three dimensions."""
+        """Return the matrices [begin, end) of a stack with three dimensions."""
         count = self.shape[0]
         return _with(self, {n: a[begin:end] for n, a in arrays_of(self).items() if a.ndim and a.shape[0] == count})
 
     def columns(self: W, begin: int, end: int) -> W:
-        """The columns [begin, end) of every row. Raises ValueError for a border that is not a multiple of the step."""
+        """Return columns [begin, end) of every row.
+
+        Raises ValueError for a border that is not a multiple of the step.
+        """
         check_columns(self, begin, end)
         if (begin, end) == (0, self.shape[-1]):
             return self
@@ -84,7 +86,10 @@ class Weight(WeightInfo, Protocol):
         return _with(self, found)
 
     def joined(self: W, parts: Sequence[Any], axis: int | None) -> W:
-        """For `stack` and `concat`, which have checked `parts`: along an axis, or (None) a new one before all."""
+        """Join `parts` along an axis, or (None) a new first axis.
+
+        For `stack` and `concat`, which have checked the parts.
+        """
         found: dict[str, Any] = {}
         for name, first in arrays_of(self).items():
             arrays = [getattr(part, name) for part in parts]
@@ -114,7 +119,7 @@ def check_columns(weight: Weight, begin: int, end: int) -> None:
 
 
 def arrays_of(weight: Weight) -> dict[str, Any]:
-    """The component arrays of a weight by name; optional ones that it lacks are left out."""
+    """Return the component arrays of a weight by name, leaving out optional ones that it lacks."""
     return {name: value for name, value in _fields_of(weight).items() if isinstance(value, np.ndarray)}
 
 
@@ -124,7 +129,7 @@ def _fields_of(weight: Weight) -> dict[str, Any]:
 
 
 def stack(parts: Sequence[Weight]) -> Weight:
-    """Experts of one type and shape as one weight with a dimension before theirs: [len(parts), *shape].
+    """Stack experts of one type and shape along a new first dimension: [len(parts), *shape].
 
     Raises ValueError naming what differs.
     """
@@ -133,7 +138,7 @@ def stack(parts: Sequence[Weight]) -> Weight:
 
 
 def concat(parts: Sequence[Weight]) -> Weight:
-    """The output rows of all parts, which agree in type and in every other dimension, one after the other.
+    """Concatenate the output rows of all parts, which agree in type and in every other dimension.
 
     Raises ValueError naming what differs.
     """
@@ -144,7 +149,10 @@ def concat(parts: Sequence[Weight]) -> Weight:
 
 
 def _check_alike(parts: Sequence[Weight], shapes: Sequence[tuple[int, ...]], error: str) -> None:
-    """shapes: those that must agree."""
+    """Check that parts can be joined.
+
+    shapes: the shapes that must agree.
+    """
     first = parts[0]
     for part, shape in zip(parts, shapes, strict=True):
         if part.type_name != first.type_name:

@@ -16,10 +16,10 @@ from octavo.quantization.packed.float8 import e4m3_values
 class CodebookWeight(Weight):
     """scale * table[code] in float32. A byte has two columns, the first in its low four bits.
 
-    name: of the table, such as `NF4`.
+    name: name of the table, such as `NF4`.
     table: the numbers of the 16 codes.
-    block: columns with one scale. With row_scales, the scales are the bits of E4M3 numbers, each to be multiplied by
-    the scale of its row.
+    block: number of columns that share a scale. With row_scales, the scales are the bits of E4M3 numbers, each to be
+    multiplied by the scale of its row.
     """
 
     name: str

@@ -20,8 +20,9 @@ from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 class Float8Weight(Weight):
     """data * scale in float32. The last block of rows or columns may be shorter.
 
-    block_rows, block_columns: rows and columns with one scale; None for all of them.
-    inputs: the checkpoint expects the rows it multiplies to be rounded to E4M3 (`octavo.quantization.packed.inputs`).
+    block_rows, block_columns: rows and columns that share a scale; None means all of them.
+    inputs: the checkpoint expects the rows that this weight multiplies to be rounded to E4M3
+    (`octavo.quantization.packed.inputs`).
     """
 
     kind: Literal["E4M3", "E5M2"]
@@ -45,7 +46,7 @@ class Float8Weight(Weight):
 
     @property
     def type_name(self) -> str:
-        """`F8_E4M3`, one scale in all; `F8_E4M3_ROW`; `F8_E4M3_128X128`."""
+        """`F8_E4M3` for a single scale, `F8_E4M3_ROW`, or for example `F8_E4M3_128X128`."""
         blocks = (self.block_rows, self.block_columns)
         if blocks == (None, None):
             return f"F8_{self.kind}"
@@ -63,7 +64,7 @@ class Float8Weight(Weight):
         return values
 
     def rows(self, index: RowIndex) -> Float8Weight:
-        """As every weight's. A cut through blocks of rows gives each row the scale of its block."""
+        """See `Weight.rows`. If the rows cut through blocks, each row gets the scale of its block."""
         step = self.block_rows
         if step is None:
             return replace(self, data=self.data[..., index, :])
@@ -94,13 +95,13 @@ class Float8Weight(Weight):
 
 
 def e4m3_values(data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The numbers of E4M3 bits."""
+    """Return the numbers that E4M3 bits encode."""
     return _values("E4M3")[data]
 
 
 @cache
 def _values(kind: str) -> NDArray[np.float32]:
-    """The numbers of all 256 bytes."""
+    """Return the numbers of all 256 bytes."""
     bits = np.arange(256, dtype=np.uint16)
     if kind == "E5M2":
         return (bits << 8).view(np.float16).astype(np.float32)
@@ -111,7 +112,7 @@ def _values(kind: str) -> NDArray[np.float32]:
 
 
 def e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The bits of the nearest E4M3 numbers, halves to even. Magnitudes above 448 become 448."""
+    """Return the bits of the nearest E4M3 numbers, rounding half to even. Magnitudes above 448 become 448."""
     magnitude = np.minimum(np.abs(values), np.float32(448))
     bits = magnitude.view(np.uint32)
     # Three bits of mantissa remain; a carry goes into the exponent, whose bias changes from 127 to 7.

@@ -1,4 +1,4 @@
-"""Whole numbers of few bits with a scale for each group of columns: GPTQ, AWQ, int8 per row."""
+"""Integers of few bits with a scale for each group of columns: GPTQ, AWQ, int8 per row."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ Scales = NDArray[np.float16] | NDArray[np.float32]
 class GroupedWeight(Weight):
     """scale * (code - zero), or with minima scale * code + minimum, in float32.
 
-    bits: of a code, 2 to 8.
-    group: columns with one scale, a power of two; None for the whole row.
-    zero: the code of the number zero, if it is the same for all groups. Codes of a row follow each other without gaps,
-    from
-    the lowest bits up. Column j of the codes is column column_order[j] of the weight.
-    inputs: the checkpoint expects the rows it multiplies to be rounded to int8 (`octavo.quantization.packed.inputs`).
+    bits: bits of a code, 2 to 8.
+    group: number of columns that share a scale, a power of two; None means the whole row.
+    zero: the code of the number zero, if it is the same for all groups.
+    inputs: the checkpoint expects the rows that this weight multiplies to be rounded to int8
+    (`octavo.quantization.packed.inputs`).
+
+    The codes of a row follow each other without gaps, from the lowest bits up. Column j of the codes is column
+    column_order[j] of the weight.
     """
 
     bits: int
@@ -63,7 +65,9 @@ class GroupedWeight(Weight):
 
     @property
     def type_name(self) -> str:
-        """`I4_128`, `I8_ROW`; with `_Z` for zeros, `_M` for minima, `_F32` for their float32, `_ORDER` for an order."""
+        """A name such as `I4_128` or `I8_ROW`; `_Z` marks zeros, `_M` minima, `_F32` float32 scales, `_ORDER` a column
+        order.
+        """
         is_float32 = np.float32 in (self.scales.dtype, None if self.minima is None else self.minima.dtype)
         marks = {
             "Z": self.zeros is not None,
@@ -97,7 +101,7 @@ class GroupedWeight(Weight):
 
 
 def unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The codes of each row, one a byte: [*, in * bits / 8] -> [*, in]."""
+    """Unpack the codes of each row to one per byte: [*, in * bits / 8] -> [*, in]."""
     if 8 % bits == 0:
         return fields(codes, bits)
     stream = np.unpackbits(codes, axis=-1, bitorder="little").reshape(*codes.shape[:-1], -1, bits)

@@ -1,8 +1,8 @@
 """Rounded inputs: the rows that some checkpoints expect their weights to multiply.
 
-A W8A8 or FP8 checkpoint was made for products of codes with codes, which its weights record (`inputs`). Scales are made
-for each row as it arrives, so they are as fine as the checkpoint's, or finer: the largest magnitude of a group of
-columns / 127 (int8) or / 448 (e4m3), and 1 if all are zero. A code is the nearest to x / scale, halves to even.
+A W8A8 or FP8 checkpoint was made for products of codes by codes, which its weights record (`inputs`). Scales are
+computed for each row as it arrives, so they are at least as fine as the checkpoint's: the largest magnitude of a group
+of columns / 127 (int8) or / 448 (e4m3), and 1 if all are zero. A code is the nearest to x / scale, halves to even.
 """
 
 from __future__ import annotations

@@ -26,9 +26,10 @@ _BEYOND_HALVES = np.float32(65536)
 
 
 def _from_halves(data: NDArray[np.float16]) -> NDArray[np.float32]:
-    """data.astype(float32), in half the time: sign, exponent and mantissa are moved to their places.
+    """Return data.astype(float32) in half the time, by moving sign, exponent and mantissa to their places.
 
-    A product then gives the exponent its bias, of subnormal numbers too. Infinity and NaN would become finite.
+    A multiplication then corrects the exponent's bias, including that of subnormal numbers. Arrays with infinity or
+    NaN, which would become finite, are converted by numpy.
     """
     bits = np.asarray(data).view(np.int16).astype(np.int32, order="C")
     np.left_shift(bits, 13, out=bits)
@@ -48,7 +49,7 @@ class DenseWeight(Weight):
 
     @classmethod
     def from_bytes(cls, type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> DenseWeight:
-        """The numbers of one of `DENSE_TYPES` over their bytes, not copied."""
+        """Return the numbers of one of `DENSE_TYPES` over their bytes, without copying."""
         return cls(data.view(DENSE_TYPES[type_name]).reshape(shape))
 
     @property
@@ -71,7 +72,9 @@ class DenseWeight(Weight):
         return self.data.astype(np.float32)
 
     def converted(self, type_name: str) -> DenseWeight:
-        """The numbers in another of `DENSE_TYPES`, rounded to the nearest, halves to even; a part at a time.
+        """Return the numbers in another of `DENSE_TYPES`, rounded to the nearest, halves to even.
+
+        Converts a part at a time.
 
         Raises ValueError if a finite number becomes infinite.
         """
@@ -90,7 +93,7 @@ class DenseWeight(Weight):
 
 
 def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of the nearest numbers of bfloat16."""
+    """Return the bits of the nearest bfloat16 numbers."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     # Rounding could carry a NaN into infinity; it keeps its upper half, made quiet.
@@ -98,7 +101,9 @@ def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def group_of(type_name: str) -> str:
-    """The numbers with one scale, for people: `64`, `row`, `128x128`, `tensor`; of ggml's types the whole block."""
+    """Return the group that shares a scale, in words: `64`, `row`, `128x128`, `tensor`; for ggml's types the whole
+    block.
+    """
     if type_name in DENSE_TYPES:
         return "-"
     if type_name in BLOCK_SIZES:
@@ -116,7 +121,7 @@ class GGMLWeight(Weight):
 
     @classmethod
     def from_bytes(cls, type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> GGMLWeight:
-        """The tensor of this shape over its bytes, not copied."""
+        """Return the tensor of this shape over its bytes, without copying."""
         expected = stored_bytes(type_name, shape)
         if data.size != expected:
             raise ValueError(f"{type_name} of shape {shape} takes {expected} bytes, got {data.size}")
