@@ -18,7 +18,7 @@ FORBIDDEN = {"torch", "transformers"}
 
 
 def closure(name: str) -> dict[str, metadata.Distribution]:
-    """The distribution and all its dependencies without extras, by normalised name."""
+    """Return the distribution and all its dependencies without extras, by normalized name."""
     found: dict[str, metadata.Distribution] = {}
     waiting = [name]
     while waiting:
@@ -44,7 +44,9 @@ def installed_bytes(distribution: metadata.Distribution) -> int:
 
 
 def import_seconds() -> float:
-    """Seconds that `import octavo` adds to the interpreter's start, files in the page cache; the best of seven runs."""
+    """Return the seconds that `import octavo` adds to interpreter startup, with files in the page cache; the best of
+    seven runs.
+    """
 
     def run(code: str) -> float:
         start = time.perf_counter()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if an object of the native library holds instructions above its own instruction set.
+"""Fails if an object file of the native library contains instructions above its own instruction set.
 
 Usage: tools/check_isa.py BUILD_FOLDER...   (folders of CMake, with CMakeFiles/kernels_avx2.dir and so on)
 
@@ -68,7 +68,7 @@ _BASE_FOLDERS = frozenset(
 
 
 def _level(path: Path) -> str | None:
-    """The instruction set of an object by its folder, or None if it is not ours."""
+    """Return the instruction set of an object according to its folder, or None if it is not ours."""
     for part in path.parts:
         if part.startswith("kernels_") and part.endswith(".dir"):
             return part.removeprefix("kernels_").removesuffix(".dir")

@@ -52,7 +52,7 @@ class Text(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A phrase that a pattern found in a file."""
+    """A phrase in a file that matches a pattern."""
 
     path: str
     line: int
@@ -77,7 +77,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def python_texts(source: str) -> Iterator[Text]:
-    """Docstrings, blocks of comments, and the strings of errors, warnings and help."""
+    """Yield docstrings, blocks of comments, and the strings of errors, warnings and help."""
     tree = ast.parse(source)
     seen: set[int] = set()
     for node in walk(tree):
@@ -135,7 +135,7 @@ _CPP = re.compile(
 
 
 def cpp_texts(source: str) -> Iterator[Text]:
-    """Comments; lines with `//` that follow each other are one text."""
+    """Yield comments; consecutive lines with `//` are one text."""
     for found in _CPP.finditer(source):
         if comment := found["comment"]:
             prose = re.sub(r"^[ \t]*(//+|/?\*+/?)|\*/$", "", comment, flags=re.MULTILINE)
@@ -143,7 +143,7 @@ def cpp_texts(source: str) -> Iterator[Text]:
 
 
 def markdown_texts(source: str) -> Iterator[Text]:
-    """The page without blocks of code, HTML comments and addresses."""
+    """Yield the page without blocks of code, HTML comments and addresses."""
 
     def blank(found: re.Match[str]) -> str:
         return "\n" * found[0].count("\n")
@@ -163,14 +163,14 @@ READERS: dict[str, Callable[[str], Iterator[Text]]] = {
 
 
 def without_code(prose: str) -> str:
-    """The prose with `x` in place of quoted code, on as many lines as before."""
+    """Replace quoted code by `x`, keeping the number of lines."""
     return re.sub(
         r"(`+)(?!`).+?(?<!`)\1(?!`)", lambda found: "`x`" + "\n" * found[0].count("\n"), prose, flags=re.DOTALL
     )
 
 
 def find_in(path: str, source: str, patterns: list[Pattern]) -> Iterator[Finding]:
-    """All findings in the text of a file."""
+    """Yield all findings in the text of a file."""
     for text in READERS[Path(path).suffix](source):
         prose = without_code(text.prose)
         lower_case = prose.lower()
@@ -183,7 +183,7 @@ def find_in(path: str, source: str, patterns: list[Pattern]) -> Iterator[Finding
 
 
 def find_all(root: Path, under: str = ".") -> list[Finding]:
-    """The findings in the files of a folder that git does not ignore."""
+    """Return the findings in the files of a folder that git does not ignore."""
     patterns = read_patterns(root)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", under],
@@ -200,7 +200,7 @@ def find_all(root: Path, under: str = ".") -> list[Finding]:
 
 
 def folder_of(path: str) -> str:
-    """The folder whose budget a file counts against."""
+    """Return the folder whose budget a file counts against."""
     parts = path.split("/")[:-1]
     return "/".join(parts[: DEPTHS.get(parts[0], 1)]) if parts else "."
 
@@ -222,7 +222,7 @@ def describe(found: Finding) -> str:
 
 
 def check(root: Path) -> Iterator[str]:
-    """A line for each folder above its budget, and for each finding in it."""
+    """Yield a line for each folder above its budget, and for each finding in it."""
     budgets = read_budgets(root)
     findings = find_all(root)
     for folder, count in sorted(Counter(folder_of(found.path) for found in findings).items()):
@@ -232,7 +232,7 @@ def check(root: Path) -> Iterator[str]:
 
 
 def lower(root: Path) -> None:
-    """Writes the counts of the folders that have fewer findings than their budgets allow."""
+    """Lower the budgets of folders that have fewer findings than allowed."""
     counts = Counter(folder_of(found.path) for found in find_all(root))
     write_budgets(root, {folder: min(count, counts[folder]) for folder, count in read_budgets(root).items()})
 

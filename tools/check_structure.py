@@ -184,7 +184,7 @@ def check_imports() -> Iterator[str]:
 
 
 def _inner_room(module: str, path: Path) -> str | None:
-    """The room inside the server or the engine that this file is in, if it must not import the module."""
+    """Return the part of the server or the engine that this file is in, if it must not import the module."""
     parts, names = path.relative_to(PACKAGE).parts, module.split(".")
     rooms = ROOMS_INSIDE.get(parts[0], {})
     if len(parts) < 2 or parts[1] not in rooms or names[:2] != ["octavo", parts[0]] or len(names) < 3:
@@ -193,7 +193,7 @@ def _inner_room(module: str, path: Path) -> str | None:
 
 
 def check_cycles() -> Iterator[str]:
-    """No module of the engine imports itself through others, not even inside a function."""
+    """Check that no module of the engine imports itself through others, not even inside a function."""
     files = {
         "octavo." + path.relative_to(PACKAGE).as_posix().removesuffix(".py").replace("/", "."): path
         for path in package_files()
@@ -285,7 +285,7 @@ def check_python_budgets() -> Iterator[str]:
 
 
 def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
-    """(first line, length) of every brace block that opens after a `)` outside of any other function."""
+    """Yield (first line, length) of every brace block that opens after a `)` outside of any other function."""
     code = re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', lambda m: " " * len(m.group()), text)
     code = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group()), code, flags=re.S)
     depth, inside = 0, None
@@ -312,7 +312,7 @@ def check_cpp_budgets() -> Iterator[str]:
 
 
 def check_sentences() -> Iterator[str]:
-    """Every source file begins with a sentence about itself, a docstring or a comment."""
+    """Check that every source file begins with a sentence about itself, a docstring or a comment."""
     for path in silent_files(ROOT):
         yield f"{path.relative_to(ROOT).as_posix()}: begin with a sentence that says what the file holds"
 
@@ -337,7 +337,7 @@ NAMES_OF_AN_INTERFACE = {"models/": "Config", "quantization/checkpoints/": "Form
 
 
 def defined_names(text: str) -> Iterator[tuple[int, str]]:
-    """(line, name) of every class, and of every alias of a type in the module itself. Private names are left out."""
+    """Yield (line, name) of every class and type alias defined in the module itself, except private names."""
     facts = python_facts(text)
     for found in facts.definitions:
         if found.kind is ast.ClassDef and not found.name.startswith("_"):
@@ -348,7 +348,7 @@ def defined_names(text: str) -> Iterator[tuple[int, str]]:
 
 
 def check_names() -> Iterator[str]:
-    """No two classes or aliases share a name."""
+    """Check that no two classes or aliases share a name."""
     places: dict[str, str] = {}
     for path in package_files():
         relative = path.relative_to(PACKAGE).as_posix()
@@ -382,7 +382,10 @@ def check_product_levels() -> Iterator[str]:
 
 
 def long_files() -> Iterator[str]:
-    """A question about each long file. Not a check: some ideas need the room, and a limit only makes lines denser."""
+    """Yield a question about each long file.
+
+    This is not a check: some ideas need the room, and a limit only makes lines denser.
+    """
     for path in [*python_files(), *sorted([*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.h")])]:
         if (lines := path.read_text().count("\n")) > LONG_FILE_LINES:
             yield f"{path.relative_to(ROOT).as_posix()} has {lines} lines: does it hold more than one idea?"

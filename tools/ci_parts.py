@@ -30,8 +30,11 @@ PASSED = Path(".ci/passed.json")
 
 @dataclass(frozen=True)
 class Part:
-    """tests: what pytest runs, if it is pytest that does. files: what they try, as patterns of git. extras: what they
-    need beyond the environment of the gate.
+    """A part of the tests.
+
+    tests: paths that pytest runs, if pytest runs them.
+    files: files that they test, as git patterns.
+    extras: requirements beyond the environment of the gate.
     """
 
     files: tuple[str, ...]
@@ -127,7 +130,9 @@ PARTS = {
 
 
 def digest(part: Part) -> str:
-    """Of the contents of its files, those that git does not know yet included, and of its requirements."""
+    """Return a digest of the contents of its files, including files that git does not know yet, and of its
+    requirements.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *part.files, *part.tests],
         cwd=ROOT,

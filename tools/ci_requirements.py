@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
-    """The requirements of an extra, with extras of Octavo replaced by their requirements."""
+    """Yield the requirements of an extra, with Octavo's own extras replaced by their requirements."""
     for requirement in project["optional-dependencies"][extra]:
         own = re.fullmatch(rf"{project['name']}\[([\w,]+)\]", requirement)
         if own is None:

@@ -34,13 +34,13 @@ def load(path: Path) -> dict[str, list[str]]:
 
 
 def merged(records: list[dict[str, list[str]]]) -> dict[str, list[str]]:
-    """All occasions of each test; the same one counts once."""
+    """Return all occasions of each test; an occasion counts once."""
     names = sorted({name for record in records for name in record})
     return {name: sorted({time for record in records for time in record.get(name, [])}) for name in names}
 
 
 def record(tests: list[str], paths: list[Path], occasion: str) -> list[str]:
-    """Adds the occasion to the record of each test, in all files. Returns the tests with more than MOST."""
+    """Add the occasion to the record of each test, in all files, and return the tests with more than MOST."""
     total = merged([*map(load, paths), {test: [occasion] for test in tests}])
     for path in paths:
         path.write_text(json.dumps(total, indent=2) + "\n")

@@ -30,7 +30,7 @@ from tools.file_sentences import first_sentence, source_files  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the generated pages."""
+    """Add the generated pages."""
     pages = {
         "reference/commands.md": commands(),
         "reference/options.md": options(),
@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def commands() -> str:
-    """The help text of every command."""
+    """Return the help text of every command."""
     parent = click.Context(command_line, info_name="octavo")
     parts = [
         "# Commands",
@@ -67,7 +67,7 @@ def _flat_commands(group: click.Group, context: click.Context, prefix: str) -> I
 
 
 def options() -> str:
-    """Every field of the engine's and the server's configuration, with its default and its help."""
+    """Return every field of the engine's and the server's configuration, with its default and its help."""
     return (
         "# Options\n\n"
         "Each option is a flag (`--max-model-len`) and a key of a configuration file (`max_model_len`).\n\n"
@@ -89,7 +89,7 @@ def _cell(text: str) -> str:
 
 
 def python_interface() -> str:
-    """The public names of the package, documented by mkdocstrings."""
+    """Return the public names of the package, documented by mkdocstrings."""
     parts = [
         "# Python interface",
         "The names on this page are stable, with their arguments and fields: a patch release (0.1.1) changes none of "
@@ -104,7 +104,7 @@ def python_interface() -> str:
 
 
 def http_routes() -> str:
-    """Every route of the server, from its OpenAPI document."""
+    """Return every route of the server, from its OpenAPI document."""
     app = build_app(ServerConfig(), route_modules(), lambda *_: None)
     parts = ["# HTTP interface", "A running server has the whole document at `/openapi.json` and shows it at `/docs`."]
     rows = ["| method | path | |", "|---|---|---|"]
@@ -116,7 +116,7 @@ def http_routes() -> str:
 
 
 def files_by_folder() -> str:
-    """The first sentence of every source file, by folder."""
+    """Return the first sentence of every source file, by folder."""
     parts, folder = ["# Source files"], ""
     for path in source_files(ROOT):
         if not (about := first_sentence(path)):

@@ -14,9 +14,13 @@ from octavo.sampling_params import MAX_LIST_ITEMS, MAX_STRING_CHARS
 
 @dataclass(frozen=True)
 class Entry:
-    """right, wrong: values answered with 200, and with a 400 that names the field. bounds: a description for readers.
+    """The description of a field.
 
-    needs: other fields that the right value requires. without_effect: the reason why an accepted field changes nothing.
+    right: a value answered with 200.
+    wrong: a value answered with a 400 that names the field.
+    bounds: a description for readers.
+    needs: other fields that the right value requires.
+    without_effect: the reason why an accepted field changes nothing.
     """
 
     right: Any
@@ -28,9 +32,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Route:
-    """One kind of request. body: the smallest valid body. refused: known but refused fields -> a value.
+    """One kind of request.
 
-    nest: the field of the body that holds all of `model`'s fields.
+    body: the smallest valid body.
+    refused: known but refused fields -> a value.
+    nest: the field of the body that contains all of `model`'s fields.
     """
 
     path: str
@@ -41,11 +47,11 @@ class Route:
     nest: str = ""
 
     def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The body that has these fields."""
+        """Return the body with these fields."""
         return {**self.body, **({self.nest: dict(fields)} if self.nest else fields)}
 
     def described(self) -> dict[str, Entry]:
-        """The entries by the names that a client writes, in the model's order. Raises LookupError if one is missing."""
+        """Return the entries by field name, in the model's order. Raises LookupError if one is missing."""
         names = {info.alias or name for name, info in self.model.model_fields.items()}
         if names != self.entries.keys():
             raise LookupError(f"{self.path}: described and existing fields differ in {names ^ self.entries.keys()}")

@@ -15,7 +15,7 @@ HONOURED, IGNORED, REFUSED = "honoured", "named in the header", "refused by name
 
 
 def fate(route: Route, name: str) -> str:
-    """One of the three above, for a field of this route.
+    """Return one of the three labels above for a field of this route.
 
     Refused fields are missing from the request model, or accept only null, which has no effect.
     """
@@ -28,7 +28,7 @@ def fate(route: Route, name: str) -> str:
 
 
 def table(routes: Sequence[Route]) -> str:
-    """The section of the page. Raises KeyError for a route that is not described."""
+    """Return the section of the page. Raises KeyError for a route that is not described."""
     by_path: Mapping[str, Route] = {f"{route.path} {route.nest}".strip(): route for route in routes}
     parts = [
         "\n## Fields of other products\n\n"

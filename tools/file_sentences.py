@@ -12,13 +12,13 @@ PATTERNS = {"src/octavo": ("*.py",), "csrc": ("*.cpp", "*.h"), "tools": ("*.py",
 
 
 def source_files(root: Path) -> list[Path]:
-    """All source files of a repository, by folder and name."""
+    """Return all source files of a repository, by folder and name."""
     found = {path for folder, patterns in PATTERNS.items() for each in patterns for path in (root / folder).rglob(each)}
     return sorted(found, key=lambda path: (path.parent.as_posix(), path.name))
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of a docstring, or of the first comment of a C++ file. Empty if there is none."""
+    """Return the first sentence of a docstring, or of a C++ file's first comment. Empty if there is none."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         about = python_facts(text).definitions[0].docstring
@@ -31,11 +31,13 @@ def first_sentence(path: Path) -> str:
 
 
 def needs_none(path: Path) -> bool:
-    """True if others speak for the file: an empty `__init__.py`, or C++ code whose own header comes first."""
+    """Return True if the file needs no sentence: an empty `__init__.py`, or C++ code that first includes its own
+    header.
+    """
     text = path.read_text(encoding="utf-8").strip()
     return not text or (path.suffix == ".cpp" and text.startswith('#include "')) or path.name == "__init__.py"
 
 
 def silent_files(root: Path) -> Iterator[Path]:
-    """Files that begin without a sentence about themselves."""
+    """Yield the files that lack a sentence about themselves at the start."""
     yield from (path for path in source_files(root) if not first_sentence(path) and not needs_none(path))

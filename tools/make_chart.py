@@ -34,7 +34,7 @@ line { stroke: #9ca3af; stroke-dasharray: 3 3 }
 
 
 def ratios(record: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """(model and measure, ratio by peer) of each row of the chart's models; peers without a figure are left out."""
+    """Return (model and measure, ratio by peer) for each row of the chart; peers without a figure are left out."""
     found, model = [], ""
     for row in record["rows"]:
         cells = dict(zip(record["columns"], row, strict=True))
@@ -47,7 +47,7 @@ def ratios(record: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
 
 
 def draw(record: dict[str, Any]) -> str:
-    """The chart as SVG."""
+    """Return the chart as SVG."""
     rows, parts, y = ratios(record), [], 58
     for label, values in rows:
         parts.append(f'<text x="{LEFT - 10}" y="{y + BAR + 4}" text-anchor="end">{escape(label)}</text>')

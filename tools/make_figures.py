@@ -24,25 +24,25 @@ _TABLE = re.compile(r"(<!-- figures (\w+) -->\n)(.*?)(<!-- end of figures -->\n)
 
 
 def records(page: str) -> dict[str, dict[str, Any]]:
-    """The measurements of a page, by the names of their tables."""
+    """Return the measurements of a page, by the names of their tables."""
     content: dict[str, dict[str, Any]] = json.loads((ROOT / "docs/figures" / f"{Path(page).stem}.json").read_text())
     return content
 
 
 def text_of(record: Mapping[str, Any]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in record["rows"]]
     title = f"| {' | '.join(record['columns'])} |"
     return "\n".join([title, "|" + "---|" * len(record["columns"]), *lines]) + "\n"
 
 
 def rewritten(text: str, measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page with its tables regenerated. Raises KeyError for a table without a record."""
+    """Return the page with its tables regenerated. Raises KeyError for a table without a record."""
     return _TABLE.sub(lambda match: f"{match[1]}{text_of(measured[match[2]])}{match[4]}", text)
 
 
 def problems(text: str, measured: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Records without their provenance or their table, and tables without a record."""
+    """Yield the records that lack their provenance or their table, and the tables without a record."""
     shown = [match[2] for match in _TABLE.finditer(text)]
     for name in sorted(measured.keys() ^ set(shown)):
         yield f"{name}: {'there is no such table' if name in measured else 'nothing is recorded'}"

@@ -42,7 +42,7 @@ Cells = Iterable[str]
 
 
 def tested_architectures() -> Iterable[Cells]:
-    """Each architecture with its names, and the configurations that are compared with transformers."""
+    """Return each architecture with its names, and the configurations that are compared with transformers."""
     modules = known_architectures()
     yield "architecture", "`model_type` and GGUF names", "compared from safetensors", "and from GGUF", "real model"
     tested = {name: modules[tiny_models.config_values(name)["model_type"]] for name in tiny_models.CONFIGS}
@@ -71,7 +71,7 @@ def tested_architectures() -> Iterable[Cells]:
 
 
 def checkpoint_layouts() -> Iterable[Cells]:
-    """The weights of `up_proj` of each layout that the tests write and compare."""
+    """Return the weights of `up_proj` in each layout that the tests write and compare."""
     yield "method", "layout tested", "weight type", "group", "kernel"
     with tempfile.TemporaryDirectory() as folder:
         for name, (config, packer) in quantized_checkpoints.CASES.items():
@@ -93,7 +93,7 @@ def formats_at_load() -> Iterable[Cells]:
 
 
 def ggml_types() -> Iterable[Cells]:
-    """The block types of GGUF files that hold weights."""
+    """Return the block types of GGUF files that store weights."""
     yield "type", "bits per weight", "block", "kernel"
     for name, (values, size) in BLOCK_SIZES.items():
         if values > 1 and name not in ("Q8_1", "Q8_K") and name not in DENSE_TYPES:
@@ -120,14 +120,14 @@ PAGES = ("docs/models.md", "docs/quantization.md")
 
 
 def text_of(name: str) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     header, *rows = ([*cells] for cells in TABLES[name]())
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rewritten(text: str) -> str:
-    """The page with its tables regenerated."""
+    """Return the page with its tables regenerated."""
     return _TABLE.sub(lambda match: f"{match[1]}{text_of(match[2])}{match[4]}", text)
 
 

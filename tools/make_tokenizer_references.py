@@ -87,7 +87,7 @@ def make_ids(models: list[Path]) -> None:
 
 
 def ids_of(metadata: dict[str, object]) -> list[list[list[int]]]:
-    """llama.cpp's ids for a file with this vocabulary and no tensors."""
+    """Return llama.cpp's ids for a file with this vocabulary and no tensors."""
     from tests.support.gguf_writer import gguf, key
 
     numbers = {"block_count": 1, "context_length": 64, "embedding_length": 8, "feed_forward_length": 8}
@@ -105,7 +105,7 @@ def ids_of(metadata: dict[str, object]) -> list[list[list[int]]]:
 
 
 def reference_ids(path: Path) -> list[list[list[int]]]:
-    """For each string, the ids with control tokens as text and, if they differ, as tokens."""
+    """Return, for each string, the ids with control tokens as text and, if they differ, as tokens."""
     from llama_cpp import Llama
 
     llama = Llama(str(path), vocab_only=True, verbose=False)

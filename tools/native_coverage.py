@@ -19,7 +19,7 @@ GCOV_FILES = 20  # that one gcov reads
 
 
 def counts(build: Path, source: Path) -> dict[str, dict[int, int]]:
-    """By file, relative to `source`, how often each of its lines ran."""
+    """Return how often each line ran, by file relative to `source`."""
     found: dict[str, dict[int, int]] = defaultdict(dict)
     # Files of notes, not of counts: what was compiled and never loaded has no counts.
     notes = sorted(str(path.resolve()) for path in build.rglob("*.gcno"))
@@ -38,7 +38,7 @@ def counts(build: Path, source: Path) -> dict[str, dict[int, int]]:
 
 
 def ranges(numbers: list[int]) -> Iterator[str]:
-    """[1, 2, 3, 7] -> "1-3", "7"."""
+    """Format numbers as ranges: [1, 2, 3, 7] -> "1-3", "7"."""
     start = end = None
     for number in [*sorted(numbers), None]:
         if start is not None and number != end + 1:

@@ -452,7 +452,7 @@ request.
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_HEAD]
     for route in ROUTES:
         title = f"`{route.path}`" + (f": `{route.nest}`" if route.nest else "")
@@ -465,7 +465,7 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the page to standard output; with `--check`, 1 if docs/openai.md is another one."""
+    """Write the page to standard output. With `--check`, return 1 if docs/openai.md differs."""
     if arguments == ["--check"]:
         if PAGE.read_text() == render():
             return 0

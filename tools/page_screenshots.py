@@ -113,7 +113,7 @@ def attachments(page: Page, engine: FakeClient) -> None:
 
 
 def media(page: Page, engine: FakeClient) -> None:
-    """An image, a PDF as pages and a video: in a question that was answered, and waiting for the next."""
+    """Show an image, a PDF as pages and a video, both in an answered question and attached to the next one."""
     image: FilePayload = {"name": "drawing.png", "mimeType": "image/png", "buffer": encoded(noise(96, 64), "PNG")}
     pdf: FilePayload = {"name": "paper.pdf", "mimeType": "application/pdf", "buffer": text_pdf(["Sums.", "Proofs."])}
     film = encoded_video(frames(4, 64, 96), 2, "mp4", "mpeg4")
@@ -185,7 +185,7 @@ SCENES: tuple[Callable[[Page, FakeClient], None], ...] = (
 
 
 def main(folder: Path) -> None:
-    """Takes every scene in every size and theme."""
+    """Capture every scene in every size and theme."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = read_tokenizer(resolve_model("smollm2"))
     engine = FakeClient(
@@ -222,7 +222,7 @@ def take(
     size: str,
     folder: Path,
 ) -> None:
-    """One screenshot, in a fresh profile."""
+    """Capture one screenshot, in a fresh profile."""
     width, height = SIZES[size]
     theme = "dark" if "dark" in size else "light"
     with watched_page(chromium, app.url, color_scheme=theme, viewport={"width": width, "height": height}) as page:

@@ -82,7 +82,11 @@ TOLERANCE = 1e-3  # of the largest logit; both compute in float32
 
 @dataclass(frozen=True)
 class Result:
-    """error: the largest difference relative to the largest logit; problem: why there is none."""
+    """The result for one family.
+
+    error: the largest difference relative to the largest logit.
+    problem: why there is no such error.
+    """
 
     family: str
     model: str
@@ -95,14 +99,14 @@ class Result:
         return self.error is not None and self.error < TOLERANCE
 
     def row(self) -> str:
-        """Of the report, in Markdown."""
+        """Return the row of the report, in Markdown."""
         found = "not compared" if self.error is None else f"{self.error:.1e}"
         words = self.problem.replace("|", "/").replace("\n", " ")[:300]
         return f"| `{self.family}` | {self.model} | {found} | {self.seconds:.0f} | {words} |"
 
 
 def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits of the reference backend, [tokens, vocab]."""
+    """Return the logits of the reference backend, [tokens, vocab]."""
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(NUM_TOKENS, 1, NUM_TOKENS, NUM_TOKENS))
     with contextlib.closing(executor):
@@ -115,7 +119,7 @@ def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]
 
 
 def judge(path: Path) -> PreTrainedModel:
-    """The model of a checkpoint in transformers, in float32."""
+    """Load a checkpoint in transformers, in float32."""
     if path.suffix == ".gguf":
         return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(path)
@@ -125,7 +129,7 @@ def judge(path: Path) -> PreTrainedModel:
 
 
 def plain_bitnet(path: Path, config: PreTrainedConfig) -> PreTrainedModel:
-    """The network of BitNet with the weights that its packed ones stand for, four rows of codes from -1 to 1 a byte.
+    """Load BitNet's network with its weights unpacked: four rows of codes from -1 to 1 per byte.
 
     Its own linear layers round activations to eight bits, and the reference backend does not.
     """
@@ -149,7 +153,7 @@ def plain_bitnet(path: Path, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def difference(path: Path) -> tuple[str, float]:
-    """The family of a checkpoint, and the largest difference from transformers relative to the largest logit."""
+    """Return the family of a checkpoint, and the largest difference from transformers relative to the largest logit."""
     with contextlib.closing(open_checkpoint(path)) as checkpoint:
         low, high = 3, min(checkpoint.config.vocab_size, 40000)
         tokens = np.random.default_rng(0).integers(low, high, NUM_TOKENS).tolist()
@@ -171,7 +175,7 @@ def compared(family: str, model: str, path: Path) -> Result:
 
 
 def published(families: list[str], folder: Path | None) -> Iterator[Result]:
-    """Compare the hub's checkpoints. They stay in `folder`, or are removed after their comparison if it is None."""
+    """Compare the hub's checkpoints. They are kept in `folder`, or removed after their comparison if it is None."""
     from huggingface_hub import snapshot_download
 
     for family in families:

@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the page: words, then what one of the terminals shows."""
+    """A part of the page: words, then the output of one terminal."""
 
     words: str
     lines: tuple[Line, ...]
@@ -70,7 +70,7 @@ PYTHON = (
 
 
 def blocks() -> list[Block]:
-    """The page, in order."""
+    """Return the page's parts, in order."""
     script = (Line("python - <<'END'", "\n> "), *(Line(text, "\n> ") for text in PYTHON), Line("END"))
     return [
         Block("Check this machine and the settings Octavo will use.", (Line("octavo doctor"),)),
@@ -108,7 +108,7 @@ def blocks() -> list[Block]:
 
 
 class Terminal:
-    """A shell at a terminal of its own, without colours and cursor movements (TERM=dumb)."""
+    """A shell in its own terminal, without colours and cursor movements (TERM=dumb)."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._master, slave = pty.openpty()
@@ -127,7 +127,7 @@ class Terminal:
         self._read(PROMPT)
 
     def enter(self, line: Line) -> str:
-        """Types the line; Returns what the screen shows, without the text that was waited for."""
+        """Type the line, and return what the screen shows, without the text that was waited for."""
         os.write(self._master, (line.typed if line.typed == CTRL_D else line.typed + "\n").encode())
         return self._read(line.until)
 
@@ -138,7 +138,7 @@ class Terminal:
         os.close(self._master)
 
     def _read(self, until: str) -> str:
-        """Everything up to `until` at the end of the output, or anywhere if that is no prompt."""
+        """Read up to `until`, at the end of the output, or anywhere if that is not a prompt."""
         seen, end = "", time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             ready, _, _ = select.select([self._master], [], [], 0.3)
@@ -154,14 +154,14 @@ class Terminal:
 
 
 def plain_text(raw: str) -> str:
-    """The text without escape sequences; a carriage return starts its line again."""
+    """Remove escape sequences; a carriage return starts its line again."""
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])", "", raw).replace("\r\n", "\n")
     lines = [re.sub(r"^.*\r(?=.)", "", line).replace("\r", "") for line in text.split("\n")]
     return "\n".join(lines)
 
 
 def record(models: Path | None) -> str:
-    """The page, from commands that are run now."""
+    """Run the commands now, and return the page."""
     with tempfile.TemporaryDirectory(prefix="first-steps-") as folder:
         home = Path(folder).resolve()
         environment = {
@@ -204,7 +204,7 @@ def _page(environment: dict[str, str], home: Path) -> Iterator[str]:
 
 
 def comparable(page: str) -> list[str]:
-    """The lines of a page that every machine must show alike."""
+    """Return the lines of a page that must be the same on every machine."""
     lines: list[str] = []
     in_doctor = False
     for line in page.splitlines():

@@ -42,7 +42,7 @@ Piece = tuple[float, str]
 
 
 def record(environment: dict[str, str]) -> list[Piece]:
-    """(seconds since the start, text) of each piece of output. Raises RuntimeError if the command fails."""
+    """Return (seconds since the start, text) for each piece of output. Raises RuntimeError if the command fails."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [str(Path(sys.executable).parent / COMMAND[0]), *COMMAND[1:]],
@@ -69,7 +69,7 @@ def record(environment: dict[str, str]) -> list[Piece]:
 
 
 def shortened(pieces: list[Piece], start: float) -> list[Piece]:
-    """The pieces from `start` on, with no wait longer than a second."""
+    """Return the pieces from `start` on, with no wait longer than a second."""
     found, shown, before = [], start, 0.0
     for at, text in pieces:
         shown += min(at - before, LONGEST_WAIT_S)
@@ -79,7 +79,7 @@ def shortened(pieces: list[Piece], start: float) -> list[Piece]:
 
 
 def placed(pieces: list[Piece]) -> list[tuple[float, int, int, str]]:
-    """(seconds, line, column, word) of each word, wrapped at the width of the terminal."""
+    """Return (seconds, line, column, word) for each word, wrapped at the width of the terminal."""
     found, line, column = [], 0, 0
     for at, text in pieces:
         for word in re.findall(r"\n|[^\s]+|[^\S\n]+", text):
@@ -96,7 +96,7 @@ def placed(pieces: list[Piece]) -> list[tuple[float, int, int, str]]:
 
 
 def draw(pieces: list[Piece]) -> str:
-    """The animated picture of a session: the typed command, then its output."""
+    """Return the animated picture of a session: the typed command, then its output."""
     typed = " ".join(f'"{word}"' if " " in word else word for word in COMMAND)
     words = [(at * TYPING_S, 0, 2 + at, character) for at, character in enumerate(typed) if character != " "]
     after = shortened(pieces, len(typed) * TYPING_S)

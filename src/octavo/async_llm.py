@@ -46,7 +46,7 @@ class AsyncLLM(LoadedLLM):
         will_chat: bool = False,
         **options: Any,
     ) -> None:
-        """Load a model; the arguments are those of `LLM`.
+        """Load a model, with the arguments of `LLM`.
 
         Loading blocks: do it before the loop runs, or in `asyncio.to_thread`.
         """

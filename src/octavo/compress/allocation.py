@@ -57,7 +57,7 @@ def allocate(tensors: Sequence[Sequence[Option]], budget: int) -> list[Option]:
 
 
 def _useful(options: Sequence[Option]) -> list[Option]:
-    """Return the options by size, without those that another option beats in both size and loss."""
+    """Return the options by size, leaving out any that another option beats in both size and loss."""
     kept: list[Option] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.loss)):
         if not kept or option.loss < kept[-1].loss:

@@ -99,7 +99,7 @@ def find_mixture(name: str) -> Mixture | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the rules need to know about a model.
+    """The facts about a model that the rules need.
 
     gqa: query heads for each kv head.
     is_tied: it has no separate output matrix.

@@ -45,7 +45,7 @@ WorkReport = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """What to remove.
+    """The parts to remove.
 
     layers: number of layers.
     heads, ffn: fraction of each layer's heads and feed-forward columns.

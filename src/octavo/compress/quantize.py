@@ -56,7 +56,7 @@ class TypeOptions:
 
 
 def parse_type(text: str) -> str:
-    """Return a type that a tensor can have. Raises UsageError listing all of them."""
+    """Check the name of a type that a tensor can have, and return it. Raises UsageError listing all types."""
     known = quantizer_types() | DENSE_TYPES.keys()
     if text.upper() not in known:
         raise UsageError(f"type {text!r} is unknown; a tensor can be {', '.join(sorted(known))}", param="type")

@@ -349,7 +349,7 @@ def _series(tensors: Sequence[SourceTensor]) -> dict[tuple[str, tuple[int, ...]]
 
 
 def _interpolated(tensors: Sequence[SourceTensor], scales: Mapping[str, float]) -> dict[str, float]:
-    """Interpolate the scales of all tensors from those of some layers."""
+    """Interpolate the scales of all tensors from the known scales of some layers."""
     found: dict[str, float] = {}
     for names in _series(tensors).values():
         layers = sorted(layer for layer, name in names.items() if name in scales)

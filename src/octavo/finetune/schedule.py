@@ -25,9 +25,7 @@ def held_out_lines(lines: Sequence[int], share: float, seed: int) -> frozenset[i
 def plan_steps(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int) -> list[list[int]]:
     """Return the example indices of each step.
 
-    Every epoch has its own order, and a step takes at most `batch_tokens` tokens.
-
-    A longer example is a step by itself.
+    Every epoch has its own order. A step takes at most `batch_tokens` tokens; a longer example is a step by itself.
     """
     steps: list[list[int]] = []
     for epoch in range(epochs):

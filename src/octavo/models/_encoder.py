@@ -32,9 +32,9 @@ _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
 class EncoderConfig(ModelConfig):
     """Base of the architectures' `Config`.
 
-    block: post_norm: norm(h + attention(h)), then norm(h + mlp(h)), with a second norm(h + ...) between them if the
-    checkpoint has its weights; pre_norm: h + attention(norm(h)), then h + mlp(norm(h)), with a norm at the end and none
-    before the first attention.
+    block: `post_norm` computes norm(h + attention(h)), then norm(h + mlp(h)), with a second norm(h + ...) between them
+        if the checkpoint has its weights. `pre_norm` computes h + attention(norm(h)), then h + mlp(norm(h)), with a
+        final norm and none before the first attention.
     """
 
     norm_eps: float

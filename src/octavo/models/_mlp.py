@@ -32,7 +32,7 @@ class MLPConfig:
     ) -> MLPConfig:
         """Read the MLP of a GGUF file. Raises ModelLoadError naming the key.
 
-        experts: None refuses a file with experts.
+        experts: routing of the experts; if None, a file with experts is refused.
         """
         if experts is None and (count := reader.integer("expert_count", 0, low=0)):
             raise reader.error("expert_count", count, "experts are not supported by this architecture")

@@ -64,7 +64,7 @@ def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: Config) -> V
 def cache_sources(reader: ConfigReader, key: str, windows: Windows, shared: int) -> tuple[int, ...]:
     """Return the layer whose keys and values each layer reads. Raises ModelLoadError naming the key if there is none.
 
-    Each of the last `shared` layers reads those of the last earlier layer of its kind.
+    Each of the last `shared` layers reads from the last earlier layer of its kind.
     """
     first = len(windows) - shared
     if first < 1:

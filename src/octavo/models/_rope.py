@@ -135,7 +135,7 @@ def yarn(
 
 
 def proportional(head_dim: int, theta: float, share: float, factor: float) -> RopeParams:
-    """Compute Gemma 4's frequencies: those of a whole head, where only the first `share` of them rotate."""
+    """Compute Gemma 4's frequencies for a whole head; only the first `share` of them rotate."""
     frequencies = base_frequencies(head_dim, theta) / factor
     frequencies[int(share * head_dim // 2) :] = 0.0
     return RopeParams(tuple(frequencies.tolist()))

@@ -53,7 +53,7 @@ class Config(DecoderConfig):
 
 
 def as_grouped(reader: ConfigReader) -> ConfigReader:
-    """Rename the authors' keys to those of DeepSeek V3."""
+    """Rename the authors' keys to DeepSeek V3's."""
     names = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
     names["score_function"] = "scoring_func"
     if not reader.flag("moe_router_enable_expert_bias", True):

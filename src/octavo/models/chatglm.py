@@ -56,7 +56,7 @@ class Config(DecoderConfig):
 
 
 def as_glm(reader: ConfigReader) -> ConfigReader:
-    """Rename the authors' keys to those of transformers. Refuses anything that differs from their published models."""
+    """Rename the authors' keys to transformers'. Refuses anything that differs from their published models."""
     if reader.text("model_type", "glm") != "chatglm":
         return reader
     wanted = {

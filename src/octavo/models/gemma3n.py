@@ -165,7 +165,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
-    """Return the mean of the first stream and the others' projections, rescaled to the first one's magnitude."""
+    """Return the mean of the first stream and the other streams' projections, rescaled to the first one's magnitude."""
     width, count = cfg.hidden_size, cfg.num_streams - 1
     first = g.add(Columns(streams, 0, width))
     projected = g.head_linear(g.add(Columns(streams, width, count * width)), "altup_unembed_projections")
@@ -176,7 +176,7 @@ def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
 
 
 def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> Value:
-    """Predict all streams, run the layer on the active one, and correct the others by its change."""
+    """Predict all streams, run the layer on the active one, and correct the other streams by its change."""
     p = f"layers.{layer}."
 
     def norm(x: Value, name: str) -> Value:

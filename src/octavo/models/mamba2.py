@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The shared configuration; attention sizes are those of the state space's heads."""
+    """The shared configuration; attention sizes describe the state space's heads."""
 
     scan: ScanHeads = NO_HEADS
 

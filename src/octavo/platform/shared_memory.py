@@ -68,6 +68,6 @@ def wait_for_either(counter: int, other: int, *, for_end: bool) -> bool:
 def named_segments(prefix: str) -> list[Path]:
     """Return the files of named segments (csrc/platform/sharing.h) whose names begin with `prefix`.
 
-    Only Linux lists them. macOS keeps those of killed processes until it restarts, and Windows keeps none.
+    Only Linux lists them. macOS keeps the segments of killed processes until it restarts, and Windows keeps none.
     """
     return list(SEGMENTS.glob(f"{prefix}*")) if sys.platform == "linux" else []

@@ -32,7 +32,7 @@ _READING = "reading the reference"
 
 @dataclass(frozen=True, slots=True)
 class WindowOptions:
-    """How a text is cut into windows.
+    """Options for cutting a text into windows.
 
     convention, size, stride: see `octavo.quality.windows`.
     max_tokens: limit for all windows together; None for the whole text.

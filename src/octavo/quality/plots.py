@@ -94,7 +94,7 @@ def _draw(
     place: Callable[[ComparedModel], tuple[float, float]],
     is_best: Callable[[ComparedModel], bool],
 ) -> None:
-    """Points with names; those of the front are filled and joined."""
+    """Draw labelled points; points on the front are filled and joined."""
     axes.margins(x=0.1, y=0.08)  # for the names at the right and at the top
     front = sorted(place(model) for model in models if is_best(model))
     axes.plot([x for x, _ in front], [y for _, y in front], linewidth=1, color="tab:blue", zorder=1)

@@ -1,4 +1,6 @@
-"""What the tiny models of several families share: vocabulary, sizes, and pictures in the form transformers takes."""
+"""Parts shared by the tiny models of several families: vocabulary, sizes, and pictures in the form transformers
+takes.
+"""
 
 from __future__ import annotations
 

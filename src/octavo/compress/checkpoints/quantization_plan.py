@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint are quantized, and which layer uses each of them."""
+"""The matrices of a checkpoint that are quantized, and the layer that uses each of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class QuantizationPlan:
     """A model cut into layers, with the names of the stored matrices to quantize in each.
 
     layers: segments of the graph.
-    matrices: those of each layer, in the order of its operations.
+    matrices: matrices of each layer, in the order of its operations.
     left: matrices in the layers that keep their type.
     """
 
@@ -150,7 +150,7 @@ def _transforms(plan: QuantizationPlan, tensor: str) -> list[Transform]:
 
 
 class WorkingWeights:
-    """The float32 weights of a checkpoint while it is being quantized: changed tensors replace those of the file.
+    """The float32 weights of a checkpoint while it is being quantized: changed tensors replace the file's.
 
     Every look-up in `weights` computes the weight again.
     """

@@ -141,7 +141,7 @@ class LayerQuantizer:
             inputs[name] = scaled
 
     def _producer(self, parameter: Parameter) -> str | None:
-        """Return the stored tensor if its elements or rows are those of the parameter, else None."""
+        """Return the stored tensor if its elements or rows are exactly the parameter's, else None."""
         name = self.plan.stored_name(parameter) if parameter.part is None else None
         return name if name is not None and self.plan.addend(name) is not None else None
 

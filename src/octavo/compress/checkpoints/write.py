@@ -38,7 +38,7 @@ _NOT_COPIED = ("config.json", *QUANTIZATION_FILES)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was written.
+    """The written checkpoint.
 
     nbytes: size of all tensors.
     unseen: experts that no token chose.

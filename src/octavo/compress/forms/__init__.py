@@ -1,4 +1,4 @@
-"""How `octavo convert` writes each architecture, one per file, found by the architecture's file name.
+"""The forms in which `octavo convert` writes architectures, one per file, found by the architecture's file name.
 
 Each module here has `GGUF`, the form in GGUF files, `HF`, the form in transformers checkpoints, or both. Files whose
 names begin with an underscore hold shared parts.

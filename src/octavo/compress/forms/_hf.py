@@ -62,7 +62,7 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
 
 
 def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
-    """Return the keys that decoders share, with those of experts."""
+    """Return the keys that decoders share, and the keys of experts."""
     assert cfg.mlp.experts is not None
     keys = {
         **decoder_json(cfg, reader),

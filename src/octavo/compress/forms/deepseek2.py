@@ -17,7 +17,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the keys. The usual ones hold the sizes of the cache, and additional ones those of the heads."""
+    """Return the keys. The usual ones hold the sizes of the cache; additional keys hold the sizes of the heads."""
     keys: Keys = {
         **routed_keys(cfg, reader),
         "attention.kv_lora_rank": cfg.latent_dim,

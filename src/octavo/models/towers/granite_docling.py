@@ -75,7 +75,7 @@ def _places(side: int, width: int) -> Float32:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """Build the graph and return the rows [MERGED, output_width]: the last layer's, then those of DeepStack."""
+    """Build the graph and return the rows [MERGED, output_width]: the last layer's, then DeepStack's."""
     features: list[Value] = []
 
     def take(layer: int, h: Value) -> None:

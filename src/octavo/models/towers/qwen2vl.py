@@ -141,7 +141,7 @@ class Config(TowerConfig):
         return TowerInputs((), self._with_windows(tiles, rows) if self.window else rows)
 
     def _with_windows(self, tiles: Sequence[ImageTile], rows: Mapping[str, DomainRows]) -> dict[str, DomainRows]:
-        """Return the rows with those of the WINDOWS domain, and the indices to and from it."""
+        """Return the rows with an added WINDOWS domain, and the indices to and from it."""
         patches, square = rows[PATCHES.name], self.merge_size**2
         order: list[Int32] = []
         counts: list[int] = []

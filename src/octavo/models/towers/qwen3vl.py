@@ -162,7 +162,7 @@ def interleaved_axes(count: int, sections: Sequence[int]) -> tuple[int, ...]:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """Build the graph and return the rows [MERGED, output_width]: the last layer's, then those of DeepStack."""
+    """Build the graph and return the rows [MERGED, output_width]: the last layer's, then DeepStack's."""
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "patch_embed.proj")
     h = h + g.add(Input(1, PATCHES, cfg.hidden_size))
     rope, features = plane_rope(cfg.head_dim), []
