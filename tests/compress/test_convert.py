@@ -136,6 +136,7 @@ CASES = {
     "apertus-biased": "gpt-2",
     "glm-dsa": "qwen2",
     "mimo-v2-flash": "qwen2",
+    "step35": "qwen2",
 }
 _WITH_A_WAY_BACK = Permute | Split | OneRow | Ones | Transpose | Heads | HeadSums | TokenShares
 UNUSED_ROWS = 3

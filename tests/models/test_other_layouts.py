@@ -224,6 +224,42 @@ def test_the_authors_keys_of_mimo_v2_flash(tmp_path: Path) -> None:
     assert_close(logits_of(open_checkpoint(tmp_path)), tiny_models.expected_logits(model, TOKENS))
 
 
+def test_the_authors_keys_of_step35(tmp_path: Path) -> None:
+    """Lists by layer, with entries and tensors of a layer that predicts a further token."""
+    model = tiny_models.tiny_model("step35")
+    tensors = tiny_models.stored_tensors(model)
+    tensors |= {name.replace("layers.1.", "layers.5."): t for name, t in tensors.items() if "layers.1." in name}
+    save_file(tensors, tmp_path / "model.safetensors")
+    values = model.config.to_dict()
+    heads = {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 16}
+    full, local = (values["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    lists = {
+        key: [*values[key], value] for key, value in (("layer_types", "sliding_attention"), ("swiglu_limits", 0.0))
+    }
+    for key in ("rope_parameters", "mlp_layer_types", "num_sliding_attention_heads", "per_layer_config"):
+        del values[key]
+    keys = {
+        **{
+            "num_attention_groups": values.pop("num_key_value_heads"),
+            "moe_num_experts": values.pop("n_routed_experts"),
+        },
+        **{"moe_top_k": values.pop("num_experts_per_tok"), "max_seq_len": values.pop("max_position_embeddings")},
+        **lists,
+        "swiglu_limits_shared": [*values["swiglu_limits_shared"], 0.0],
+        "rope_theta": [full["rope_theta"], *[local["rope_theta"]] * 3, full["rope_theta"], local["rope_theta"]],
+        "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 0.5, 1.0],
+        "rope_scaling": scaling,
+        "yarn_only_types": ["full_attention"],
+        "use_rope_layers": [],
+        "moe_layers_enum": "2,3,4",
+        "attention_other_setting": {"attention_type": "sliding_attention", **heads},
+        "num_nextn_predict_layers": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**values, **keys}))
+    assert_close(logits_of(open_checkpoint(tmp_path)), tiny_models.expected_logits(model, TOKENS))
+
+
 def test_the_latent_of_queries_is_found_by_its_weights(tmp_path: Path) -> None:
     """Also if config.json leaves out its rank."""
     path = tiny_models.save_safetensors(tiny_models.tiny_model("deepseek3"), tmp_path) / "config.json"

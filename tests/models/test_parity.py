@@ -25,6 +25,7 @@ ROPE_TENSORS = (
     "llama-llama3-rope",
     "phi3-longrope",
     "llama4",
+    "step35",
     "hunyuan-dense-alpha",
     "apertus",
     "apertus-biased",

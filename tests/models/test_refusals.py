@@ -112,6 +112,21 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("phimoe-long", {"rope_parameters__short_mscale": 1.3}, "short_mscale is 1.3: must be long_mscale, 1.2"),
     ("mimo-v2-flash", {"swa_num_key_value_heads": 3}, "swa_num_key_value_heads is 3: does not divide 4 heads"),
     ("mimo-v2-flash", {"swa_head_dim": 16}, "swa_head_dim is 16: must be 24"),
+    ("step35", {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate is False: must be true"),
+    ("step35", {"norm_expert_weight": False}, "norm_expert_weight is False: must be true"),
+    ("step35", {"zero_centered": False}, "zero_centered is False: must be true"),
+    ("step35", {"sink": True}, "sink is True: must be false"),
+    ("step35", {"gating": "per-column"}, "gating is 'per-column': must be per-head"),
+    ("step35", {"moe_router_activation": "softmax"}, "moe_router_activation is 'softmax': must be sigmoid"),
+    ("step35", {"use_rope_layers": [True, False]}, r"use_rope_layers is .*: must be empty or true alone"),
+    ("step35", {"yarn_only_types": ["sliding_attention"]}, "yarn_only_types is .*: must be empty or full_attention"),
+    ("step35", {"layer_types": ["full_attention"]}, "layer_types is .*: must have 5 values"),
+    ("step35", {"sliding_window": None}, "sliding_window is missing"),
+    ("step35", {"num_sliding_attention_heads": 5}, "num_sliding_attention_heads is 5: is no multiple of 2 kv heads"),
+    ("step35", {"num_sliding_attention_heads": 2**17}, "head_dim is 16: makes more than 1048576 columns"),
+    ("step35", {"attention_other_setting": {"head_dim": 8}}, "head_dim is 8: must be 16, as in the other layers"),
+    ("step35", {"swiglu_limits": [-1.0] * 5}, r"swiglu_limits\[0\] is -1\.0"),
+    ("step35", {"swiglu_limits_shared": [7.0]}, "swiglu_limits_shared is .*: must have 5 values"),
     ("longcat-flash", {"mla_scale_q_lora": False}, "mla_scale_q_lora is False: must be true, as in transformers"),
     ("longcat-flash", {"router_bias": True}, "router_bias is True: must be false, as in transformers"),
     ("longcat-flash", {"zero_expert_type": "drop"}, "zero_expert_type is 'drop': must be identity"),
@@ -242,6 +257,58 @@ def test_gguf_of_deepseek(changes: dict[str, Any], message: str) -> None:
     assert (config.head_dim, config.value_dim, config.nope_dim, config.head_value_dim) == (40, 32, 12, 16)
     with pytest.raises(ModelLoadError, match=message):
         read(GGUF_LATENT | changes)
+
+
+GGUF_STEP = {
+    "block_count": 3,
+    "context_length": 64,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": [4, 6, 6],
+    "attention.head_count_kv": [2, 2, 2],
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.key_length": 16,
+    "attention.sliding_window": 6,
+    "attention.sliding_window_pattern": [False, True, True],
+    "rope.freq_base": 5e5,
+    "rope.freq_base_swa": 1e4,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "swiglu_clamp_exp": [0.0, 7.0, 7.0],
+    "nextn_predict_layers": 1,
+}
+
+
+def step_of_gguf(**changes: Any) -> Any:
+    shapes = {"embed_tokens.weight": (96, 64), "layers.1.input_layernorm.weight": (64,)}
+    values = GGUF_STEP | {key.replace("__", "."): value for key, value in changes.items()}
+    reader = ConfigReader({f"step35.{key}": value for key, value in values.items()}, "step35.")
+    return load_architecture("step35").Config.from_gguf(reader, shapes)
+
+
+def test_lists_of_step_35_in_gguf_files_go_on_with_layers_that_predict_further_tokens() -> None:
+    config = step_of_gguf()
+    assert (config.num_layers, config.num_heads, config.local_heads) == (2, 4, 6)
+    assert (config.attention.windows, config.limits, config.shared_limits) == ((None, 6), (None, 7.0), (None, None))
+    # Half of the columns turn in layers without a window, as the file does not say.
+    assert [2 * len(config.rope_params(layer).frequencies) for layer in (0, 1)] == [8, 16]
+    assert step_of_gguf(rope__dimension_count_swa=4).rope.local.frequencies == (1.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention__head_count": [4]}, r"attention\.head_count is \[4\]: must have 2 values"),
+        ({"attention__head_count_kv": [2, 1, 1]}, r"attention\.head_count_kv is .*: differs between layers"),
+        ({"attention__head_count": [4, 5, 5]}, r"attention\.head_count is 5: is no multiple of 2 kv heads"),
+        ({"expert_gating_func": 1}, r"expert_gating_func is 1: must be 2 \(sigmoid\)"),
+        ({"rope__scaling__type": "yarn"}, r"rope\.scaling\.type is 'yarn': must be none"),
+        ({"swiglu_clamp_exp": [float("nan")] * 3}, r"swiglu_clamp_exp\[0\] is nan"),
+    ],
+)
+def test_gguf_of_step_35(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        step_of_gguf(**changes)
 
 
 def test_windows_of_qwen2_moe_without_a_list() -> None:

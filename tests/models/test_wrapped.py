@@ -28,6 +28,7 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SmolVLMConfig,
+    Step3p7Config,
 )
 
 from octavo.cli.quantize import convert
@@ -38,7 +39,7 @@ from octavo.models._reading import ConfigReader
 from octavo.models._wrapped import TEXT_DEFAULTS
 from octavo.tokenizer.directory_vocab import configured_eos
 from tests.models.test_parity import TOKENS, assert_close, logits_of
-from tests.support import tiny_models
+from tests.support import tiny_models, tiny_step
 from tests.support.directory_tokenizers import save_tokenizer
 from tests.support.tiny_sizes import SIZES
 
@@ -100,6 +101,10 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mistral3": lambda: Mistral3Config(
         text_config={"model_type": "mistral", **_TEXT}, vision_config={**_EYES, "model_type": "pixtral"}
     ),
+    "step3p7": lambda: Step3p7Config(
+        text_config=tiny_step.limited().to_dict(),
+        vision_config={**_EYES, "image_size": 28, "patch_size": 14},
+    ),
     "gemma4_unified": lambda: Gemma4UnifiedConfig(
         text_config={
             **_TEXT,
@@ -120,7 +125,8 @@ def tiny(name: str, vocab_size: int = SIZES["vocab_size"]) -> PreTrainedModel:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            if parameter.dim() == 1 and parameter_name.endswith("weight"):
+            # Norms of Step multiply by 1 + weight: with larger ones rounding would choose other experts.
+            if parameter.dim() == 1 and parameter_name.endswith("weight") and name != "step3p7":
                 parameter += 1.0
     return model
 

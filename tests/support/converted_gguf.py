@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer, tiny_state_spaces
+from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer, tiny_state_spaces, tiny_step
 from tests.support.tiny_models import stored_tensors
 
 _ARCHITECTURES = {
@@ -38,7 +38,7 @@ _ARCHITECTURES = {
     **tiny_further.GGUF_NAMES,
 }
 _PERMUTED = ("llama", "mistral3", "granite", "smollm3", "granitehybrid", *tiny_further.PERMUTED)  # q and k in pairs
-_ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norms
+_ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron", "step35")  # to the weights of norms
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _HEAD_NORM = re.compile(r"_layernorm\.norms\.(\d+)\.")
 
@@ -54,10 +54,8 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
         return tiny_classic.save_gguf(model, path)
     if tiny_state_spaces.gguf_architecture(config) is not None:
         return tiny_state_spaces.save_gguf(config, stored_tensors(model), path)
-    if config.model_type in (
-        "gemma4_text",
-        "gemma4_unified_text",
-    ):  # heads differ by layer; the general keys below are overwritten
+    if config.model_type in ("gemma4_text", "gemma4_unified_text", "step3p5"):
+        # Heads differ by layer; the general keys below are overwritten.
         config.allow_global_per_layer_attribute_access = True
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     if getattr(config, "hidden_act", None) == "silu":
@@ -196,7 +194,7 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig, kv_b: str) 
     writer.add_head_count(config.num_attention_heads)
     if hasattr(config, "kv_lora_rank"):
         _add_latent(writer, config, kv_b)
-    if hasattr(config, "n_routed_experts"):
+    if hasattr(config, "n_routed_experts") and config.model_type != "step3p5":
         _add_grouped_experts(writer, config)
     if not hasattr(config, "kv_lora_rank"):
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -258,6 +256,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig, head_dim: int) 
 
 def _rotary_tensors(config: PreTrainedConfig) -> dict[str, NDArray[np.float32]]:
     rope = config.rope_parameters
+    if config.model_type == "step3p5":
+        return {"rope_freqs.weight": tiny_step.rotary_factors(config)}
     if rope.get("rope_type") == "llama3":
         return {"rope_freqs.weight": _llama3_divisors(config)}
     if rope.get("rope_type") == "longrope":

@@ -36,6 +36,7 @@ from transformers import (
     SeedOssConfig,
 )
 
+from tests.support import tiny_step
 from tests.support.tiny_sizes import SIZES, llama3_rope, rope
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
@@ -193,6 +194,8 @@ CONFIGS |= {
         routed_scaling_factor=2.0,
         tie_word_embeddings=True,
     ),
+    "step35": tiny_step.limited,
+    "step35-plain": tiny_step.plain,
     "apertus": lambda: ApertusConfig(**SIZES, rope_parameters=llama3_rope()),
     "apertus-biased": lambda: ApertusConfig(
         **SIZES,
@@ -222,7 +225,7 @@ CONFIGS |= {
 }
 
 # GGUF files have no place for what makes these special.
-WITHOUT_GGUF = {"phimoe-long", "mimo-v2-flash-groups"}
+WITHOUT_GGUF = {"phimoe-long", "mimo-v2-flash-groups", "step35-plain"}
 WITHOUT_GGUF |= {
     "longcat-flash",
     "longcat-flash-yarn",
@@ -247,6 +250,7 @@ GGUF_NAMES = {
     "internlm3": "llama",
     "glm_moe_dsa": "glm-dsa",
     "mimo_v2_flash": "mimo2",
+    "step3p5": "step35",
     "sarvam_moe": "bailingmoe2",
     "bitnet": "bitnet-b1.58",
 }
@@ -277,6 +281,8 @@ def converted(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
             out[f"{name.rpartition('.')[0]}.sinks.weight"] = array
         elif name.endswith("shared_mlp.output_linear.weight"):
             out[name.replace("output_linear", "down_proj")] = array
+        elif name.endswith("moe.router_bias"):
+            out[f"{name}.bias"] = array
         elif name.endswith(("e_score_correction.bias", "expert_bias")):
             out[name.replace("expert_bias", "e_score_correction.bias")] = array.reshape(-1)
         else:
@@ -331,6 +337,8 @@ def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedC
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
         writer.add_rope_dimension_count(8)  # of 24, the published share
         writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
+    if architecture == "step35":
+        tiny_step.add_metadata(writer, config)
     if architecture == "minimax-m2":
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

@@ -271,7 +271,7 @@ CONFIGS |= {
 }
 
 # Norms of these multiply by 1 + weight.
-_OFFSET_NORMS = ("gemma", "nemotron")
+_OFFSET_NORMS = ("gemma", "nemotron", "step35")
 _PLAIN_NORMS = ("gemma3n", "gemma4", "nemotron-h")
 
 # Groups of layers with block tables of their own, as many as any of these has.

@@ -179,7 +179,7 @@ def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
             keys |= dict.fromkeys(names, True)
     tokenizer = load_tokenizer(checkpoint)
     # Without them transformers takes the ids of the first model of the family.
-    keys |= {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": None}
+    keys |= {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": keys.get("pad_token_id")}
     keys["eos_token_id"] = main_eos(tokenizer) if tokenizer.eos_token_ids else None
     read = load_architecture(checkpoint.architecture).Config.from_hf(ConfigReader(keys))
     if found := list(differences(checkpoint.config, read, "")):

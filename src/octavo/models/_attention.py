@@ -98,12 +98,12 @@ def windows_from_gguf(reader: ConfigReader, pattern: int, window: int | None) ->
     return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, pattern, window)
 
 
-def kv_heads_by_kind(reader: ConfigReader, windows: Windows) -> tuple[int, int]:
-    """Return the number of kv heads in a GGUF file's layers with a window, and in its layers without one.
+def heads_by_kind(reader: ConfigReader, key: str, windows: Windows) -> tuple[int, int]:
+    """Return the number of heads in a GGUF file's layers with a window, and in its layers without one.
 
-    A kind with no layers gets the larger number. Raises ModelLoadError if layers of the same kind differ.
+    A kind with no layers gets the larger number. key: the heads' key, or the kv heads'.
+    Raises ModelLoadError if layers of the same kind differ.
     """
-    key = "attention.head_count_kv"
     heads = reader.counts(key, len(windows))
     kinds = [{n for n, w in zip(heads, windows, strict=True) if (w is None) == is_global} for is_global in (0, 1)]
     if any(len(kind) > 1 for kind in kinds):

@@ -10,7 +10,7 @@ from octavo.graph.ops.attention import AttentionParams, Rope
 from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models import _per_layer
-from octavo.models._attention import AttentionConfig, Windows, kv_heads_by_kind, windows_from_gguf, windows_from_hf
+from octavo.models._attention import AttentionConfig, Windows, heads_by_kind, windows_from_gguf, windows_from_hf
 from octavo.models._decoder import checked_columns, hf_rope
 from octavo.models._layers import gated_mlp
 from octavo.models._mlp import MLPConfig, experts_from_gguf
@@ -86,7 +86,7 @@ class Config(_per_layer.Config):
         reader = _per_layer.with_widest_mlp(reader, "feed_forward_length", "block_count")
         num_layers, window = reader.integer("block_count", high=MAX_LAYERS), reader.integer("attention.sliding_window")
         windows = windows_from_gguf(reader, _PATTERN, window)
-        local_heads, global_heads = kv_heads_by_kind(reader, windows)
+        local_heads, global_heads = heads_by_kind(reader, "attention.head_count_kv", windows)
         reader = reader.with_largest("attention.head_count_kv", num_layers)
         experts = experts_from_gguf(reader, normalize=True)
         mlp = MLPConfig.from_gguf(reader, experts)

@@ -12,7 +12,7 @@ from octavo.models import llama
 from octavo.models._attention import (
     AttentionConfig,
     Windows,
-    kv_heads_by_kind,
+    heads_by_kind,
     windows_from_gguf,
     windows_of_types,
 )
@@ -57,7 +57,7 @@ class Config(DecoderConfig):
         reader = without_heads(reader)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         windows = windows_from_gguf(reader, 6, reader.integer("attention.sliding_window"))
-        local_heads, heads = kv_heads_by_kind(reader, windows)
+        local_heads, heads = heads_by_kind(reader, "attention.head_count_kv", windows)
         plain = cls.read_gguf(
             reader.with_largest("attention.head_count_kv", num_layers),
             shapes,

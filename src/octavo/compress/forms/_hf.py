@@ -50,9 +50,9 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
         "head_dim": cfg.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": cfg.max_position_embeddings,
-        norm_eps: _short(cfg.norm_eps),
+        norm_eps: short(cfg.norm_eps),
         "tie_word_embeddings": cfg.tie_word_embeddings,
-        "rope_theta": _short(reader.number("rope.freq_base", 10000.0)),
+        "rope_theta": short(reader.number("rope.freq_base", 10000.0)),
     }
     if cfg.rope.rotary_dim != cfg.head_dim:
         keys["partial_rotary_factor"] = cfg.rope.rotary_dim / cfg.head_dim
@@ -89,7 +89,7 @@ def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObje
     original = reader.integer("rope.scaling.original_context_length", cfg.max_position_embeddings)
     if tensors.has("rope_factors_long.weight"):
         lists = {
-            f"{name}_factor": [_short(x) for x in np.asarray(reader.values[f"rope_factors_{name}.weight"])]
+            f"{name}_factor": [short(x) for x in np.asarray(reader.values[f"rope_factors_{name}.weight"])]
             for name in ("long", "short")
         }
         return {"rope_type": "longrope", **lists, "original_max_position_embeddings": original}
@@ -97,12 +97,12 @@ def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObje
         return _llama3(base_frequencies(cfg.rope.rotary_dim, theta), np.array(cfg.rope.params.frequencies))
     if kind not in ("linear", "yarn"):
         return {}
-    keys: JSONObject = {"rope_type": kind, "factor": _short(reader.number("rope.scaling.factor"))}
+    keys: JSONObject = {"rope_type": kind, "factor": short(reader.number("rope.scaling.factor"))}
     if kind == "yarn":
         keys["original_max_position_embeddings"] = original
         for name in ("beta_fast", "beta_slow"):
             if reader.has(f"rope.scaling.yarn_{name}"):
-                keys[name] = _short(reader.number(f"rope.scaling.yarn_{name}"))
+                keys[name] = short(reader.number(f"rope.scaling.yarn_{name}"))
         if cfg.rope.params.attention_factor != yarn_mscale(keys["factor"], 1.0):
             keys["attention_factor"] = cfg.rope.params.attention_factor
     return keys
@@ -118,7 +118,7 @@ def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
     factor = float((plain / scaled).max())
     shares = (scaled / plain - 1 / factor) / (1 - 1 / factor)
     inner = (shares > 1e-6) & (shares < 1 - 1e-6)
-    keys: JSONObject = {"rope_type": "llama3", "factor": _short(factor), "low_freq_factor": 1.0}
+    keys: JSONObject = {"rope_type": "llama3", "factor": short(factor), "low_freq_factor": 1.0}
     if not inner.any():  # any length between two frequencies would do; these are the published numbers
         return keys | {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     offset = -1 / 3  # of the published high factor, 4
@@ -130,6 +130,6 @@ def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
     return keys | {"high_freq_factor": round(1 + float(span), 4), "original_max_position_embeddings": original}
 
 
-def _short(number: Any) -> float:
+def short(number: Any) -> float:
     """Convert a float32 of a GGUF file to the decimal that was written: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number)))
