@@ -162,23 +162,26 @@ void compare_products(Judge& judge, Random& random) {
     add_biases(no_biases);
     call.floats = {1.5f, 0.1f, 0.0f, 0.0f};
     for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID, KIND_SPARSEMIXER}) {
-        call.ints = {2, scoring, 1, 1, 1, 1, scoring == KIND_SIGMOID, 0, KIND_SILU, 0, 1};
+        call.ints = {2, scoring, 1, 1, 1, 1, scoring == KIND_SIGMOID, 0, KIND_SILU, 0, 1, 0};
         judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
     }
     call.weights[0] = random_weight(random, "BF16", experts + 3, 64);
-    call.ints = {4, KIND_SOFTMAX, 0, 1, 1, 1, 0, 3, KIND_SILU, 0, 1};
+    call.ints = {4, KIND_SOFTMAX, 0, 1, 1, 1, 0, 3, KIND_SILU, 0, 1, 0};
     judge.compare(call, "with identities", {1, 5, 33});
     call.weights[0] = random_weight(random, "BF16", experts, 64);
     call.weights.resize(4);
     add_biases({random_vector(random, experts), random_vector(random, experts), random_vector(random, experts * inner),
                 random_vector(random, experts * inner), random_vector(random, experts * 64),
                 random_vector(random, experts)});
-    call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, 0, KIND_QUICK_GELU, 0, 1};
     call.floats = {1.0f, 0.0f, 0.7f, 1.0f};
-    judge.compare(call, "with groups and biases", {1, 5, 33});
+    for (const bool limits_activated : {false, true}) {
+        call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, 0, KIND_QUICK_GELU, 0, 1, limits_activated};
+        judge.compare(call, limits_activated ? "with limits behind the activation" : "with groups and biases",
+                      {1, 5, 33});
+    }
     call.inputs = matrices(random_matrix(random, call.rows, call.cols), random_matrix(random, call.rows, call.cols));
     judge.compare(call, "with rows for the router", {1, 5, 33});
-    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, 0, 0, KIND_SILU, 0, 1};
+    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, 0, 0, KIND_SILU, 0, 1, 0};
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "I4_64_Z", experts * inner, 64),
                     random_weight(random, "I3_32", experts * inner, 64),
                     random_weight(random, "I8_ROW_F32", experts * 64, inner)};
@@ -258,6 +261,13 @@ void compare_simple(Judge& judge, Random& random) {
             call.weights = {weight, bias};
             call.ints = {cols / 3};
             judge.compare(call, what + ", three groups");
+            Call groups;
+            groups.kernel = "mul";
+            groups.rows = call.rows;
+            groups.cols = cols;
+            groups.inputs =
+                matrices(hostile_matrix(random, call.rows, cols), random_matrix(random, call.rows, cols / 3));
+            judge.compare(groups, what + ", three a factor");
         }
         call.kernel = "rms_norm";
         call.weights = {Operand{}};
