@@ -9,7 +9,7 @@ from octavo import env
 from octavo.errors import ModelWriteError, UsageError
 
 _VARIABLE = env.COMPLETION_VARIABLE
-# Where each shell looks for completions, and what the user has to do next.
+# Where each shell looks for completions, and the next step for the user.
 _FILES = {
     "bash": ("~/.local/share/bash-completion/completions/octavo", "it needs the bash-completion package"),
     "zsh": ("~/.zfunc/_octavo", "add `fpath+=~/.zfunc` before `compinit` in ~/.zshrc"),

@@ -226,7 +226,7 @@ def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
 
 
 def _default_and_named(model: str | None) -> tuple[str, str | None]:
-    """Return the default model, which the configuration file can set, and the model named on the command line."""
+    """Return the default model, possibly set by the configuration file, and the model named on the command line."""
     source = click.get_current_context().get_parameter_source("model")
     if model is not None and source is ParameterSource.DEFAULT_MAP:
         return model, None
