@@ -31,7 +31,7 @@ Content = TypeVar("Content")
 
 
 class WrongFileError(Exception):
-    """A file cannot be used, for the reason in the message."""
+    """Raised for a file that cannot be used; the message gives the reason."""
 
 
 class KeptFile:

@@ -56,9 +56,7 @@ def host_memory(proc: Path = memory.PROC, cgroups: Path = memory.CGROUPS) -> Mem
 
 
 def address_space_note() -> str:
-    """Return the end of a memory error: a sentence with that limit in the unit of `ulimit`, or "" if there
-    is no limit.
-    """
+    """Return a sentence with the limit on the address space for the end of a memory error, or "" without a limit."""
     limit = memory.address_space_limit()
     return "" if limit is None else f". The address space is limited to {limit >> 10} KiB (RLIMIT_AS): raise ulimit -v"
 

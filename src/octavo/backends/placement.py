@@ -112,8 +112,9 @@ def least_streamed(graph: Graph, fits: Callable[[Placement], bool]) -> Placement
 
 
 def spread(count: int, num_layers: int) -> tuple[int, ...]:
-    """Choose `count` of `num_layers` layers, evenly spaced, so that copies also overlap the computation of resident
-    layers.
+    """Choose `count` of `num_layers` layers, evenly spaced.
+
+    Copies then also overlap the computation of resident layers.
     """
     return tuple(sorted({(2 * i + 1) * num_layers // (2 * count) for i in range(count)})) if count else ()
 

@@ -26,7 +26,10 @@ class RecordTime:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One measured rate. value None: not measured, because this machine or build lacks the instructions."""
+    """One measured rate.
+
+    value: None if it was not measured, because this machine or build lacks the instructions.
+    """
 
     name: str
     isa: str  # instruction set of the measured loop; "": the figure does not depend on it

@@ -170,8 +170,7 @@ def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
 
 
 def report_processed(output: StepOutput, batch: SamplingBatch, rows: Iterable[int]) -> None:
-    """Replace the reports of these rows by those of the distribution after stages 1 to 4, from which their tokens were
-    drawn.
+    """Report the distribution after stages 1 to 4, from which tokens were drawn, for these rows.
 
     Ranks and the most likely tokens are among the survivors; a row with few survivors reports only those.
     output: the step's output, including its logits.

@@ -93,8 +93,10 @@ class SplitBackend:
         return MemoryBudget(free.available_bytes // 2) if self.device.uses_main_memory else free
 
     def left_on_device(self, weight_bytes: int, workspace_bytes: int) -> int:
-        """Return the bytes left for a cache beside loaded weights of `weight_bytes` and a workspace not yet
-        allocated.
+        """Return the bytes left for a cache.
+
+        weight_bytes: size of the weights, which are loaded.
+        workspace_bytes: size of the workspace, which is not allocated yet.
         """
         wanted = self._wanted_bytes
         if wanted is None:

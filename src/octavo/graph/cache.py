@@ -67,9 +67,9 @@ class StateCache:
 class CacheGroup:
     """Layers whose tokens share blocks: a sequence has one block table per group.
 
-    domain: domain of the rows that are cached instead of tokens. Blocks of all groups come from one pool and have the
-    same
-    size: that of `CacheLayout.slots` layers.
+    domain: domain of the rows that are cached instead of tokens.
+
+    Blocks of all groups come from one pool and are equally large, with room for `CacheLayout.slots` layers.
     """
 
     window: int | None  # of all its layers
@@ -120,8 +120,9 @@ class CacheLayout:
         return sum(group.max_blocks(num_tokens, block_size, max_step_tokens) for group in self.groups)
 
     def max_tokens(self, num_blocks: int, block_size: int, max_step_tokens: int, limit: int) -> int:
-        """Return the longest sequence, up to `limit` tokens rounded up to whole blocks, that fits in `num_blocks`
-        blocks.
+        """Return the length of the longest sequence that fits in `num_blocks` blocks.
+
+        It is a whole number of blocks, and at most `limit` tokens rounded up to whole blocks.
         """
         lengths = range(0, limit + block_size, block_size)
         fitting = bisect_right(lengths, num_blocks, key=lambda n: self.max_blocks(n, block_size, max_step_tokens))

@@ -75,10 +75,10 @@ class Cut(Generic[CutOp]):
 
 
 class Columnwise(Cut[CutOp]):
-    """A cut for operations where each output column depends on the same column of the inputs; narrower inputs are
-    whole.
+    """A cut for operations where each output column depends only on the same column of the inputs.
 
-    A vector with an element for each column is cut along with the columns; a vector with one element is whole.
+    Narrower inputs are whole. A vector with an element for each column is cut along with the columns; a vector with one
+    element is whole.
     """
 
     def __init__(self, *, keeps_addends: bool = False, from_whole: bool = False) -> None:

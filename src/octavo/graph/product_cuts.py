@@ -24,7 +24,7 @@ _EXPERT_STEP = 32  # inner columns of an expert, the least that kernels take tog
 
 
 class Contracts(Cut["Linear"]):
-    """If x is cut by columns, a rank has those columns of the weight and computes an addend; otherwise it has weight
+    """A cut of a product: by the columns of x if x is cut by columns, which gives addends; otherwise by the weight's
     rows.
     """
 
@@ -66,7 +66,7 @@ def _by_columns(op: Linear, split: ColumnSplit, rank: RankGraph) -> Value:
 
 
 class OutputRows(Cut["Logits"]):
-    """A rank has an equal share of the weight's rows, and computes these columns of the output."""
+    """A cut that gives a rank an equal share of the weight's rows, and thus of the output's columns."""
 
     def part(self, op: Logits, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002
         split = even_columns(op.weight.shape[0], rank.size)
@@ -79,7 +79,7 @@ class OutputRows(Cut["Logits"]):
 
 
 class TableRows(Cut["Embedding"]):
-    """A rank has an equal share of a table's rows, and returns zeros for rows of other ranks."""
+    """A cut that gives a rank an equal share of a table's rows; it returns zeros for other ranks' rows."""
 
     def part(self, op: Embedding, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002
         vocab, cols = op.weight.shape
@@ -92,7 +92,7 @@ class TableRows(Cut["Embedding"]):
 
 
 class HeadProducts(Cut["HeadLinear"]):
-    """A rank has the matrices of its heads."""
+    """A cut that gives a rank the matrices of its heads."""
 
     def asks(self, op: HeadLinear, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         split = wishes.split(output)
@@ -116,7 +116,7 @@ class HeadProducts(Cut["HeadLinear"]):
 
 
 class Experts(Cut["MoE"]):
-    """Every rank has a part of each expert's inner columns, so that all have equal work for every row.
+    """A cut that gives every rank a part of each expert's inner columns, so that all have equal work for every row.
 
     Alternatively a rank has whole experts; its work then depends on the rows that choose them.
     """

@@ -44,9 +44,7 @@ class Wishes:
         return self._makers[value]
 
     def made_by_heads(self, values: Iterable[Value], step: int) -> ColumnSplit | None:
-        """Return the columns in which one of the values is produced by heads, so that the other values can use the
-        same.
-        """
+        """Return the columns in which one of the values is produced by heads, so that others can match them."""
         for value in values:
             op = self._makers[value].op
             split = op.cut.made_by_heads(op, value, step, self)

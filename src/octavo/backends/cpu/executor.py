@@ -75,7 +75,7 @@ class CpuPendingStep:
 
 
 class CpuExecutor:
-    """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after the other."""
+    """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after another."""
 
     # 2 while steps are short: then the next one starts without Python. Beside a long one, what the engine does between
     # steps takes no time that counts, and a request that comes meanwhile would have to wait for both.

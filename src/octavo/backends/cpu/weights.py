@@ -81,7 +81,7 @@ def load_matrices(
 
 
 class _GivenUpError(Exception):
-    """Writing the weights was abandoned this time."""
+    """Raised when writing the weights is abandoned this time."""
 
 
 def _keep(cache: PackCache, packed: Sequence[_native.PackedWeight], gives_up: Callable[[], bool]) -> None:

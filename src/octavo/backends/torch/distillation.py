@@ -111,8 +111,9 @@ def log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class _LogProbabilities(torch.autograd.Function):
-    """Log-probabilities a few rows at a time: `log_softmax` would make three copies of the logits, often hundreds of
-    megabytes each.
+    """Differentiable log-probabilities, computed a few rows at a time.
+
+    `log_softmax` would make three copies of the logits, often hundreds of megabytes each.
     """
 
     @staticmethod

@@ -163,8 +163,8 @@ class TorchExecutor:
         numbers: CacheNumbers,
         mode: StepMode,
     ) -> None:
-        """sizes: sizes of the cache, and the bytes that a step needs besides.
-        plan: the plan of `step_plan`.
+        """sizes: sizes of the cache, and the additional bytes that a step needs.
+        plan: result of `step_plan`.
         numbers: number types of the cache.
         """
         device = mode.device

@@ -62,7 +62,8 @@ def linear(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
 
 
 def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd, find: Find = nowhere) -> Tensor:
-    """Multiply E4M3 codes [rows, in] and [out, in or more], both with one scale per row, by the library, in bfloat16.
+    """Multiply E4M3 codes [rows, in] and [out, in or more], with one scale per row each, by the library's bfloat16
+    product.
 
     find: finds memory for the sums if `end.out` is the residual's memory.
     """

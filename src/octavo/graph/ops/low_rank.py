@@ -180,7 +180,7 @@ class BesideWeights:
         return HEAD_PLACE if self.is_head else weight.name
 
     def part(self, weight: Parameter) -> Part | None:
-        """Return which part of the whole weight, as adapters store it, this operation's weight is."""
+        """Return the part of the whole weight, as adapters store it, that the operation's weight is."""
         return weight.part
 
     def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
@@ -327,7 +327,7 @@ class AddToEmbedding(BesideWeights, Op):
         return weight.name
 
     def part(self, weight: Parameter) -> Part | None:
-        """Return which part of the transposed table this is."""
+        """Return the part of the transposed table that the operation's table is."""
         return None if weight.part is None else replace(weight.part, dimension=1 - weight.part.dimension)
 
     def evaluate(self, step: Evaluation) -> Array:

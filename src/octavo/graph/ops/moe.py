@@ -111,17 +111,18 @@ class Routing:
 @dataclass(frozen=True, slots=True)
 class MoE(Op):
     """Sum over a row's experts of weight_e * (down_e h + bias), h = kind(min(g, limit)) * (clip(u, limit) + up_offset),
-    where g = gate_e x + bias and u = up_e x + bias. With `routing.on_input`, weight_e multiplies x instead.
-    An identity that a row chooses adds weight_e * x.
+    where g = gate_e x + bias and u = up_e x + bias. With `routing.on_input`, weight_e multiplies x instead. An identity
+    that a row chooses adds weight_e * x.
 
-    limit: None means that neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1.
-    limits_activated: limits kind(g) in place of g (Step 3.5).
-    The router's outputs are router x + router_bias, or those of router_x in place of x; selection_bias takes part in
-    the choice of experts only, expert_scale multiplies their weights (`Routing.choose`). Experts without a gate have
-    `up` in its place.
+    limit: None means no limits. gpt-oss uses quick_gelu, limit 7 and offset 1.
+    limits_activated: limit kind(g) instead of g (Step 3.5).
 
-    A rank may hold some of the experts, as parts of their stacks: then the sum is over those of a row's experts that it
-    holds, and the router, which is whole, chooses among all of them.
+    The router's outputs are router x + router_bias, computed from router_x instead of x if that is given.
+    selection_bias affects only the choice of experts; expert_scale multiplies their weights (`Routing.choose`). Experts
+    without a gate use `up` instead.
+
+    A rank may hold only some of the experts, as parts of their stacks. The sum is then over the row's experts on this
+    rank; the router is whole and chooses among all experts.
     """
 
     row_wise: ClassVar[bool] = True

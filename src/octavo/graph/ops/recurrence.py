@@ -205,7 +205,7 @@ class ScanHeads:
     state_dim: int
 
     def split(self, size: int, step: int) -> StateSplit | None:
-        """As `DeltaHeads.split`."""
+        """Return the heads of `size` ranks, or None if there are too few: see `DeltaHeads.split`."""
         found = split_heads(self.num_heads, self.num_groups, size, lcm(step, self.head_dim) // self.head_dim)
         if found is None:
             return None
@@ -281,12 +281,12 @@ class SelectiveScan(Op):
 
 @dataclass(frozen=True, slots=True)
 class ChannelScan(Op):
-    """A selective state space with a decay for each column and number of its state, as in Mamba 1.
+    """A selective state space with a decay for each column and state element, as in Mamba 1.
 
     Gu and Dao, arXiv 2312.00752.
 
-    Of each token, with step = softplus(dt): state = exp(decay * step) * state + outer(b, step * x);
-    out = c @ state + skip * x.
+    For each token, with step = softplus(dt): state = exp(decay * step) * state + outer(b, step * x); out = c @ state +
+    skip * x.
     """
 
     x: Value  # [TOKENS, cols]
@@ -330,12 +330,14 @@ class ChannelScan(Op):
 
 @dataclass(frozen=True, slots=True)
 class DiagonalDeltaRule(Op):
-    """A delta rule with a decay for each row of a state [key_dim, value_dim], as in Kimi Linear (arXiv 2510.26692) and
-    RWKV 7 (2503.14456).
+    """A delta rule with a decay for each row of a state [key_dim, value_dim].
 
-    Of each token and head, with gates = exp(decay * softplus(gate)), or exp(gate) without `decay`:
-    seen = read @ state, of the state times the gates if `reads_decayed`, else of that before;
-    state = gates * state + sigmoid(beta) * (outer(k, v) - outer(erase, seen)); out = q @ state. No beta: a factor of 1.
+    Used in Kimi Linear (arXiv 2510.26692) and RWKV 7 (2503.14456).
+
+    For each token and head, with gates = exp(decay * softplus(gate)), or exp(gate) without `decay`: seen = read @
+    state, with the state after the gates if `reads_decayed`, else before them;
+    state = gates * state + sigmoid(beta) * (outer(k, v) - outer(erase, seen)); out = q @ state. Without beta its factor
+    is 1.
     """
 
     q: Value  # [TOKENS, heads * key_dim], like all but v and beta
@@ -399,11 +401,11 @@ class DiagonalDeltaRule(Op):
 
 @dataclass(frozen=True, slots=True)
 class RealGatedRecurrence(Op):
-    """The RG-LRU of Griffin, arXiv 2402.19427: each column is a sum that decays by itself.
+    """The RG-LRU of Griffin, arXiv 2402.19427: each column is a separate decaying sum.
 
-    Of each token, with rate = -sharpness * slope * sigmoid(decay_gate + decay_bias):
-    state = exp(rate) * state + size * x * sigmoid(input_gate + input_bias), size = sqrt(1 - exp(2 * rate)), and 1 for
-    the first token of a sequence. The state is the output.
+    For each token, with rate = -sharpness * slope * sigmoid(decay_gate + decay_bias):
+    state = exp(rate) * state + size * x * sigmoid(input_gate + input_bias), where size is sqrt(1 - exp(2 * rate)), or 1
+    for the first token of a sequence. The state is the output.
     """
 
     x: Value  # [TOKENS, cols], like the gates

@@ -1,8 +1,10 @@
 """LLM.int8, NF4 and FP4 of bitsandbytes. The tensors are self-contained; nothing is read from the configuration.
 
-LLM.int8: code * scale / 127, with a scale for each row. Its outliers concern activations, not weights. NF4 and FP4:
-scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are codes too:
-nested scale * nested table[code] + offset.
+LLM.int8: code * scale / 127, with a scale for each row. Its outliers concern activations, not weights.
+
+NF4 and FP4: scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are
+codes too: nested scale * nested table[code] + offset.
+
 Source: `QuantState` of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes.
 """
 
