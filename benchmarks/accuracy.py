@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py MODEL.gguf --reference PYTHON --peer octavo=PYTHON --peer llama.cpp=PYTHON
     python benchmarks/accuracy.py CHECKPOINT --quantization fp8 --reference PYTHON --peer octavo=PYTHON
 
-A directory is an unquantized checkpoint (`convert.py` writes one). With `--quantization`, Octavo quantizes it while it
-is loaded, and the reference has the numbers of the published formula (`tests/support/at_load_formulas.py`) in float32.
+A directory is an unquantized checkpoint (`convert.py` writes one). With `--quantization`, Octavo quantizes it during
+loading, and the reference uses the numbers of the published formula (`tests/support/at_load_formulas.py`) in float32.
 
 For every position of the text it computes KL(reference || engine) of the next-token distribution, the agreement on the
 most likely token, and the perplexity of the text that follows. The reference runs once for each file and text; its
@@ -52,7 +52,9 @@ def arguments() -> argparse.Namespace:
 
 
 def reference_folder(model: Path, options: argparse.Namespace) -> Path:
-    """The folder of the reference's logits for this file, text and windows; computes them if they are missing."""
+    """Return the folder of the reference's logits for this file, text and windows, computing them if they are
+    missing.
+    """
     digest = hashlib.sha256()
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     for each in files:
@@ -77,7 +79,7 @@ def reference_folder(model: Path, options: argparse.Namespace) -> Path:
 def measure(
     name: str, python: str, kv_dtype: str, model: Path, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One engine's figures for one model."""
+    """Return one engine's figures for one model."""
     log = Path(tempfile.gettempdir()) / f"octavo-accuracy-{name}.log"
     peer = Peer(name, python, log)
     try:

@@ -58,7 +58,7 @@ OPTIONS = {"max_model_len": 1024, "speculation": "off", "enable_prefix_caching":
 
 
 def save_adapter(model: Path, folder: Path, seed: int) -> int:
-    """A PEFT folder with random factors in 16-bit floats. Returns their bytes."""
+    """Write a PEFT folder with random factors in 16-bit floats, and return their size in bytes."""
     with closing(open_checkpoint(model)) as checkpoint:
         graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
         modules = find_modules(checkpoint, graph, [ALL_LINEAR])
@@ -80,7 +80,7 @@ def _bytes_of(numbers: NDArray[np.float16]) -> list[NDArray[np.uint8]]:
 
 
 def ids(seed: int, count: int) -> list[int]:
-    """A prompt that has nothing in common with prompts of other seeds."""
+    """Return a prompt that has nothing in common with prompts of other seeds."""
     rng = random.Random(seed)
     return [rng.randrange(100, 30_000) for _ in range(count)]
 
@@ -148,7 +148,7 @@ class Measurement:
         ]
 
     def users_s(self, *, at_once: bool) -> float:
-        """Seconds until all users have their answers."""
+        """Return the seconds until all users have their answers."""
         start = time.perf_counter()
         if at_once:
             self._answer(self.adapted, self._prompts(USERS, 8), TOKENS, self.requests)
@@ -158,7 +158,7 @@ class Measurement:
         return time.perf_counter() - start
 
     def _longest_pause(self, beside: Callable[[], object]) -> float:
-        """The longest time between two tokens of a stream of the base while something else happens."""
+        """Return the longest time between two tokens of a base-model stream while something else happens."""
         params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         [prompt], times = self._prompts(1, 8), []
         thread = threading.Thread(target=beside)
@@ -171,7 +171,7 @@ class Measurement:
         return max(np.diff(times[TOKENS // 4 - 1 :]).tolist())
 
     def in_turns(self, numerator: Callable[[], float], denominator: Callable[[], float]) -> float:
-        """The ratio of the medians of two measurements; each first in every second turn."""
+        """Return the ratio of the medians of two measurements, which take turns at going first."""
         pair: tuple[tuple[Callable[[], float], list[float]], ...] = ((numerator, []), (denominator, []))
         for turn in range(self._turns):
             for measure, found in pair if turn % 2 else pair[::-1]:
@@ -179,7 +179,7 @@ class Measurement:
         return statistics.median(pair[0][1]) / statistics.median(pair[1][1])
 
     def _token_s(self, llm: LLM, rows: int, requests: Sequence[LoRARequest] | None) -> float:
-        """Seconds between the tokens of this many requests at once."""
+        """Return the seconds between tokens for this many concurrent requests."""
         outputs = self._answer(llm, self._prompts(rows, 8), TOKENS, requests)
         return max(output.metrics.decode_s for output in outputs) / (TOKENS - 1)
 
@@ -203,7 +203,7 @@ def _ms(seconds: Sequence[float]) -> float:
 
 
 def measure_peer(given: argparse.Namespace, ours: Measurement, root: Path) -> dict[str, Any]:
-    """Four users of four adapters."""
+    """Measure four users with four adapters."""
     name, _, python = given.peer.partition("=")
     model, paths = resolve_model(given.model), []
     for user in range(USERS):
@@ -225,7 +225,7 @@ def measure_peer(given: argparse.Namespace, ours: Measurement, root: Path) -> di
 
 
 def save_gguf(model: Path, path: Path, seed: int) -> None:
-    """A GGUF adapter with random factors for all matrices in the blocks of a GGUF model, in 16-bit floats."""
+    """Write a GGUF adapter with random factors for all matrices in the blocks of a GGUF model, in 16-bit floats."""
     import gguf
 
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ Floats = NDArray[np.float32]
 
 
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
-    """Log-probabilities of [rows, vocabulary] logits."""
+    """Return the log-probabilities of [rows, vocabulary] logits."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -21,7 +21,7 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 @dataclass
 class Agreement:
-    """The figures of every position: [positions] each."""
+    """The figures of every position, [positions] each."""
 
     kl: NDArray[np.float64]
     """KL(reference || engine) in nats."""
@@ -34,7 +34,10 @@ class Agreement:
 
     @classmethod
     def of_rows(cls, reference: Floats, logits: Floats, targets: NDArray[np.int64]) -> Agreement:
-        """Compares the logits [rows, vocabulary] of both for the same rows; targets: the tokens that follow [rows]."""
+        """Compare the logits [rows, vocabulary] of both for the same rows.
+
+        targets: the tokens that follow, [rows].
+        """
         kl, same, reference_nll, nll = [], [], [], []
         for start in range(0, len(logits), 64):
             rows = slice(start, start + 64)
@@ -52,7 +55,7 @@ class Agreement:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def summary(self) -> dict[str, float]:
-        """The figures of the report; the paired standard error applies to the difference of mean NLL."""
+        """Return the figures of the report. The paired standard error applies to the difference of mean NLL."""
         difference = self.nll - self.reference_nll
         count = len(self.kl)
         return {
@@ -83,5 +86,5 @@ class Reference:
         return cls(np.load(folder / "tokens.npy"), np.load(folder / "logits.npy", mmap_mode="r"))
 
     def agreement(self, window: int, logits: Floats) -> Agreement:
-        """The figures of one window's logits [length, vocabulary]."""
+        """Return the figures of one window's logits [length, vocabulary]."""
         return Agreement.of_rows(self.logits[window], logits, self.tokens[window, 1:].astype(np.int64))

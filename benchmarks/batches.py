@@ -101,7 +101,7 @@ def measure_command(model: str, folder: Path, found: list[dict[str, Any]], turns
 
 
 class Server:
-    """A server of its own, and what clients do with it."""
+    """A separate server, and what clients do with it."""
 
     def __init__(self, model: str, folder: Path) -> None:
         port = free_port()
@@ -116,7 +116,7 @@ class Server:
         self.process.close()
 
     def begin(self, found: list[dict[str, Any]]) -> str:
-        """Uploads the lines, and starts a batch of them; returns its id."""
+        """Upload the lines, start a batch of them, and return its id."""
         data = {"purpose": "batch"}
         file = self.http.post("/v1/files", files={"file": ("in.jsonl", as_lines(found))}, data=data).json()
         body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -127,7 +127,7 @@ class Server:
         return found
 
     def finish(self, batch: str) -> float:
-        """Waits for the end of a batch; returns its output tokens."""
+        """Wait for the end of a batch, and return the number of output tokens."""
         while (found := self.status(batch))["status"] not in ("completed", "failed", "cancelled", "expired"):
             time.sleep(0.05)
         assert found["status"] == "completed", found
@@ -142,13 +142,13 @@ class Server:
         return int(self.http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"])
 
     def gaps(self, body: dict[str, Any]) -> list[float]:
-        """The times between the pieces of a stream, in seconds."""
+        """Return the times between the pieces of a stream, in seconds."""
         with self.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
             times = [time.perf_counter() for line in answer.iter_lines() if line.startswith("data: {")]
         return [later - sooner for sooner, later in itertools.pairwise(times)]
 
     def resident_bytes(self) -> int:
-        """Of the server's process; the engine is another one."""
+        """Return the resident memory of the server's process, not including the engine's."""
         text = Path(f"/proc/{self.process.process_id}/status").read_text()
         return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:"))) * 1024
 

@@ -38,7 +38,7 @@ class Case:
 
 
 def best_seconds(call: Callable[[int], None]) -> float:
-    """Seconds of the fastest round's mean call; call(i) gets the number of the call."""
+    """Return the mean seconds per call in the fastest round; call(i) gets the number of the call."""
     start = time.perf_counter()
     call(0)
     calls = max(1, int(SECONDS_PER_ROUND / (time.perf_counter() - start + 1e-9)))
@@ -52,14 +52,14 @@ def best_seconds(call: Callable[[int], None]) -> float:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that all threads read when they do nothing else."""
+    """Return the bytes per second that all threads read when they do nothing else."""
     parts = np.array_split(np.ones(BEYOND_CACHES // 8, np.int64), threads)
     with ThreadPoolExecutor(threads) as executor:
         return BEYOND_CACHES / best_seconds(lambda _: list(executor.map(np.max, parts)) and None)
 
 
 def pack_copies(case: Case, copies: int) -> list[_native.PackedWeight]:
-    """The same matrix of small scales and random codes, packed several times."""
+    """Pack the same matrix of small scales and random codes several times."""
     values, size = BLOCK_SIZES[case.type_name]
     rng = np.random.default_rng(0)
     data = rng.integers(0x20, 0x30, case.n * case.k // values * size, dtype=np.uint8)
@@ -67,7 +67,7 @@ def pack_copies(case: Case, copies: int) -> list[_native.PackedWeight]:
 
 
 def measure(case: Case, rows: int, weights: list[_native.PackedWeight]) -> float:
-    """Seconds of one product of `rows` rows."""
+    """Return the seconds for one product of `rows` rows."""
     x = np.random.default_rng(1).standard_normal((rows, case.k), dtype=np.float32)
     out = np.empty((rows, case.n), np.float32)
     run = _native.KernelRun("linear", case.isa, case.threads)

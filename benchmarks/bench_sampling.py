@@ -95,7 +95,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def best_milliseconds(isa: str, logits: np.ndarray, batch: SamplingBatch, rounds: int) -> float:
-    """Seconds per row in the fastest round over all rows."""
+    """Return the time per row in the fastest round over all rows."""
     num_top = max(int(batch.rows["num_logprobs"].max()), 0)
     output = StepOutput(
         np.empty(ROWS, np.int32),

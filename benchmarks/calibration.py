@@ -33,7 +33,7 @@ COLUMNS = {"type": "type", "calibration": "calibration", "KL of prose": "prose",
 
 
 def write_texts(checkpoint: Path, folder: Path) -> dict[str, Path]:
-    """The texts, by kind."""
+    """Write the texts, and return them by kind."""
     docs = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     with closing(open_checkpoint(checkpoint)) as model:
@@ -52,7 +52,9 @@ def write_texts(checkpoint: Path, folder: Path) -> dict[str, Path]:
 
 
 def quantize(source: Path, folder: Path, name: str, *options: object) -> Path:
-    """Makes a model unless an earlier run made it of the same files by the same options: its name has their digest."""
+    """Quantize a model, unless an earlier run did so with the same files and options: its name contains their
+    digest.
+    """
     files = [source / "config.json", *source.glob("*.safetensors"), *(o for o in options if isinstance(o, Path))]
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     result = folder / f"{name}-{hashlib.sha256(repr((state, *map(str, options))).encode()).hexdigest()[:12]}"
@@ -63,7 +65,7 @@ def quantize(source: Path, folder: Path, name: str, *options: object) -> Path:
 
 
 def divergences(model: Path, reference: Path, tokens: int) -> dict[str, str]:
-    """The mean KL divergence of each half of the built-in text."""
+    """Return the mean KL divergence for each half of the built-in text."""
     found = {}
     for half in ("prose", "code"):
         with resources.as_file(resources.files("octavo.quality") / "data" / f"{half}.txt") as path:

@@ -42,7 +42,7 @@ _ASLEEP_S = 0.005  # longer than any worker spins between steps
 
 
 def measure_ceilings(isa: str, threads: int) -> Ceilings:
-    """Measures all figures for one thread and for `threads`; takes about 3 seconds.
+    """Measure all figures for one thread and for `threads`; takes about 3 seconds.
 
     isa: instruction set of the kernels. Integer and float rates are measured for every instruction set of the machine.
     """
@@ -69,7 +69,9 @@ def _tile_figures(threads: int) -> Iterator[Ceiling]:
 
 
 def _wake_up(isa: str, threads: int) -> float:
-    """Extra seconds of an empty run after a pause, when the workers sleep, over one right after another run."""
+    """Return how many seconds longer an empty run takes after a pause, when the workers sleep, than right after a
+    run.
+    """
     loop = Loop("ceiling_barrier", isa, threads)
     awake, asleep = [], []
     for _ in range(ROUNDS):
@@ -80,14 +82,14 @@ def _wake_up(isa: str, threads: int) -> float:
 
 
 def shown(figure: Ceiling) -> dict[str, Any]:
-    """A line of the table."""
+    """Return a line of the table."""
     factor, unit = SCALES[figure.unit]
     value = "not on this machine" if figure.value is None else f"{figure.value * factor:.3g} {unit}"
     return {"what": figure.name, "isa": figure.isa, "threads": figure.threads, "value": value}
 
 
 def as_json(ceilings: Ceilings) -> dict[str, Any]:
-    """The figures in SI units, with the machine and the commit."""
+    """Return the figures in SI units, with the machine and the commit."""
     return {"commit": commit(), "machine": machine(), **dataclasses.asdict(ceilings)}
 
 

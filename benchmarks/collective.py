@@ -1,6 +1,6 @@
 """Measure exchanges between two processes: our shared memory, gloo, and the bandwidth of a copy.
 
-Each process stays on a core of its own. python benchmarks/collective.py --gloo
+Each process is bound to its own core. python benchmarks/collective.py --gloo
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {"16 KiB": 4096, "64 KiB": 16384, "1 MiB": 1 << 18, "32 MiB": 1 << 23}  
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
-    """The time of one call, of the fastest twentieth of all: those in which nothing else took a processor."""
+    """Return the time per call in the fastest twentieth of all calls, when nothing else took a processor."""
     found = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -34,7 +34,7 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def rank(name: str, index: int, port: int, use_gloo: bool) -> dict[str, list[float]]:
-    """For each size: seconds of our sum, of gloo's, and of a copy on this rank while the other copies, too."""
+    """Return, for each size, the seconds of our sum, of gloo's, and of a copy while the other rank copies too."""
     group = _native.CollectiveGroup(name, index, 2, buffer_bytes=EXCHANGE_BYTES)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index]})
     if use_gloo:

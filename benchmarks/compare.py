@@ -57,7 +57,7 @@ class Engine:
     skipped: frozenset[str]
 
     def wants(self, workload: Workload, measures: set[str]) -> set[str]:
-        """The measures of this workload that this engine takes part in."""
+        """Return the measures of this workload that this engine takes part in."""
         if workload.only not in (None, self.name):
             return set()
         return (measures & set(workload.measures)) - self.skipped - self.figures.left_out.keys()
@@ -107,14 +107,14 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def put_ahead(process: int) -> None:
-    """Gives all threads of a process real-time priority, so that a busy machine disturbs them less."""
+    """Give all threads of a process real-time priority, so that a busy machine disturbs them less."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(5))
 
 
 @contextlib.contextmanager
 def ahead(processes: Sequence[int], wanted: bool) -> Iterator[None]:
-    """Runs this process and others, with all threads and processes that they start, at real-time priority."""
+    """Run this process and others, with all threads and processes that they start, at real-time priority."""
     if not wanted:
         yield
         return
@@ -127,7 +127,7 @@ def ahead(processes: Sequence[int], wanted: bool) -> Iterator[None]:
 
 
 def source(name: str, model: Path, converted: Path | None) -> Path:
-    """The model that this engine reads. Raises PeerError if it is missing."""
+    """Return the model that this engine reads. Raises PeerError if it is missing."""
     if name not in CONVERTED:
         return model.resolve()
     if converted is None:
@@ -139,12 +139,12 @@ def source(name: str, model: Path, converted: Path | None) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of the weights in a directory; its other files are small."""
+    """Return the size in bytes of a file, or of the weights in a directory; its other files are small."""
     return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.iterdir())
 
 
 class Comparison:
-    """One model, all engines."""
+    """A comparison of all engines on one model."""
 
     def __init__(self, model: Path, options: argparse.Namespace) -> None:
         self._model, self._options = model, options
@@ -159,7 +159,7 @@ class Comparison:
         self.allowed_memory: int | None = None
 
     def run(self) -> tuple[list[Figures], dict[str, float]]:
-        """The figures of every engine that works, and the spread of the read bandwidth."""
+        """Return the figures of every working engine, and the spread of the read bandwidth."""
         bandwidth = ReadBandwidth(self._options.threads)
         passes = []
         try:
@@ -204,7 +204,7 @@ class Comparison:
         return Engine(name, python, load, peer, Figures(name, version, size_of(path)), skipped)
 
     def _turn(self) -> None:
-        """Runs every measure once with every engine, one engine after the other at each measure."""
+        """Run every measure once with every engine, one engine after another within each measure."""
         for workload in self._workloads:
             for engine in self._engines:
                 wanted = engine.wants(workload, self._options.measure)
@@ -215,7 +215,10 @@ class Comparison:
                 engine.figures.add({name: value for name, value in (figures or {}).items() if name in wanted})
 
     def _try(self, engine: Engine, workload: Workload, work: Any) -> Any:
-        """The result of `work` on the engine's process, or on a new one. None: it failed, and is not asked again."""
+        """Return the result of `work` on the engine's process, or on a new one.
+
+        None if it failed; it is not tried again.
+        """
         peer = engine.peer
         try:
             if workload.is_fresh:
@@ -231,7 +234,7 @@ class Comparison:
                 peer.close()
 
     def _note_allowed_memory(self) -> None:
-        """1.15 times the file, the cache of its context, and 200 MB."""
+        """Set the memory allowance: 1.15 times the file, the cache of its context, and 200 MB."""
         for engine in self._engines:
             if "memory" in engine.figures.values and engine.name == OURS:
                 cache = engine.peer.ask("cache_bytes", tokens=MEMORY_CONTEXT)["result"]
@@ -239,7 +242,7 @@ class Comparison:
 
 
 def model_json(comparison: Comparison, model: Path) -> dict[str, Any]:
-    """Everything about one model."""
+    """Return everything about one model."""
     engines, bandwidth = comparison.run()
     ours = next((figures for figures in engines if figures.engine == OURS), None)
     return {
@@ -253,7 +256,7 @@ def model_json(comparison: Comparison, model: Path) -> dict[str, Any]:
 
 
 def show_ceilings(ceilings: Ceilings) -> str:
-    """One line."""
+    """Format the ceilings in one line."""
     parts = []
     for figure in ceilings.figures:
         if figure.value is not None:
@@ -263,7 +266,7 @@ def show_ceilings(ceilings: Ceilings) -> str:
 
 
 def show(result: dict[str, Any]) -> str:
-    """One model's table, with the facts around it."""
+    """Format one model's table, with the facts around it."""
     columns, rows = table_rows(result["engines"])
     low, middle, high = (f"{result['bandwidth'][key] / 1e9:.1f}" for key in ("min", "median", "max"))
     lines = [f"## {result['model']}", "", table(columns, rows), ""]

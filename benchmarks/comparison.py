@@ -31,14 +31,16 @@ class Figures:
             self.values.setdefault(name, []).append(value)
 
     def drop(self, names: Sequence[str], reason: str) -> None:
-        """An engine that fails in one turn has no figures, because others are compared turn by turn."""
+        """Remove figures and record why: an engine that fails in one turn has none, because turns are compared one by
+        one.
+        """
         for name in names:
             self.values.pop(name, None)
             self.left_out[name] = reason
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], measure: Measure) -> dict[str, float]:
-    """Octavo's advantage as a factor: by the medians, and the median, smallest and largest of the turns."""
+    """Return Octavo's advantage as a factor: from the medians, and the median, smallest and largest over the turns."""
     pairs = list(zip(ours, theirs, strict=True))
     if measure.better == "less":
         pairs = [(b, a) for a, b in pairs]
@@ -72,18 +74,20 @@ def engine_json(figures: Figures, ours: Figures | None, bandwidth: Mapping[str, 
 
 
 def shown(value: Mapping[str, float], digits: int) -> str:
-    """Median and range."""
+    """Format a median and its range."""
     low, middle, high = (f"{value[key]:.{digits}f}" for key in ("min", "median", "max"))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def shown_ratio(value: Mapping[str, float]) -> str:
-    """The ratio of medians, and the range of those of the turns."""
+    """Format the ratio of medians, and the range of the turns' ratios."""
     return f"**{value['of_medians']:.2f}x** ({value['min']:.2f} to {value['max']:.2f})"
 
 
 def table_rows(engines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Columns and rows for `report.table`: one row per measure, with each peer's figure and Octavo's advantage."""
+    """Return columns and rows for `report.table`: one row per measure, with each peer's figure and Octavo's
+    advantage.
+    """
     columns = {"measure": "measure"}
     for engine in engines:
         name = engine["engine"]

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 
 def write_transformers(model: Path, folder: Path) -> None:
-    """A checkpoint in bfloat16, as if it had never been quantized."""
+    """Write a checkpoint in bfloat16, as if it had never been quantized."""
     source = {"pretrained_model_name_or_path": str(model.parent), "gguf_file": model.name}
     plain = AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
@@ -33,14 +33,14 @@ def write_transformers(model: Path, folder: Path) -> None:
 
 
 def write_ctranslate2(checkpoint: Path, folder: Path) -> None:
-    """CTranslate2's own format with int8 weights and one scale per row."""
+    """Write CTranslate2's own format with int8 weights and one scale per row."""
     from ctranslate2.converters import TransformersConverter  # optional: only this peer needs it
 
     TransformersConverter(str(checkpoint)).convert(str(folder), quantization="int8")
 
 
 def make(folder: Path, write: Callable[[Path, Path], None], source: Path) -> None:
-    """Writes to a temporary name and renames it, so that an interruption leaves nothing that looks complete."""
+    """Write to a temporary name and rename it, so that an interruption leaves nothing that looks complete."""
     if folder.exists():
         print(f"{folder} is there")
         return

@@ -1,9 +1,9 @@
 """Writes a quantized GGUF model with float16 weights that are on no grid, for the comparison of quantized types.
 
-The only weights at hand may be quantized already. Then the type that made them, and every finer one of its kind, would
-quantize them again nearly without an error. Here each block of 32 values gets uniform noise as wide as the distance of
-its two nearest different values, as its weights before quantization were spread. The result is a model of its own,
-slightly worse than the file, and the reference of what is made of it.
+The only weights at hand may already be quantized. In that case their own type, and every finer type of its kind, would
+quantize them again with almost no error. Here each block of 32 values gets uniform noise as wide as the distance
+between its two nearest different values, which is how its weights were spread before quantization. The result is a
+separate model, slightly worse than the file, and serves as the reference for its quantized forms.
 
     python benchmarks/dither.py MODEL.gguf RESULT.gguf
 """
@@ -25,7 +25,7 @@ BLOCK = 32
 
 
 def dithered(values: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float16]:
-    """values: [..., columns], columns a multiple of 32."""
+    """Add the noise to values [..., columns], where columns is a multiple of 32."""
     blocks = values.reshape(-1, BLOCK)
     gaps = np.diff(np.sort(blocks, axis=1), axis=1)
     gaps[gaps <= 1e-6 * np.abs(blocks).max(axis=1, keepdims=True)] = np.inf

@@ -27,7 +27,7 @@ VOCAB_SIZE = 30522
 
 
 def short_texts(count: int) -> list[str]:
-    """Pieces of 6 to 30 words."""
+    """Return pieces of 6 to 30 words."""
     words = " ".join(path.read_text(encoding="utf-8") for path in TEXTS).split()
     rng, texts, position = np.random.default_rng(0), [], 0
     for _ in range(count):
@@ -40,7 +40,7 @@ def short_texts(count: int) -> list[str]:
 
 
 def save_model(directory: Path) -> None:
-    """Weights, a WordPiece vocabulary learnt from the texts, and the files of sentence-transformers."""
+    """Save weights, a WordPiece vocabulary learnt from the texts, and the files of sentence-transformers."""
     import torch
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -64,7 +64,7 @@ def save_model(directory: Path) -> None:
 
 
 def main() -> None:
-    """Prints both throughputs, their ratio and the largest difference of a vector's number."""
+    """Print both throughputs, their ratio, and the largest difference between the vectors' numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--runs", type=int, default=7)
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def compare(directory: Path, texts: list[str], runs: int, threads: int) -> None:
-    """Measures both programs in turns."""
+    """Measure both programs in turns."""
     import sentence_transformers
     import torch
 

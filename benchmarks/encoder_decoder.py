@@ -30,7 +30,7 @@ Answer = Callable[[list[list[int]]], list[list[int]]]
 
 
 def save_model(size: str, directory: Path) -> None:
-    """Weights and a vocabulary of made-up words, which only names tokens."""
+    """Save weights and a vocabulary of made-up words, which only names tokens."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
@@ -49,7 +49,7 @@ def save_model(size: str, directory: Path) -> None:
 
 
 def ctranslate2_answers(directory: Path, count: int, threads: int) -> Answer:
-    """The peer, converted to int8."""
+    """Return the answers of the peer, converted to int8."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
@@ -72,7 +72,7 @@ def ctranslate2_answers(directory: Path, count: int, threads: int) -> Answer:
 
 
 def main() -> None:
-    """Prints the tokens of answers per second of both, and the ratio."""
+    """Print both programs' answer tokens per second, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--source", type=int, default=256)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def compare(directory: Path, arguments: argparse.Namespace) -> None:
-    """Measures both programs in turns."""
+    """Measure both programs in turns."""
     from octavo import LLM, SamplingParams
 
     peer = ctranslate2_answers(directory, arguments.answer, arguments.threads)

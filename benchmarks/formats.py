@@ -73,14 +73,14 @@ CAPS = {
 
 @dataclasses.dataclass
 class Speeds:
-    """Tokens a second of one engine, one figure a turn."""
+    """Tokens per second of one engine, one figure per turn."""
 
     prefill: list[float] = dataclasses.field(default_factory=list)
     decode: list[float] = dataclasses.field(default_factory=list)
 
 
 def write(source: Path, target: Path, written: Written) -> None:
-    """The checkpoint with its linears quantized, complete or absent."""
+    """Write the checkpoint with its linears quantized; it is either complete or absent."""
     if target.exists():
         return
     unfinished = target.with_name(f"{target.name}.unfinished")
@@ -112,7 +112,7 @@ def write(source: Path, target: Path, written: Written) -> None:
 
 
 def quantized(stem: str, tensor: torch.Tensor, packer: Packer, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """The stored tensors of one layer."""
+    """Return the stored tensors of one layer."""
     weights = tensor.float().numpy()
     # The rounding of the tests has no scale of zero.
     packed = packer(np.copysign(np.maximum(np.abs(weights), 1e-5), weights), rng).tensors
@@ -120,7 +120,10 @@ def quantized(stem: str, tensor: torch.Tensor, packer: Packer, rng: np.random.Ge
 
 
 def measure(engines: dict[str, Peer], turns: int) -> dict[str, Speeds]:
-    """Turns of one long prompt and a few steps after a short one, engine after engine. They have loaded the model."""
+    """Measure a long prompt and a few steps after a short one in turns, engine by engine.
+
+    The engines are already loaded.
+    """
     rng = np.random.default_rng(1)
     prompt = rng.integers(100, 20_000, PROMPT).tolist()
     speeds = {name: Speeds() for name in engines}
@@ -136,7 +139,7 @@ def measure(engines: dict[str, Peer], turns: int) -> dict[str, Speeds]:
 
 
 def row(name: str, speeds: dict[str, Speeds]) -> str:
-    """One line of the table: medians, and ratios to the other engines with their ranges."""
+    """Return one line of the table: medians, and ratios to the other engines with their ranges."""
     ours = speeds[name]
     cells = [name]
     for kind in ("prefill", "decode"):

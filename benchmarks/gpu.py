@@ -59,14 +59,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record so far."""
+    """Read the record so far."""
     empty: dict[str, Any] = {"machine": {}, "ceilings": {}, "known": {}, "cases": {}}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
     return found
 
 
 def save(record: dict[str, Any], path: Path) -> None:
-    """Whole, whenever the process ends."""
+    """Save the record atomically, so that it is whole whenever the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -74,7 +74,7 @@ def save(record: dict[str, Any], path: Path) -> None:
 
 
 def is_wanted(case: Case, record: dict[str, Any], only: str) -> bool:
-    """True if a case is still to run: once, and again on another commit if it had no figures."""
+    """Return True if a case must still run: once, and again on another commit if it had no figures."""
     if only:
         return only in case.name
     known = record["cases"].get(case.name)
@@ -82,7 +82,7 @@ def is_wanted(case: Case, record: dict[str, Any], only: str) -> bool:
 
 
 def correctness(machine: Machine) -> list[Figure]:
-    """The tests of the kernels, compiled for this GPU."""
+    """Run the tests of the kernels, compiled for this GPU."""
     from gpu_cases import Figure, WrongResultError
 
     missing = [path for path in TESTS if not (ROOT / path).exists()]
@@ -103,7 +103,7 @@ def correctness(machine: Machine) -> list[Figure]:
 
 
 def all_cases() -> list[Case]:
-    """In the order in which a short time is best spent."""
+    """Return the cases in the order in which a short time is best spent."""
     import gpu_ceilings
     import gpu_kernels
     import gpu_models
@@ -119,7 +119,7 @@ def all_cases() -> list[Case]:
 
 
 def described() -> dict[str, Any]:
-    """The GPU and the versions, for the record."""
+    """Return the GPU and the versions, for the record."""
     import torch
     import triton
 
@@ -135,7 +135,7 @@ def described() -> dict[str, Any]:
 
 
 def work(args: argparse.Namespace, seconds: float) -> int:
-    """Runs the cases that are left, as long as there is time."""
+    """Run the remaining cases as long as there is time."""
     sys.path[1:1] = SOURCES
     if args.smoke:
         os.environ["TRITON_INTERPRET"] = "1"  # read where kernels are defined
@@ -165,7 +165,7 @@ def work(args: argparse.Namespace, seconds: float) -> int:
 
 
 def outcome(case: Case, machine: Machine) -> dict[str, Any]:
-    """Runs one case: its state and figures. Its process ends if it takes several times as long as it may."""
+    """Run one case and return its state and figures. Its process ends if it takes several times as long as it may."""
     from gpu_cases import WrongResultError, as_json
 
     begin = time.perf_counter()
@@ -190,7 +190,7 @@ def outcome(case: Case, machine: Machine) -> dict[str, Any]:
 
 
 def _is_broken() -> bool:
-    """True if the device takes no more work of this process, as after a wrong access."""
+    """Return True if the device no longer accepts work from this process, as after an illegal access."""
     import torch
 
     try:
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def supervise(args: argparse.Namespace) -> int:
-    """Starts workers until the time is over or nothing is left. Without a GPU, says so."""
+    """Start workers until the time is over or nothing is left. Without a GPU, report that."""
     import torch
 
     if args.minutes > 0 and not torch.cuda.is_available():

@@ -1,6 +1,6 @@
 """The parts of a GPU measurement: figures, cases, and the time of a call.
 
-A case measures what belongs together, checks its results against float32 or float64 first, and gives figures.
+A case measures related things, checks its results against float32 or float64 first, and returns figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _SETS = 8  # of inputs, at most
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. fraction: the time that its bytes or operations need at the ceilings of this run, over its own."""
+    """One figure.
+
+    fraction: the time that its bytes or operations need at the ceilings of this run, divided by its own time.
+    """
 
     name: str
     value: float
@@ -29,12 +32,12 @@ class Figure:
 
 
 class WrongResultError(Exception):
-    """A result that is not the one of the definition; its speed means nothing."""
+    """A result that differs from its definition; its speed means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The sizes of a model and of the steps that are measured."""
+    """The sizes of a model and of the measured steps."""
 
     hidden: int = 4096
     intermediate: int = 14336
@@ -78,10 +81,11 @@ TINY = Shapes(
 
 @dataclass(slots=True)
 class Machine:
-    """A device with what cases measure or leave for those after them.
+    """A device, and what cases measure or leave for later cases.
 
-    ceilings: bytes or operations a second by name. known: seconds that later cases are compared with. Both are kept
-    with the figures, so that a run that goes on has them. held: what cases share, such as a loaded model.
+    ceilings: bytes or operations per second, by name.
+    known: seconds that later cases are compared with. Both are saved with the figures, so that a resumed run has them.
+    held: what cases share, such as a loaded model.
     """
 
     device: torch.device
@@ -96,27 +100,35 @@ class Machine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of matrices and of the values of a step. Under the interpreter bfloat16 is not computed as on a GPU."""
+        """The dtype of matrices and of a step's values. The interpreter does not compute bfloat16 as a GPU does."""
         return torch.bfloat16 if self.is_gpu else torch.float32
 
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Wait until the device has nothing left to do."""
         if self.is_gpu:
             torch.cuda.synchronize()
 
     def share(self, of: float, at_most: str, seconds: float) -> float | None:
-        """The time that `of` bytes or operations need at a ceiling, over `seconds`; None: it was not measured."""
+        """Return the time that `of` bytes or operations need at a ceiling, divided by `seconds`.
+
+        None if it was not measured.
+        """
         rate = self.ceilings.get(at_most)
         return None if not rate else of / rate / seconds
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
-        """Fresh random numbers: zeros would hide wrong indices, and products with them run faster."""
+        """Return fresh random numbers: zeros would hide wrong indices, and products with them run faster."""
         return (torch.randn(shape, device=self.device) * scale).to(dtype or self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """name: as in the JSON. group: the section of the report. needs_s: seconds that it takes, roughly."""
+    """A case to measure.
+
+    name: its name in the JSON.
+    group: section of the report.
+    needs_s: seconds that it takes, roughly.
+    """
 
     name: str
     group: str
@@ -131,9 +143,10 @@ def as_json(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 def seconds_of(
     machine: Machine, calls: Sequence[Callable[[], object]], repeats: int = 7, *, captured: bool = True
 ) -> float:
-    """Seconds of one call, on a GPU those of one in a captured graph of many: launches take no time of the host.
+    """Return the seconds per call. On a GPU, time one captured graph of many calls, so that launches take no host time.
 
-    calls: the same work on different inputs, in turns. captured: False: they are launched, as prompts are.
+    calls: the same work on different inputs, in turns.
+    captured: False launches the calls instead, as for prompts.
     """
     begin = time.perf_counter()
     for call in calls:  # compiles, and makes the handles of libraries
@@ -170,13 +183,16 @@ def seconds_of(
 
 
 def in_turns(machine: Machine, make: Callable[[], Callable[[], object]], nbytes: float) -> list[Callable[[], object]]:
-    """So many calls on inputs of their own that together they read more than a cache holds. nbytes: of one."""
+    """Make enough calls on separate inputs that together they read more than a cache holds.
+
+    nbytes: bytes that one call reads.
+    """
     count = 1 if not machine.is_gpu else int(min(max(_CACHE_BYTES // max(nbytes, 1.0) + 1, 1), _SETS))
     return [make() for _ in range(count)]
 
 
 def check(name: str, found: Tensor, expected: Tensor, tolerance: float) -> float:
-    """The relative error. Raises WrongResultError if it is larger than `tolerance`, or not a number."""
+    """Return the relative error. Raises WrongResultError if it exceeds `tolerance` or is not a number."""
     wide = expected.double()
     error = float((found.to(wide.device).double() - wide).norm() / wide.norm())
     if not error <= tolerance:

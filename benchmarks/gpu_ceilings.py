@@ -16,7 +16,7 @@ def _kept(machine: Machine, name: str, rate: float, unit: str = "GB/s") -> Figur
 
 
 def bandwidth(machine: Machine) -> list[Figure]:
-    """Copies, and reads alone."""
+    """Measure copies, and reads alone."""
     count = machine.shapes.copied_bytes // 4
     source = machine.normal(count, dtype=torch.float32)
     target = torch.empty_like(source)
@@ -29,7 +29,7 @@ def bandwidth(machine: Machine) -> list[Figure]:
 
 
 def transfers(machine: Machine) -> list[Figure]:
-    """Between pinned memory of the host and the device, in one direction and in both."""
+    """Measure transfers between pinned host memory and the device, in one direction and in both."""
     found = []
     for megabytes in (1, 32, 256) if machine.is_gpu else (1,):
         host = [torch.ones(megabytes << 18, dtype=torch.float32, pin_memory=machine.is_gpu) for _ in range(2)]
@@ -62,7 +62,7 @@ def transfers(machine: Machine) -> list[Figure]:
 
 
 def products(machine: Machine) -> list[Figure]:
-    """The largest rate of the library's products, on random numbers, by type."""
+    """Measure the highest rate of the library's products on random numbers, by type."""
     n = machine.shapes.square
     a, b = (machine.normal(n, n) for _ in range(2))
     found = [_kept(machine, "bf16 product", 2 * n**3 / seconds_of(machine, [lambda: a @ b.T]), "TFLOP/s")]
@@ -81,7 +81,7 @@ def products(machine: Machine) -> list[Figure]:
 
 
 def launches(machine: Machine) -> list[Figure]:
-    """The least time between two kernels of a graph, and the host's time to start a graph and a kernel."""
+    """Measure the minimum time between two kernels of a graph, and the host's time to start a graph and a kernel."""
     x = machine.normal(64)
     gap = seconds_of(machine, [lambda: x.add_(1.0)] * 64)
     count = 200 if machine.is_gpu else 5

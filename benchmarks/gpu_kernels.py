@@ -44,7 +44,7 @@ def cache_of(machine: Machine, blocks: int, block: int, kind: torch.dtype | None
 
 
 def _numbers(cache: CacheView, tables: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of one sequence [kv heads, tokens, dim] in float32."""
+    """Return the keys and values of one sequence [kv heads, tokens, dim] in float32."""
     found = []
     for x, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
         assert x is not None
@@ -55,7 +55,7 @@ def _numbers(cache: CacheView, tables: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _expected(machine: Machine, q: Tensor, cache: CacheView, seqs: Sequences, *, is_causal: bool) -> Tensor:
-    """The attention of the first sequence by the library, in float32 [tokens, heads, dim]."""
+    """Compute the first sequence's attention with the library, in float32 [tokens, heads, dim]."""
     p, length = params(machine), int(seqs.lengths[0])
     keys, values = (x[:, :length] for x in _numbers(cache, seqs.tables[0]))
     share = p.num_heads // p.num_kv_heads
@@ -67,7 +67,7 @@ def _expected(machine: Machine, q: Tensor, cache: CacheView, seqs: Sequences, *,
 
 
 def sequences(machine: Machine, batch: int, context: int, block: int, *, tokens: int = 1) -> tuple[Sequences, int]:
-    """Sequences in blocks of a random order, and the number of blocks."""
+    """Return sequences in randomly ordered blocks, and the number of blocks."""
     blocks = -(-context // block)
     order = torch.randperm(batch * blocks, device=machine.device).int().reshape(batch, blocks)
     starts = torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=machine.device)
@@ -76,7 +76,7 @@ def sequences(machine: Machine, batch: int, context: int, block: int, *, tokens:
 
 
 def _decode(machine: Machine, batch: int, context: int, kind: str, block: int = 16, part: int | None = None) -> float:
-    """Seconds of one decode attention, whose result is right."""
+    """Return the seconds of one decode attention, after checking its result."""
     p = params(machine)
 
     def make() -> Callable[[], Tensor]:
@@ -103,7 +103,7 @@ def cache_bytes(machine: Machine, batch: int, context: int, kind: str) -> float:
 
 
 def decode(machine: Machine, kind: str) -> list[Figure]:
-    """Decode attention by batch and context."""
+    """Measure decode attention by batch and context."""
     found, s = [], machine.shapes
     for batch in s.batches:
         for context in s.contexts:
@@ -121,7 +121,7 @@ def decode(machine: Machine, kind: str) -> list[Figure]:
 
 
 def decode_choices(machine: Machine) -> list[Figure]:
-    """Decode attention by block size and length of a part: the reasons for the defaults."""
+    """Measure decode attention by block size and length of a part, to justify the defaults."""
     found = []
     for batch, context in ((1, 8192), (32, 4096)) if machine.is_gpu else ((1, 48),):
         for block in (16, 32, 64):
@@ -134,7 +134,7 @@ def decode_choices(machine: Machine) -> list[Figure]:
 
 
 def prefill(machine: Machine) -> list[Figure]:
-    """Attention of whole prompts, compared with the library's without pages."""
+    """Measure attention of whole prompts, compared with the library's without pages."""
     found, p, block = [], params(machine), 16
     for tokens in (512, 2048, 4096, 16384) if machine.is_gpu else (20,):
         seqs, blocks = sequences(machine, 1, tokens, block, tokens=tokens)
@@ -159,7 +159,7 @@ def prefill(machine: Machine) -> list[Figure]:
 
 
 def rowwise(machine: Machine) -> list[Figure]:
-    """Rotation with the write into the cache, norms and gates."""
+    """Measure rotation with the cache write, norms and gates."""
     s, p, found = machine.shapes, params(machine), []
     angles = torch.rand(8192, 2, s.head_dim // 2, device=machine.device)
     weight = machine.normal(s.hidden)
@@ -190,7 +190,7 @@ def rowwise(machine: Machine) -> list[Figure]:
 
 
 def sampling(machine: Machine) -> list[Figure]:
-    """All steps from logits to tokens, of logits that fall with the rank of a token as those of a model do."""
+    """Measure all steps from logits to tokens, on logits that fall with a token's rank as a model's do."""
     found, vocab = [], machine.shapes.vocab
     count = 32 if machine.is_gpu else 1
     ranks = torch.argsort(torch.rand(count, vocab, device=machine.device), dim=1)
@@ -215,7 +215,7 @@ def sampling(machine: Machine) -> list[Figure]:
 
 
 def states(machine: Machine) -> list[Figure]:
-    """One token of each of 32 sequences through the states of linear attention."""
+    """Measure one token of each of 32 sequences through the states of linear attention."""
     count, wide = (32, 128) if machine.is_gpu else (2, 16)
     heads, float32 = (32 if machine.is_gpu else 4), torch.float32
     ints = torch.arange(count, dtype=torch.int32, device=machine.device)

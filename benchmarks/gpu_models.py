@@ -1,4 +1,4 @@
-"""A model of random weights in the engine: decode by batch, prompts, many requests, graphs and overlap on and off."""
+"""A model with random weights in the engine: decode by batch, prompts, many requests, graphs and overlap on and off."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AnyText(FakeTokenizer):
 
 
 class RandomWeights(Mapping[str, Weight]):
-    """The weights of a model by name; those of one shape share their memory on the host."""
+    """The weights of a model by name; weights of the same shape share host memory."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], type_name: str) -> None:
         self._shapes, self._type = shapes, type_name
@@ -86,7 +86,7 @@ class RandomWeights(Mapping[str, Weight]):
 
 @contextmanager
 def _packed_once() -> Iterator[None]:
-    """Weights that share their memory are packed once on the host, and copied to the device each."""
+    """Pack weights that share memory only once on the host, and copy each of them to the device."""
     packed: dict[tuple[str, tuple[int, ...]], Planes | None] = {}
 
     def planes_of(weight: Weight, make: Callable[[Weight], Planes | None] = torch_weights.planes_of) -> Planes | None:
@@ -100,7 +100,7 @@ def _packed_once() -> Iterator[None]:
 
 
 def weight_shapes(s: Shapes) -> dict[str, tuple[int, ...]]:
-    """The weights of a Llama by name."""
+    """Return the shapes of a Llama's weights by name."""
     kv = s.kv_heads * s.head_dim
     found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (s.vocab, s.hidden)}
     for i in range(s.layers):
@@ -126,7 +126,10 @@ def config_of(s: Shapes) -> Config:
 
 @dataclass(slots=True)
 class Model:
-    """A loaded model. figures: of loading it."""
+    """A loaded model.
+
+    figures: figures about loading it.
+    """
 
     executor: TorchExecutor
     limits: EngineLimits
@@ -137,7 +140,7 @@ class Model:
         return Engine(self.executor, AnyText(self.shapes.vocab), self.limits)
 
     def floor_s(self, machine: Machine, batch: int) -> float | None:
-        """Seconds in which a decode step reads its weights and the cache, at the bandwidth of this run."""
+        """Return the seconds a decode step needs to read its weights and the cache, at the bandwidth of this run."""
         table = self.shapes.vocab * self.shapes.hidden * machine.dtype.itemsize  # of which a row a token is read
         cached = batch * (self.shapes.context + self.shapes.steps / 2) * self.executor.cache_sizes.token_bytes
         read = machine.ceilings.get("read")
@@ -145,9 +148,9 @@ class Model:
 
 
 def loaded(machine: Machine, type_name: str, place: Callable[..., Executor] | None = None) -> Model:
-    """The model in this format. One is held at a time.
+    """Return the model in this format. Only one is held at a time.
 
-    place: compiles it from graph, weights and limits, for a place other than the whole device; it is not held.
+    place: compiles it from graph, weights and limits, for a place other than the whole device; that model is not held.
     """
     found = machine.held.get("model")
     if found is not None and found[0] == type_name and place is None:
@@ -203,7 +206,7 @@ def _add(engine: Engine, name: str, prompt: list[int], max_tokens: int) -> None:
 
 
 def rounds(engine: Engine) -> Iterator[Counter[str]]:
-    """The new tokens of each request, round after round of the engine's loop."""
+    """Yield the new tokens of each request, one round of the engine's loop after another."""
     while engine.has_work:
         engine.start()
         outputs = engine.publish()
@@ -218,7 +221,7 @@ def rounds(engine: Engine) -> Iterator[Counter[str]]:
 
 
 def decode_s(model: Model, batch: int) -> float:
-    """Seconds of a step in which each of `batch` sequences gets a token, the host's part included."""
+    """Return the seconds of a step in which each of `batch` sequences gets a token, including the host's part."""
     engine, s = model.engine(), model.shapes
     for i in range(batch):
         _add(engine, f"r{i}", _prompt(s.context, i, s.vocab), s.steps + _SPARE_TOKENS)
@@ -243,7 +246,7 @@ def decode_s(model: Model, batch: int) -> float:
 
 @contextmanager
 def _changed(model: Model, name: str) -> Iterator[None]:
-    """Without graphs, without pieces of prompts, or without steps that are queued behind one that runs."""
+    """Run without graphs, without splitting prompts into pieces, or without queuing steps behind a running one."""
     changes: dict[str, tuple[str, Any]] = {
         "eager": ("_graphs", None), "launched": ("_pieces", None), "no overlap": ("max_in_flight", 1)
     }  # fmt: skip
@@ -258,7 +261,7 @@ def _speed(machine: Machine, model: Model, batch: int, seconds: float) -> Figure
 
 
 def decode(machine: Machine, type_name: str) -> list[Figure]:
-    """Decode steps by batch."""
+    """Measure decode steps by batch."""
     model = loaded(machine, type_name)
     found, model.figures = model.figures, []
     for batch in machine.shapes.batches:
@@ -267,7 +270,7 @@ def decode(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def modes(machine: Machine, type_name: str) -> list[Figure]:
-    """The gain of graphs with one sequence, and of overlap with 32."""
+    """Measure the gain of graphs with one sequence, and of overlap with 32."""
     model, found = loaded(machine, type_name), []
     many = 32 if machine.is_gpu else 2
     for name, batch in (("eager", 1), ("no overlap", many), ("eager", many)):
@@ -282,7 +285,7 @@ def modes(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def prompt_s(model: Model, count: int) -> float:
-    """Seconds from an empty cache to the first token of a prompt, the middle one of three."""
+    """Return the seconds from an empty cache to the first token of a prompt, the median of three."""
     times = []
     for seed in range(3):
         engine = model.engine()
@@ -295,7 +298,7 @@ def prompt_s(model: Model, count: int) -> float:
 
 
 def prompts(machine: Machine, type_name: str) -> list[Figure]:
-    """One prompt from an empty cache to its first token."""
+    """Measure one prompt from an empty cache to its first token."""
     model, s, found = loaded(machine, type_name), machine.shapes, []
     parameters = sum(shape[0] * shape[1] for shape in weight_shapes(s).values() if len(shape) == 2) - s.vocab * s.hidden
     for count in s.prefills:
@@ -307,7 +310,7 @@ def prompts(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def beside(machine: Machine, type_name: str) -> list[Figure]:
-    """The first prompt length, launched and in captured pieces, alone and with concurrent streams."""
+    """Measure the first prompt length, launched and in captured pieces, alone and with concurrent streams."""
     model = loaded(machine, type_name)
     count, streams = machine.shapes.prefills[0], 31 if machine.is_gpu else 1
     pieces = prompt_s(model, count)
@@ -323,7 +326,9 @@ def beside(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def _gaps(machine: Machine, model: Model, streams: int, count: int) -> tuple[float, float]:
-    """Seconds of a usual step of streams, and of the longest gap between their tokens while a prompt is computed."""
+    """Return the seconds of a usual step of streams, and of their longest gap between tokens while a prompt is
+    computed.
+    """
     engine, s = model.engine(), model.shapes
     names = [f"r{i}" for i in range(streams)]
     for i, name in enumerate(names):
@@ -352,7 +357,7 @@ def _gaps(machine: Machine, model: Model, streams: int, count: int) -> tuple[flo
 
 
 def requests(machine: Machine, type_name: str) -> list[Figure]:
-    """Many requests of random lengths at once."""
+    """Measure many concurrent requests of random lengths."""
     model, s = loaded(machine, type_name), machine.shapes
     engine, rng = model.engine(), np.random.default_rng(7)
     prompt_tokens = 0
@@ -371,7 +376,7 @@ def requests(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def repeats(machine: Machine, type_name: str) -> list[Figure]:
-    """Greedy answers to one prompt, again and again and without graphs."""
+    """Compare greedy answers to the same prompt, repeated and without graphs."""
     model, s = loaded(machine, type_name), machine.shapes
     prompt, answers = _prompt(s.context // 2, 3, s.vocab), []
 
@@ -396,7 +401,7 @@ def repeats(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def profile(machine: Machine, type_name: str) -> list[Figure]:
-    """The kernels of a decode step by their time: where the next gain is."""
+    """Return the kernels of a decode step by time, which shows where the next gain is."""
     model, s = loaded(machine, type_name), machine.shapes
     found = []
     for batch in (1, 32) if machine.is_gpu else (1,):

@@ -23,7 +23,7 @@ def _backend(machine: Machine) -> TorchBackend:
 
 
 def stream(machine: Machine) -> list[Figure]:
-    """All layers streamed: the time of a prompt over the longer one of copying and computing, which is 1 at best."""
+    """Stream all layers, and compare a prompt's time with the longer of copying and computing; 1 is optimal."""
     s = machine.shapes
     resident = {count: prompt_s(loaded(machine, _TYPE), count) for count in s.prefills}
     copied = 0

@@ -33,9 +33,9 @@ _TABLE = tuple(np.linspace(-1, 1, 16).tolist())
 
 
 def random_of(type_name: str, shape: tuple[int, int], seed: int = 1) -> Weight:
-    """Random legal codes of a canonical type; those that models have are about as large as trained ones.
+    """Return random valid codes of a canonical type; for types used in models they are about as large as trained ones.
 
-    Those of eight bits have their inputs rounded, too.
+    Eight-bit types have rounded inputs, too.
     """
     rows, width = shape
     rng = np.random.default_rng(seed)
@@ -57,7 +57,7 @@ def random_of(type_name: str, shape: tuple[int, int], seed: int = 1) -> Weight:
 
 
 def tall(planes: Planes, rows: int, machine: Machine) -> Planes:
-    """The rows of a small weight again and again, in tensors of their own."""
+    """Repeat the rows of a small weight, in separate tensors."""
     times = rows // planes.shape[-2]
     shared = ("table", "column_order")
     tensors: dict[str, Any] = {
@@ -73,7 +73,7 @@ def _floor_s(machine: Machine, nbytes: float, operations: float, product: str = 
 
 
 def plain(machine: Machine) -> list[Figure]:
-    """The library's products with plain weights, and our kernel for few rows."""
+    """Measure the library's products with plain weights, and our kernel for few rows."""
     found = []
     for rows in machine.shapes.rows:
         total = floor = own_total = 0.0
@@ -101,7 +101,10 @@ def plain(machine: Machine) -> list[Figure]:
 
 
 def _gate(machine: Machine, inputs: Sequence[tuple[Tensor, Tensor]]) -> Figure:
-    """Gate, up and activation in one launch. inputs: rows and the matrix of both, several times."""
+    """Measure gate, up and activation in one launch.
+
+    inputs: rows and the matrix of both, several times.
+    """
     (x, w), calls = inputs[0], [partial(dense_gate, *pair, None, "silu") for pair in inputs]
     a, b = functional.linear(x.float(), w.float()).chunk(2, dim=1)
     check("gate and up of few rows", calls[0](), functional.silu(a) * b, 1e-2)
@@ -111,7 +114,7 @@ def _gate(machine: Machine, inputs: Sequence[tuple[Tensor, Tensor]]) -> Figure:
 
 
 def quantized(machine: Machine, type_name: str) -> list[Figure]:
-    """Products of one format, of the four matrices of a layer together, compared with the library on plain weights."""
+    """Measure one format on all four matrices of a layer, compared with the library on plain weights."""
     found = []
     bases = {width: random_of(type_name, (_BASE, width)) for _, _, width in machine.shapes.products}
     planes = {width: planes_of(weight) for width, weight in bases.items()}
@@ -144,7 +147,7 @@ def quantized(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def written_out(machine: Machine) -> list[Figure]:
-    """Weights written out as plain numbers, by format."""
+    """Measure expanding weights to plain numbers, by format."""
     out, width = machine.shapes.widest
     found = []
     for type_name in FORMATS:
@@ -161,7 +164,7 @@ def written_out(machine: Machine) -> list[Figure]:
 
 
 def coded(machine: Machine, type_name: str) -> list[Figure]:
-    """Rows as codes with weights as codes, and the rows made of a norm's sums, as a step has both."""
+    """Measure coded rows with coded weights, and rows coded from a norm's sums, as in a step."""
     s, found = machine.shapes, []
     out, width = s.widest
     base = random_of(type_name, (_BASE, width))
@@ -193,14 +196,14 @@ def coded(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def _numbers_of(x: CodedRows) -> Tensor:
-    """The numbers that codes mean, in float32."""
+    """Return the numbers that codes represent, in float32."""
     codes = x.codes if x.form.kind == "int8" else x.codes.view(torch.float8_e4m3fn)
     cols = codes.shape[1]
     return codes.float() * x.scales.repeat_interleave(x.form.group or cols, dim=1)[:, :cols]
 
 
 def stack_of(type_name: str, shape: tuple[int, int, int], machine: Machine) -> Planes:
-    """A stack [experts, out, in], whose matrices repeat the rows of `random_of` with the height `_BASE`."""
+    """Return a stack [experts, out, in], whose matrices repeat the rows of `random_of` with the height `_BASE`."""
     count, out, width = shape
     small = planes_of(random_of(type_name, (_BASE, width)))
     assert small is not None
@@ -213,7 +216,7 @@ def stack_of(type_name: str, shape: tuple[int, int, int], machine: Machine) -> P
 
 
 def experts(machine: Machine) -> list[Figure]:
-    """The products of a mixture of experts: two of eight for each of 32 rows."""
+    """Measure the products of a mixture of experts: two of eight for each of 32 rows."""
     s, found = machine.shapes, []
     rows, top_k = (32, 2) if machine.is_gpu else (2, 2)
     chosen = torch.stack([torch.randperm(s.experts, device=machine.device)[:top_k] for _ in range(rows)])

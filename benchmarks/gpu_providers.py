@@ -51,7 +51,7 @@ def _not_here(problem: str, name: str, reason: str) -> Figure:
 
 
 def products(machine: Machine, type_name: str) -> list[Figure]:
-    """The widest product of a layer, by our kernels and by the provider."""
+    """Measure the widest product of a layer, with our kernels and with the provider."""
     out, width = machine.shapes.widest
     weight = random_of(type_name, (_BASE, width))
     small = planes_of(weight)
@@ -78,7 +78,7 @@ def products(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def mixtures(machine: Machine, type_name: str) -> list[Figure]:
-    """A whole mixture, two of eight experts a row, by our kernels and by the provider."""
+    """Measure a whole mixture, two of eight experts per row, with our kernels and with the provider."""
     from octavo.backends.torch import triton_calls
 
     s, top_k = machine.shapes, 2 if machine.is_gpu else 1
@@ -109,7 +109,7 @@ def mixtures(machine: Machine, type_name: str) -> list[Figure]:
 
 
 def prompts(machine: Machine) -> list[Figure]:
-    """Attention of whole prompts and of chunks behind a prefix, over pages of 16 and of 256 tokens."""
+    """Measure attention of whole prompts and of chunks after a prefix, over pages of 16 and of 256 tokens."""
     p, found = params(machine), []
     sizes = ((512, 512), (2048, 2048), (512, 8192), (16384, 16384)) if machine.is_gpu else ((20, 20), (5, 20))
     for block in (16, 256):
@@ -148,7 +148,7 @@ def _arrays(machine: Machine, tokens: int) -> StepArrays:
 
 
 def states(machine: Machine) -> list[Figure]:
-    """Prompts through the states of linear attention."""
+    """Measure prompts through the states of linear attention."""
     found, (wide, count) = [], (128, 32) if machine.is_gpu else (16, 4)
     vectors = [-torch.rand(count, device=machine.device) for _ in range(3)]
     names = [Parameter(name, (count,)) for name in ("decay", "skip", "dt_bias")]

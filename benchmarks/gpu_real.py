@@ -30,7 +30,7 @@ _CACHES: tuple[KVDtype, ...] = ("float16", "fp8", "int8")
 
 
 def real(machine: Machine) -> list[Figure]:
-    """The largest relative difference of the logits of each model."""
+    """Return the largest relative difference in the logits of each model."""
     folder = Path(os.environ.get("OCTAVO_MODELS", Path.home() / ".cache" / "octavo-models"))
     files = sorted(folder.glob("*.gguf")) if machine.is_gpu else []
     found = [Figure("models", float(len(files)), "models")]
@@ -66,7 +66,7 @@ def _difference(machine: Machine, path: Path, kind: KVDtype) -> float:
 
 
 def tiny(machine: Machine) -> list[Figure]:
-    """Tiny models of every architecture with random weights; the error names all models with wrong steps."""
+    """Check tiny models of every architecture with random weights; the error names all models with wrong steps."""
     if not machine.is_gpu:  # the interpreter takes minutes; tests run some of them
         return [Figure("architectures", 0.0, "models")]
     from tests.support.tiny_models import CONFIGS
@@ -79,7 +79,7 @@ def tiny(machine: Machine) -> list[Figure]:
 
 
 def _wrong(machine: Machine, name: str) -> str | None:
-    """The beginning of the error of a tiny model, or None if its steps are right."""
+    """Return the beginning of a tiny model's error, or None if its steps are right."""
     from tests.backends.torch.kernels.test_steps_with_kernels import assert_same
     from tests.support.tiny_models import tiny_graph
 

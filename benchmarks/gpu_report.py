@@ -14,7 +14,10 @@ NOT_RUN = "not yet run on a GPU"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The figures that are accepted and aimed at. kind: of the fraction of the ceiling, or of the value in its unit."""
+    """The accepted figure and the goal.
+
+    kind: whether they are fractions of the ceiling or values in the figure's unit.
+    """
 
     title: str
     case: str
@@ -97,7 +100,10 @@ A case that names a commit was measured there: its kernels have not changed sinc
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The page as Markdown. record: the JSON of `gpu.py`, empty if there is none."""
+    """Return the page as Markdown.
+
+    record: the JSON of `gpu.py`, empty if there is none.
+    """
     cases: Mapping[str, Any] = record.get("cases", {})
     parts = [_HEAD, _state(record)]
     if failed := [(name, case) for name, case in cases.items() if case["state"] != "done"]:
@@ -122,7 +128,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def _title(name: str, case: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """The heading of a case, with its commit if that is not the page's."""
+    """Return the heading of a case, with its commit if it differs from the page's."""
     is_other = case["commit"] != record.get("machine", {}).get("commit", case["commit"])
     return f"### {name}" + (f" ({case['commit']})\n" if is_other else "\n")
 
@@ -136,7 +142,7 @@ _FIGURES = {"figure": "name", "value": "value", "unit": "unit", "of the ceiling"
 
 
 def _winners(cases: Mapping[str, Any]) -> str:
-    """The table of problems with the fastest of our kernels and the libraries, from the cases of providers."""
+    """Return the table of problems with the fastest of our kernels and the libraries, from the provider cases."""
     times: dict[str, dict[str, float]] = {}
     for case in cases.values():
         for figure in case["figures"] if case["group"] == "providers" else ():
@@ -171,7 +177,7 @@ def _found(target: Target, cases: Mapping[str, Any]) -> float | None:
 
 
 def _score(target: Target, found: float) -> float:
-    """1 where the target is just met."""
+    """Return 1 if the target is exactly met, more if it is exceeded."""
     return target.must / found if target.kind == "less" else found / target.must
 
 

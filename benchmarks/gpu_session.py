@@ -38,7 +38,11 @@ _WITHOUT_LOSS = {"decode": 0.80, "prefill-512": 0.85}  # of the speed-up at 8 th
 
 
 class SessionPart(NamedTuple):
-    """A program of the session. output: the file that says that it is done. needs_s: seconds that it may take."""
+    """A program of the session.
+
+    output: file that shows it is done.
+    needs_s: seconds that it may take.
+    """
 
     name: str
     command: list[str]
@@ -57,7 +61,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def parts_of(options: argparse.Namespace, cores: int) -> list[SessionPart]:
-    """The parts of the processor: each model with each number of threads that it has."""
+    """Return the parts for the processor: each model with each possible number of threads."""
     threads = [n for n in _THREADS if n <= cores]
     share, found = _CPU_S / max(len(threads) * len(options.models), 1), []
     for model in options.models:
@@ -100,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def scaling(folder: Path) -> list[str]:
-    """A line for each model and measure: its speed with each number of threads over that with one."""
+    """Return a line for each model and measure: its speed with each number of threads relative to one thread."""
     speeds: dict[tuple[str, str], dict[int, float]] = {}
     for path in sorted(folder.glob("cpu-*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

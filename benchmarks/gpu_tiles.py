@@ -43,7 +43,7 @@ _ROWS = 64
 
 
 def _small(name: str) -> Planes:
-    """A few rows of the matrix, which are repeated."""
+    """Return a few rows of the matrix, which are repeated."""
     found = planes_of(random_of(name, (_ROWS, _MATRIX[1])))
     assert found is not None
     return found
@@ -110,7 +110,7 @@ def _constant(module: Any, name: str, value: Any) -> Any:
 
 
 def _one_row(machine: Machine, name: str) -> Iterator[Trial]:
-    """The tiles of one row: of codes that are whole numbers, or of all others."""
+    """Yield the tiles for one row: for integer codes, and for all other codes."""
     small = _small(name)
     if small.decode == "integer":
         for rows in (2, 4, 8):
@@ -230,7 +230,7 @@ def _machine() -> Machine:
 
 
 def _compiled(part: tuple[int, int, str]) -> int:
-    """Runs every part-th trial once, which compiles it for all processes."""
+    """Run every part-th trial once, which compiles it for all processes."""
     torch.set_num_threads(1)
     mine = trials(_machine(), part[2])[part[0] :: part[1]]
     seen = set()

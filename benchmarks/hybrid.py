@@ -59,7 +59,7 @@ KINDS: dict[str, Callable[..., PretrainedConfig]] = {
 
 
 def write(kind: str, tokenizer: Path, folder: Path, layers: int, hidden: int) -> None:
-    """Complete or absent, like all models that the benchmarks write."""
+    """Write the model; it is either complete or absent, like all models that the benchmarks write."""
     vocab = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
     config = KINDS[kind](
         vocab_size=vocab, hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,

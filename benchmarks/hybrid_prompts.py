@@ -26,7 +26,7 @@ COLUMNS = {"model": "model", "parameters of layers, M": "millions", "prompt, ms"
 
 
 def layer_parameters(folder: Path) -> int:
-    """The numbers of all matrices of the layers: a prompt computes the output head of one token only."""
+    """Count the numbers in all matrices of the layers: a prompt computes the output head for one token only."""
     checkpoint = open_checkpoint(folder)
     try:
         sizes = {name: checkpoint.weights.info(name).shape for name in checkpoint.weights}
@@ -36,13 +36,13 @@ def layer_parameters(folder: Path) -> int:
 
 
 def prompt_seconds(folder: Path, tokens: int, threads: int) -> float:
-    """The time of one prompt."""
+    """Return the time of one prompt."""
     report = profile(str(folder), (), (tokens,), iterations=16, num_threads=threads)
     return min(step.seconds for step in report.steps)
 
 
 def lines(parameters: Mapping[str, int], seconds: Mapping[str, float]) -> list[dict[str, object]]:
-    """The rows of the table, the transformer first."""
+    """Return the rows of the table, the transformer first."""
     speed = {kind: parameters[kind] / seconds[kind] for kind in parameters}
     return [
         {

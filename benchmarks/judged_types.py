@@ -50,7 +50,7 @@ Floats = NDArray[np.float64]
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    """The output of a command. Ends with its last lines if it fails."""
+    """Return the output of a command. If it fails, exit with its last lines."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit("\n".join([*(done.stdout + done.stderr).splitlines()[-5:], f"{command[0]} failed"]))
@@ -58,10 +58,11 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def saved_losses(path: Path) -> Floats:
-    """Minus the log-probabilities of the counted tokens in a file of `--save-all-logits`; NaN where they are cut off.
+    """Return the negative log-probabilities of the counted tokens from a `--save-all-logits` file; NaN where they are
+    cut off.
 
-    The file: `_logits_`, n_ctx, n_vocab, n_chunk, the tokens; for each counted position of each chunk two float32, the
-    step and the least value, and the steps of each token as uint16, padded to an even number.
+    The file contains `_logits_`, n_ctx, n_vocab, n_chunk, and the tokens. For each counted position of each chunk, two
+    float32 follow, the step and the smallest value, and then each token's steps as uint16, padded to an even number.
     """
     size, vocab, chunks = np.fromfile(path, np.int32, 3, offset=8)
     tokens = np.fromfile(path, np.int32, chunks * size, offset=20).reshape(chunks, size)
@@ -74,7 +75,7 @@ def saved_losses(path: Path) -> Floats:
 
 
 def llama_perplexity(tools: Path, model: Path, text: Path, chunks: int, threads: int) -> tuple[str, Floats]:
-    """Its estimate as it prints it, and the losses of the tokens."""
+    """Return its estimate as printed, and the losses of the tokens."""
     with tempfile.NamedTemporaryFile(dir=text.parent) as logits:
         sizes = ("-c", CHUNK, "-b", CHUNK, "--chunks", chunks, "-t", threads)
         said = run(tools / "llama-perplexity", "-m", model, "-f", text, *sizes, "--save-all-logits", logits.name)
@@ -85,7 +86,7 @@ def llama_perplexity(tools: Path, model: Path, text: Path, chunks: int, threads:
 
 
 def octavo_eval(model: Path, text: Path, threads: int) -> tuple[str, Floats]:
-    """The same of `octavo eval`."""
+    """Return the estimate and the losses of `octavo eval`."""
     with tempfile.NamedTemporaryFile(dir=text.parent) as lines:
         command = (sys.executable, "-m", "octavo", "eval", model, "--text", text, "--window", CHUNK)
         said = run(*command, "--per-token", lines.name, "--num-threads", threads, "--json")
@@ -95,7 +96,7 @@ def octavo_eval(model: Path, text: Path, threads: int) -> tuple[str, Floats]:
 
 
 def quantize(name: str, options: argparse.Namespace, folder: Path) -> tuple[Path, Path, float]:
-    """Our file, theirs, and the bits per weight of ours."""
+    """Return our file, theirs, and the bits per weight of ours."""
     ours, theirs = folder / "octavo.gguf", folder / "llama.gguf"
     _, _, type_name = name.partition("=")
     override = ("--tensor-type", name) if type_name else ()
@@ -112,7 +113,7 @@ def quantize(name: str, options: argparse.Namespace, folder: Path) -> tuple[Path
 
 
 def judge(name: str, options: argparse.Namespace, folder: Path, text: Path) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     ours, theirs, bits = quantize(name, options, folder)
     row: dict[str, Any] = {"type": f"`{name}`", "bits": f"{bits:.2f}"}
     row["ours"], mine = llama_perplexity(options.llama, ours, text, options.chunks, options.threads)

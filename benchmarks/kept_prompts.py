@@ -53,7 +53,7 @@ class Subject(NamedTuple):
     folder: str | None = None
 
     def load(self) -> LLM:
-        """An engine that has answered once. Drafts would hide the time of a step."""
+        """Load an engine that has answered once. Drafts are off, because they would hide the time of a step."""
         room = {"max_model_len": self.num_tokens + 512, "kv_cache_memory": "1GiB", "speculation": "off"}
         llm = LLM(self.model, prompt_cache_dir=self.folder, **room)  # type: ignore[arg-type]
         answer(llm, [ids(0, 12)], 4)
@@ -61,13 +61,16 @@ class Subject(NamedTuple):
 
 
 def ids(seed: int, count: int) -> list[int]:
-    """A prompt that has nothing in common with prompts of other seeds."""
+    """Return a prompt that has nothing in common with prompts of other seeds."""
     rng = random.Random(seed)
     return [rng.randrange(100, 30_000) for _ in range(count)]
 
 
 def answer(llm: LLM, prompts: list[list[int]], *num_tokens: int) -> list[RequestOutput]:
-    """The answers to all prompts at once. num_tokens: of each."""
+    """Answer all prompts at the same time.
+
+    num_tokens: tokens of each answer.
+    """
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in num_tokens]
     return llm.generate(prompts, params, use_tqdm=False)
 
@@ -79,7 +82,7 @@ def first_token_s(output: RequestOutput) -> float:
 
 
 def token_s(output: RequestOutput) -> float:
-    """The mean time between its tokens."""
+    """Return the mean time between its tokens."""
     assert output.metrics is not None
     return output.metrics.decode_s / (len(output.outputs[0].token_ids) - 1)
 
@@ -90,7 +93,7 @@ def in_new_process(work: Callable[..., Any], *given: object) -> Any:
 
 
 def in_turns(turns: int, measure: Callable[[Subject], float], off: Subject, on: Callable[[int], Subject]) -> float:
-    """The median of what is measured with a folder over that without one; each first in every second turn."""
+    """Return the median of a measurement with a folder relative to one without, which take turns at going first."""
     ratios = []
     for turn in range(turns):
         pair = (off, on(turn))
@@ -103,7 +106,7 @@ def in_turns(turns: int, measure: Callable[[Subject], float], off: Subject, on: 
 
 
 def long_prompt_s(subject: Subject) -> float:
-    """Seconds to the first token of the long prompt."""
+    """Return the seconds to the first token of the long prompt."""
     with subject.load() as llm:
         [output] = answer(llm, [ids(1, subject.num_tokens)], 1)
         assert output.metrics is not None
@@ -112,14 +115,14 @@ def long_prompt_s(subject: Subject) -> float:
 
 
 def stream_token_s(subject: Subject) -> float:
-    """Seconds between the tokens of a stream while a long prompt is computed."""
+    """Return the seconds between tokens of a stream while a long prompt is computed."""
     with subject.load() as llm:
         stream, _ = answer(llm, [ids(2, 32), ids(3, subject.num_tokens)], STREAM_TOKENS, 1)
         return token_s(stream)
 
 
 def miss_s(subject: Subject) -> float:
-    """The median of the seconds that new prompts take longer to their first token."""
+    """Return the median of how many seconds longer new prompts take to their first token."""
     with subject.load() as on, subject._replace(folder=None).load() as off:
         longer = []
         for i in range(NUM_MISSES):

@@ -49,11 +49,13 @@ class Sample:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Seconds from the first to the last token, divided by the tokens after the first. None for a single token."""
+        """Seconds from the first to the last token, divided by the number of tokens after the first; None for a single
+        token.
+        """
         return (self.times[-1] - self.times[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def num_tokens_within(self, begin: float, end: float) -> float:
-        """Tokens that arrived in [begin, end), assuming equally many in every event."""
+        """Return the tokens that arrived in [begin, end), assuming equally many in every event."""
         within = sum(begin <= at < end for at in self.times)
         return self.num_tokens * within / len(self.times) if self.times else 0.0
 
@@ -71,7 +73,7 @@ class Limits:
     inter_token: float
 
     def kept(self, sample: Sample) -> bool:
-        """True if the first token was in time, and 99 % of the gaps between tokens were short enough."""
+        """Return True if the first token was in time, and 99 % of the gaps between tokens were short enough."""
         if sample.error is not None or sample.time_to_first_token > self.time_to_first_token:
             return False
         return not sample.gaps or percentile(sample.gaps, 0.99) <= self.inter_token
@@ -96,7 +98,7 @@ Send = Callable[[Work, float], Awaitable[Sample]]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """A percentile of at least one value, interpolated between neighbours."""
+    """Return a percentile of at least one value, interpolated between neighbours."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = int(position)
@@ -105,7 +107,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, 90th and 99th percentile; empty if there is no value."""
+    """Return the median, 90th and 99th percentile; empty if there are no values."""
     if not values:
         return {}
     return {"p50": percentile(values, 0.5), "p90": percentile(values, 0.9), "p99": percentile(values, 0.99)}
@@ -127,7 +129,7 @@ def works(count: int, input_len: int, output_len: int, vary: float, seed: int) -
 
 
 def arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """The send times, in seconds from the start, of a Poisson process of `rate` requests per second."""
+    """Return the send times, in seconds from the start, of a Poisson process of `rate` requests per second."""
     rng = random.Random(seed)
     times, now = [], 0.0
     for _ in range(count):
@@ -137,7 +139,7 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 
 
 async def closed_loop(send: Send, items: Sequence[Work], users: int) -> Run:
-    """Runs `users` at once; each sends its next request when the last one is answered."""
+    """Run `users` at the same time; each sends its next request when the last one has been answered."""
     left = iter(items)
     answered: list[float] = []
     dry: list[float] = []
@@ -157,7 +159,7 @@ async def closed_loop(send: Send, items: Sequence[Work], users: int) -> Run:
 
 
 async def open_loop(send: Send, items: Sequence[Work], schedule: Sequence[float]) -> Run:
-    """Sends each request at its time, regardless of earlier ones. Returns when all are answered."""
+    """Send each request at its time, regardless of earlier ones. Returns when all have been answered."""
     start = time.perf_counter()
     in_flight = 0
     depths = []
@@ -183,7 +185,7 @@ async def open_loop(send: Send, items: Sequence[Work], schedule: Sequence[float]
 
 
 def growth(depths: Sequence[int]) -> str | None:
-    """The evidence that the queue grew without bound; None if it did not.
+    """Return evidence that the queue grew without bound, or None if it did not.
 
     A mean over such a run measures the length of the run, not the speed of the server.
     """

@@ -13,7 +13,7 @@ _NO_TEXT = (b'"text":""', b'"text": ""', b'"choices":[]', b'"choices": []')
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request. Times are those of `time.perf_counter`."""
+    """The answer to a request. Times are from `time.perf_counter`."""
 
     status: int
     sent: float
@@ -30,7 +30,7 @@ class Chunks:
         self.is_ended = False
 
     def push(self, data: bytes) -> bytes:
-        """Adds bytes and returns the payload that they complete."""
+        """Add bytes and return the payload that they complete."""
         self._buffer += data
         payload = []
         while not self.is_ended:
@@ -47,7 +47,7 @@ class Chunks:
 
 
 async def stream(url: str, path: str, body: dict[str, Any], timeout: float = 600) -> Answer:
-    """Posts a request that is answered with a stream of events. Any other answer has `error`."""
+    """Post a request that is answered with a stream of events. Any other answer has `error`."""
     host, _, port = url.removeprefix("http://").partition(":")
     data = json.dumps(body, separators=(",", ":")).encode()
     head = (

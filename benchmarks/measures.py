@@ -21,7 +21,10 @@ WARM_PROMPT, WARM_STEPS = 16, 4
 
 @dataclass(frozen=True)
 class Measure:
-    """One figure, in `unit`. better: the direction in which it improves."""
+    """One figure, in `unit`.
+
+    better: the direction in which it improves.
+    """
 
     title: str
     unit: str
@@ -45,7 +48,7 @@ MEASURES = {
 
 
 class Asked(Protocol):
-    """A loaded engine, as `protocol.Peer`."""
+    """A loaded engine, like `protocol.Peer`."""
 
     @property
     def age_s(self) -> float: ...
@@ -55,7 +58,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload, and the figures that it gives."""
+    """A workload, and the figures that it produces."""
 
     measures: tuple[str, ...]
     run: Callable[[Asked, Collection[str]], dict[str, float]]
@@ -72,13 +75,13 @@ class Workload:
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """Token ids that every vocabulary has; the speed does not depend on their values."""
+    """Return token ids that every vocabulary has; the speed does not depend on their values."""
     numbers = random.Random(seed)
     return [numbers.randrange(1000, 30000) for _ in range(count)]
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
-    """Different prompts, so that no engine can share work between them."""
+    """Return different prompts, so that no engine can share work between them."""
     return [tokens(length, seed) for seed in range(1, count + 1)]
 
 
@@ -91,7 +94,7 @@ def _prefill(engine: Asked, _wanted: Collection[str]) -> dict[str, float]:
 
 
 def _long(engine: Asked, wanted: Collection[str]) -> dict[str, float]:
-    """The prompt of one measure is the context of the other."""
+    """Measure a long prompt, which also serves as context for the other measure."""
     count = LONG_STEPS if "decode-4096" in wanted else 0
     answer = engine.ask("decode", prompt=tokens(LONG_PREFILL), count=count)
     figures = {"prefill-4096": LONG_PREFILL / answer["first_s"]}
@@ -133,7 +136,7 @@ def _host(sequences: int) -> Workload:
 
 
 def _start(engine: Asked, wanted: Collection[str]) -> dict[str, float]:
-    """The process whose start is measured then also gives its peak memory."""
+    """Measure the start of a process, which then also gives its peak memory."""
     engine.ask("decode", prompt=tokens(PROMPT), count=0)
     figures = {"start": engine.age_s}
     if "memory" in wanted:
@@ -165,5 +168,5 @@ WORKLOADS = (
 
 
 def wanted_workloads(measures: Collection[str]) -> list[Workload]:
-    """The workloads that give any of the measures, in the order in which they run."""
+    """Return the workloads that produce any of the measures, in the order in which they run."""
     return [workload for workload in WORKLOADS if any(name in measures for name in workload.measures)]

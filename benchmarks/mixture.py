@@ -47,7 +47,7 @@ class Sizes:
 
 
 def write(tokenizer: str, path: str, sizes: Sizes) -> None:
-    """Writes a GGUF file of random weights, with the vocabulary of the GGUF file `tokenizer`."""
+    """Write a GGUF file of random weights, with the vocabulary of the GGUF file `tokenizer`."""
     import gguf
 
     source, target = gguf.GGUFReader(tokenizer), gguf.GGUFWriter(path, "llama")
@@ -79,7 +79,7 @@ def write(tokenizer: str, path: str, sizes: Sizes) -> None:
 
 
 def _tensors(sizes: Sizes, vocab: int, kv: int) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Name, type and shape [out, in] of every tensor."""
+    """Return the name, type and shape [out, in] of every tensor."""
     hidden, width, experts = sizes.hidden, sizes.intermediate, sizes.experts
     layer = [
         ("attn_norm", "F32", (hidden,)),
@@ -103,7 +103,7 @@ def _tensors(sizes: Sizes, vocab: int, kv: int) -> list[tuple[str, str, tuple[in
 
 
 def _floats(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Norms of ones; a router of random numbers."""
+    """Return ones for norms, and random numbers for a router."""
     if len(shape) == 1:
         return np.ones(shape, np.float32)
     rng = np.random.default_rng(list(name.encode()))
@@ -111,7 +111,7 @@ def _floats(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _blocks(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Random blocks of Q4_K, [..., bytes of a row]: numbers of mean 0 and about the size 1 / sqrt(in)."""
+    """Return random blocks of Q4_K, [..., bytes of a row]: numbers with mean 0 and magnitude about 1 / sqrt(in)."""
     rng = np.random.default_rng(list(name.encode()))
     *lead, width = shape
     blocks = rng.integers(0, 256, (*lead, width // 256, 144), dtype=np.uint8)
@@ -122,7 +122,10 @@ def _blocks(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def measure(model: str, rows: Sequence[int], turns: int, **options: Any) -> list[dict[str, float]]:
-    """A line of the table for each number of rows. options: of `octavo.bench.profile`."""
+    """Return a line of the table for each number of rows.
+
+    options: options of `octavo.bench.profile`.
+    """
     report = profile(model, [n for n in rows for _ in range(turns)], prefill=(), context=CONTEXT, **options)
     best = [min(report.steps[i * turns : (i + 1) * turns], key=lambda step: step.seconds) for i in range(len(rows))]
     return [_line(step) for step in best]

@@ -1,4 +1,4 @@
-"""The protocol between a measuring script and an engine in a process of its own: one JSON line each way.
+"""The protocol between a measuring script and an engine in a separate process: one JSON line each way.
 
 A module of `peers` defines an `Engine` and calls `serve(engine)`; a measuring script starts it with `Peer`.
 The engine's own output goes to standard error, so that it cannot disturb the lines.
@@ -52,7 +52,7 @@ class Generated(NamedTuple):
 
 
 class Engine(Protocol):
-    """The interface of a peer module. No cache may keep anything of a prompt when the next one comes."""
+    """The interface of a peer module. No cache may keep any part of a prompt for the next one."""
 
     version: str
     """After `load`: the name, the version, and what else decides the speed."""
@@ -64,31 +64,31 @@ class Engine(Protocol):
         """Run one prompt, then `count` single-token steps, greedily and past any end of text."""
 
     def many(self, prompts: list[list[int]], count: int) -> Generated:
-        """The same for several equally long prompts at once."""
+        """Run several equally long prompts at the same time, like `decode`."""
 
 
 class ReferenceEngine(Engine, Protocol):
     """An engine whose accuracy is measured too."""
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """The logits [tokens, vocabulary] after each token, from an empty cache, as one prompt."""
+        """Return the logits [tokens, vocabulary] after each token, from an empty cache, as one prompt."""
 
 
 class OwnEngine(Engine, Protocol):
-    """An engine with the measures that only Octavo gives."""
+    """An engine with measures that only Octavo provides."""
 
     def cache_bytes(self, tokens: int) -> int:
-        """Bytes of the cache of this many tokens."""
+        """Return the size in bytes of the cache for this many tokens."""
 
     def shared_prefix(self, first: list[int], second: list[int]) -> tuple[float, float]:
-        """Seconds until the first token of one prompt, then of another that begins like it."""
+        """Return the seconds until the first token of one prompt, then of another with the same beginning."""
 
     def host_time(self, prompts: list[list[int]], count: int) -> float:
-        """Seconds of the median of `count` decode steps of all prompts together in which no native step runs."""
+        """Return the seconds without a native step in the median of `count` decode steps of all prompts together."""
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident set of this process so far, mapped file pages included."""
+    """Return the peak resident set of this process so far, including mapped file pages."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -96,7 +96,7 @@ def peak_resident_bytes() -> int:
 
 
 def _checked(generated: Generated, prompts: int, count: int) -> dict[str, Any]:
-    """The answer to a command that generates. Raises PeerError if the number of tokens is not the requested one."""
+    """Return the answer to a command that generates. Raises PeerError if the number of tokens is wrong."""
     lengths = [len(tokens) for tokens in generated.tokens]
     if lengths != [count + 1] * prompts:
         raise PeerError(f"asked for {count + 1} tokens after each of {prompts} prompts, generated {lengths}")
@@ -104,7 +104,7 @@ def _checked(generated: Generated, prompts: int, count: int) -> dict[str, Any]:
 
 
 def answer_to(engine: Any, command: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The engine's answer to a command. Raises PeerError for an unknown command."""
+    """Return the engine's answer to a command. Raises PeerError for an unknown command."""
     start = time.perf_counter()
     if command == "memory":
         return {"peak_bytes": peak_resident_bytes()}
@@ -142,7 +142,10 @@ def serve(engine: Engine) -> None:
 
 
 class Peer:
-    """A running peer. Its environment's Python runs the module of `peers` with its name, `llama.cpp`: `llama_cpp`."""
+    """A running peer.
+
+    The Python of its environment runs the module of `peers` with its name: `llama_cpp` for `llama.cpp`.
+    """
 
     def __init__(self, name: str, python: str, log: Path) -> None:
         self.name = name
@@ -172,7 +175,7 @@ class Peer:
         return time.perf_counter() - self._started
 
     def ask(self, command: str, **values: object) -> dict[str, Any]:
-        """The answer to one command. Raises `PeerError` with the engine's own message."""
+        """Return the answer to one command. Raises PeerError with the engine's own message."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -189,7 +192,7 @@ class Peer:
         return answer
 
     def close(self) -> None:
-        """Ends the process, which frees its memory."""
+        """End the process, which frees its memory."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

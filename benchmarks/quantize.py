@@ -62,7 +62,7 @@ _NEED_IMPORTANCE = ("IQ2_XXS", "IQ2_XS")
 
 @dataclass
 class Sums:
-    """Of all matrices of a type: squares of differences, squares of values, seconds."""
+    """Sums over all matrices of a type: squared differences, squared values, seconds."""
 
     difference: float = 0.0
     value: float = 0.0
@@ -75,7 +75,7 @@ class Sums:
 
 
 class Ggml:
-    """`ggml_quantize_chunk` of a library."""
+    """The function `ggml_quantize_chunk` of a library."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -85,7 +85,7 @@ class Ggml:
         self._ids = {name: number for number, name in GGML_TYPES.items()}
 
     def quantize(self, type_name: str, x: Floats, importance: Floats | None) -> tuple[NDArray[np.uint8], float]:
-        """The blocks, and the seconds that they took without the tables of the type."""
+        """Return the blocks, and the seconds they took without creating the type's tables."""
         out = np.empty(stored_bytes(type_name, x.shape), np.uint8)
         self._library.ggml_quantize_init(self._ids[type_name])
         weights = None if importance is None else importance.ctypes.data
@@ -95,7 +95,9 @@ class Ggml:
 
 
 def matrices(model: Path, rows: int, count: int, importance: Mapping[str, Floats]) -> Iterator[tuple[Floats, Floats]]:
-    """Values [rows, columns] and importance [columns] of matrices spread over the layers, their width cut to 256s."""
+    """Yield values [rows, columns] and importance [columns] of matrices from all layers, their width cut to a multiple
+    of 256.
+    """
     file = open_gguf(model)
     names = [n for n, info in file.tensors.items() if len(info.shape) == 2 and n.startswith("blk.")]
     for name in names[:: max(1, len(names) // count)][:count]:
@@ -105,7 +107,7 @@ def matrices(model: Path, rows: int, count: int, importance: Mapping[str, Floats
 
 
 def compare(type_name: str, samples: list[tuple[Floats, Floats]], ggml: Ggml, weighted: bool) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     ours, theirs, count = Sums(), Sums(), 0
     for x, columns in samples:
         importance = columns if weighted else None
@@ -131,7 +133,7 @@ def compare(type_name: str, samples: list[tuple[Floats, Floats]], ggml: Ggml, we
 
 
 def timed(command: list[str]) -> tuple[float, float]:
-    """Processor and wall seconds of a command. Ends with its last lines if it fails."""
+    """Return the processor and wall seconds of a command. If it fails, exit with its last lines."""
     before, start = os.times(), time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wall, after = time.monotonic() - start, os.times()
@@ -141,7 +143,7 @@ def timed(command: list[str]) -> tuple[float, float]:
 
 
 def compare_commands(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One row of the table of whole commands."""
+    """Return one row of the table of whole commands."""
     base, _, override = name.partition("+")
     model, tools, imatrix, turns = options.model, options.llama, options.imatrix, options.turns
     more = [*(["--tensor-type", override] if override else []), *(["--imatrix", str(imatrix)] if imatrix else [])]
@@ -189,7 +191,7 @@ def main() -> None:
 
 
 def searches(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of the table of searches."""
+    """Return the rows of the table of searches."""
     importance = read_importance(options.imatrix).columns() if options.imatrix else {}
     samples = list(matrices(options.model, options.rows, options.matrices, importance))
     if not options.imatrix:

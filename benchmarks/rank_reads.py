@@ -25,7 +25,7 @@ from tests.support.page_cache import cached_bytes, drop, read_nothing_ahead
 
 
 def load(checkpoint: Checkpoint, ranks: Ranks, rank: int) -> float:
-    """Loads the part of a rank. Returns its share of the weights."""
+    """Load the part of a rank, and return its share of the weights."""
     config = EngineConfig(num_threads=1)
     graph = model_graph(checkpoint, 256)
     part = rank_graph(graph, ranks, rank, steps_of(checkpoint, config, graph))

@@ -18,7 +18,7 @@ from tests.support.at_load_formulas import FORMULAS
 
 
 def windows_of(tokens: list[int], count: int, length: int) -> np.ndarray:
-    """`count` windows of `length` tokens and the one that follows, spread evenly over the text."""
+    """Return `count` windows of `length` tokens plus the following one, spread evenly over the text."""
     last = len(tokens) - length - 1
     if last < (count - 1) * length:
         raise SystemExit(f"the text has {len(tokens)} tokens: too few for {count} windows of {length}")
@@ -27,7 +27,7 @@ def windows_of(tokens: list[int], count: int, length: int) -> np.ndarray:
 
 
 def quantize(model: torch.nn.Module, method: str) -> None:
-    """Every linear layer but the head gets the numbers of the quantized weights, in float32."""
+    """Replace the weights of every linear layer except the head by their quantized values, in float32."""
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.Linear) and name != "lm_head":
             layer.weight.data = torch.from_numpy(FORMULAS[method](layer.weight.data.numpy()))

@@ -13,21 +13,21 @@ from octavo.bench.machine import processor
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table: column title -> key in each row."""
+    """Format a Markdown table: column title -> key in each row."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(key, "")) for key in columns.values()) + " |" for row in rows]
     return "\n".join(lines)
 
 
 def bar(name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
-    """A row of `bar_table`: a figure and whether it meets its bar. Give one of the limits."""
+    """Return a row of `bar_table`: a figure and whether it meets its bar. Give one of the limits."""
     is_met = value >= at_least if at_least is not None else value <= (at_most or 0.0)
     wanted = f">= {at_least}" if at_least is not None else f"<= {at_most}"
     return {"what": name, "value": round(value, 3), "bar": wanted, "met": "yes" if is_met else "NO"}
 
 
 def bar_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of figures and their bars."""
+    """Format a Markdown table of figures and their bars."""
     return table({"": "what", "value": "value", "bar": "bar", "met": "met"}, rows)
 
 
@@ -38,14 +38,14 @@ def _cell(value: object) -> str:
 
 
 def commit() -> str:
-    """The checked-out commit, marked if tracked files differ from it."""
+    """Return the checked-out commit, marked if tracked files differ from it."""
     here = Path(__file__).resolve().parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def machine() -> dict[str, Any]:
-    """The processor as the kernel names it, its vector extensions, cores, memory and load."""
+    """Return the processor as the kernel names it, its vector extensions, cores, memory and load."""
     fields = processor()
     flags = set(fields.get("flags", "").split())
     extensions = ("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
@@ -60,7 +60,7 @@ def machine() -> dict[str, Any]:
 
 
 def beginning(model: Path, text: Path | None, tokens: int) -> str:
-    """The first `tokens` tokens of a text, or of the built-in one."""
+    """Return the first `tokens` tokens of a text, or of the built-in one."""
     from octavo.quality.evaluation import tokenizer_of
     from octavo.quality.texts import read_text
 
@@ -72,5 +72,5 @@ def beginning(model: Path, text: Path | None, tokens: int) -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
+    """Return the median, smallest and largest value."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}

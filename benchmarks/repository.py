@@ -1,4 +1,4 @@
-"""Imported for its effect: programs of this folder can import `tests.support` wherever they are started from."""
+"""Imported for its effect: programs in this folder can import `tests.support` wherever they are started from."""
 
 import sys
 from pathlib import Path

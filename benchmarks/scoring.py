@@ -22,7 +22,9 @@ TIME = r"(\d+\.\d+\.\d+\.\d+)"  # of a line of the log; the line before it may e
 
 
 def by_llama(options: argparse.Namespace, text: Path) -> tuple[float, str]:
-    """Tokens per second, from the times of the lines before the first and after the last chunk, and the perplexity."""
+    """Return tokens per second, from the times of the lines before the first and after the last chunk, and the
+    perplexity.
+    """
     sizes = ("-c", CHUNK, "-b", CHUNK, "--chunks", options.chunks, "-t", options.threads, "--log-timestamps")
     done = run(options.llama / "llama-perplexity", "-m", options.model, "-f", text, *sizes)
     said = done.stdout + done.stderr
@@ -35,13 +37,15 @@ def by_llama(options: argparse.Namespace, text: Path) -> tuple[float, str]:
 
 
 def moment(text: str) -> float:
-    """Seconds of a time of llama.cpp's log: minutes, seconds, milliseconds and microseconds between points."""
+    """Parse a time in llama.cpp's log to seconds: minutes, seconds, milliseconds and microseconds separated by
+    points.
+    """
     minutes, seconds, thousandths, millionths = map(int, text.split("."))
     return 60 * minutes + seconds + thousandths / 1e3 + millionths / 1e6
 
 
 def by_octavo(options: argparse.Namespace, text: Path) -> tuple[float, str]:
-    """The same of `octavo eval`."""
+    """Return tokens per second and the perplexity from `octavo eval`."""
     command = (sys.executable, "-m", "octavo", "eval", options.model, "--text", text, "--window", CHUNK)
     report = json.loads(run(*command, "--num-threads", options.threads, "--json").stdout)
     perplexity = report["perplexity"]

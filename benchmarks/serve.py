@@ -59,7 +59,10 @@ _LATENCIES = ("ttft", "tpot", "itl")
 
 @dataclass
 class Server:
-    """A measured server. process: None if it was already running."""
+    """A measured server.
+
+    process: None if it was already running.
+    """
 
     name: str
     url: str
@@ -67,7 +70,7 @@ class Server:
     turns: list[dict[str, Any]] = field(default_factory=list)
 
     async def send(self, item: Work, intended: float) -> Sample:
-        """Sends one request. An answer of the wrong length is an error, because it would not be comparable."""
+        """Send one request. An answer of the wrong length is an error, because it would not be comparable."""
         body = {
             "prompt": item.prompt,
             "max_tokens": item.output_len,
@@ -84,7 +87,7 @@ class Server:
         return sample
 
     def close(self) -> None:
-        """Ends the server if this program started it."""
+        """Stop the server if this program started it."""
         if self.process is not None:
             self.process.close()
 
@@ -126,7 +129,7 @@ def octavo_command(options: argparse.Namespace, port: int) -> list[str]:
 
 
 def llama_command(options: argparse.Namespace, port: int, users: int) -> list[str]:
-    """As many slots as users, and no cache of old prompts, which cannot help here and costs copies."""
+    """Return a command with one slot per user and no cache of old prompts, which cannot help here and costs copies."""
     longest = int((options.input_len + options.output_len) * (1 + options.vary)) + 64
     command = [options.llama, "-m", options.model, "--host", "127.0.0.1", "--port", str(port), "--cache-ram", "0"]
     threads = ["-t", str(options.threads), "-tb", str(options.threads)]
@@ -134,7 +137,7 @@ def llama_command(options: argparse.Namespace, port: int, users: int) -> list[st
 
 
 def start_all(options: argparse.Namespace, users: int) -> list[Server]:
-    """Every server that starts, ready for requests; prints a line for each that does not."""
+    """Start every server and wait until it is ready; print a line for each that fails."""
     log = Path(tempfile.gettempdir()) / "octavo-serve-benchmark.log"
     commands: dict[str, Callable[[int], list[str]]] = {}
     if options.octavo:
@@ -174,7 +177,7 @@ class Load:
         return f"{self.users} users" if self.rate is None else f"{self.rate:g} requests/s"
 
     async def run(self, server: Server, seed: int) -> Run:
-        """Runs one load; the same seed gives the same requests at the same times."""
+        """Run one load; the same seed gives the same requests at the same times."""
         options = self.options
         items = works(
             options.requests * self.users, options.input_len, options.output_len, self.vary, seed + options.seed
@@ -191,7 +194,7 @@ class Load:
 
 
 def turn(server: Server, load: Load, limits: Limits, seed: int) -> dict[str, Any]:
-    """Measures a ready server, and the share of one core that the client took."""
+    """Measure a ready server, and the share of one core that the client used."""
     time.sleep(PAUSE_SECONDS)
     processor = time.process_time()
     run = asyncio.run(load.run(server, seed))
@@ -202,7 +205,7 @@ def turn(server: Server, load: Load, limits: Limits, seed: int) -> dict[str, Any
 
 
 def warm_up(server: Server, options: argparse.Namespace, users: int) -> None:
-    """Warms the server up with short requests, as many at once as in the measurement."""
+    """Warm up the server with short requests, as many at once as in the measurement."""
     items = works(users, min(options.input_len, 16), 4, 0.0, WARMUP_SEED)
     errors = {sample.error for sample in asyncio.run(closed_loop(server.send, items, users)).samples} - {None}
     if errors:
@@ -210,7 +213,7 @@ def warm_up(server: Server, options: argparse.Namespace, users: int) -> None:
 
 
 def measure(load: Load, limits: Limits) -> list[Server]:
-    """All turns of one load."""
+    """Run all turns of one load."""
     options = load.options
     servers = start_all(options, load.users)
     try:
@@ -230,7 +233,7 @@ def measure(load: Load, limits: Limits) -> list[Server]:
 
 
 def bench_throughput(options: argparse.Namespace, users: int) -> float:
-    """Output tokens per second without a server, in a process of its own."""
+    """Return output tokens per second without a server, in a separate process."""
     lengths = ["--input-len", str(options.input_len), "--output-len", str(options.output_len)]
     load = ["--num-prompts", str(users * options.requests), "--max-num-seqs", str(users), "--iterations", "1", "--json"]
     command = [options.octavo, "-m", "octavo", "bench", "throughput", options.model, *lengths, *load]
@@ -243,7 +246,7 @@ def bench_throughput(options: argparse.Namespace, users: int) -> float:
 
 
 def row(server: Server, load: Load, ours: Server | None) -> dict[str, Any]:
-    """One server under one load, as medians over its turns; ratios are medians of the ratios turn by turn."""
+    """Summarize one server under one load by medians over its turns; ratios are medians of the turns' ratios."""
     turns = server.turns
     line: dict[str, Any] = {"load": load.title, "server": server.name, "turns": turns}
     line |= {name: spread([turn[name] for turn in turns]) for name in _SPREAD}
@@ -265,7 +268,7 @@ def row(server: Server, load: Load, ours: Server | None) -> dict[str, Any]:
 
 
 def shown(line: dict[str, Any]) -> dict[str, Any]:
-    """The same line as text."""
+    """Format the line as text."""
 
     def cell(value: dict[str, float] | None, digits: int, scale: float = 1) -> str:
         if value is None:

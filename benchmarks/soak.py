@@ -79,7 +79,7 @@ class Soak:
         self._began = 0.0
 
     async def run(self) -> Record:
-        """The whole soak."""
+        """Run the whole soak."""
         self._golden = await self._golden_answers()
         await self._warm_up()
         self._began = time.monotonic()
@@ -111,7 +111,7 @@ class Soak:
         return time.monotonic() - self._began
 
     async def _warm_up(self) -> None:
-        """Fills the bounded caches of an engine, so that its memory is level from then on.
+        """Fill the bounded caches of an engine, so that its memory stays level from then on.
 
         It completes answers, because a cached grammar grows by half once an answer has used it.
         """
@@ -157,7 +157,7 @@ class Soak:
             self.record.answers[kind, outcome] += 1
 
     async def _disturb(self, event: Callable[[], Awaitable[None]]) -> None:
-        """A crash or a reload, what it does to requests, and the warm-up of the new engine."""
+        """Cause a crash or a reload, record its effect on requests, and warm up the new engine."""
         self._is_crashed = self._is_disturbed = True
         await event()
         await asyncio.sleep(SETTLE_S)
@@ -166,7 +166,7 @@ class Soak:
         self._is_disturbed = False
 
     async def _crash(self) -> None:
-        """Kills the engine and waits until a new one serves."""
+        """Kill the engine and wait until a new one serves requests."""
         died = self._engine()
         began = time.monotonic()
         died.kill()
@@ -179,7 +179,7 @@ class Soak:
         self.record.broken.append(f"the engine did not come back within {RECOVERY_S:g} s")
 
     async def _reload(self) -> None:
-        """Unloads the model after its requests and loads it again, adapters included."""
+        """Unload the model after its requests and load it again, including adapters."""
         began = time.monotonic()
         self._num_reloads += 1
         for action in ("unload", "load"):
@@ -189,7 +189,7 @@ class Soak:
         self.record.recoveries_s.append(time.monotonic() - began)
 
     async def _check(self) -> None:
-        """Checks everything that must hold while no request runs."""
+        """Check everything that must hold while no request runs."""
         self._open.clear()
         end = time.monotonic() + 120
         while self._num_busy and time.monotonic() < end:
@@ -209,7 +209,7 @@ class Soak:
         self._open.set()
 
     async def _check_blocks(self) -> None:
-        """Waits for the status, which follows within a second."""
+        """Wait for the status, which follows within a second, and check its blocks."""
         end = time.monotonic() + REST_S
         while True:
             model = (await self._client.get("/dashboard/data")).json()["models"][0]
@@ -307,7 +307,7 @@ def main() -> int:
 
 
 def write_random_adapter(model: str, folder: Path) -> None:
-    """An adapter of rank 4 for the queries of all layers, as PEFT writes it."""
+    """Write an adapter of rank 4 for the queries of all layers, in PEFT's format."""
     rng, tensors = np.random.default_rng(0), []
     checkpoint = open_checkpoint(resolve_model(model))
     for name in sorted(name for name in checkpoint.weights if name.endswith("q_proj.weight")):

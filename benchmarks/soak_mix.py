@@ -60,19 +60,22 @@ INVALID: list[tuple[str | dict[str, Any], int]] = [
 
 
 class WrongAnswerError(Exception):
-    """An answer differs from the required one."""
+    """An answer differs from the expected one."""
 
 
 @dataclass(slots=True)
 class Known:
-    """The state that all users share. answers: greedy ones and vectors, by request, as they were at first."""
+    """The state that all users share.
+
+    answers: greedy answers and vectors by request, as first received.
+    """
 
     has_adapter: bool = False
     sees: bool = False
     answers: dict[str, Any] = field(default_factory=dict)
 
     def check(self, key: str, answer: Any) -> None:
-        """Raises WrongAnswerError if an answer is not the same as before."""
+        """Check that an answer is the same as before. Raises WrongAnswerError."""
         if (before := self.answers.setdefault(key, answer)) != answer:
             raise WrongAnswerError(f"{key}: {str(answer)[:100]} instead of {str(before)[:100]}")
 
@@ -101,7 +104,10 @@ class Mix:
         }
 
     def draw(self) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """The next kind of request, and a function that sends one. It raises WrongAnswerError or httpx.HTTPError."""
+        """Return the next kind of request, and a function that sends one.
+
+        It raises WrongAnswerError or httpx.HTTPError.
+        """
         weights = [weight for weight, _ in self._kinds.values()]
         kind = self._rng.choices(list(self._kinds), weights)[0]
         return kind, self._kinds[kind][1]
@@ -121,7 +127,7 @@ class Mix:
         await self._whole(self._body(self._words(8), 16) | {"n": 4}, 4)
 
     async def structured(self) -> None:
-        """A request with a new schema."""
+        """Send a request with a new schema."""
         names = [f"{self._rng.choice(WORDS)}_{self._rng.randrange(10**6)}" for _ in range(self._rng.randrange(1, 4))]
         kinds: list[dict[str, Any]] = [{"type": "boolean"}, {"type": "integer"}, {"enum": WORDS[:5]}]
         schema = {
@@ -164,13 +170,13 @@ class Mix:
         await self._greedy(content, {}, f"picture {side} {level}")
 
     async def _greedy(self, content: Any, further: dict[str, Any], key: str = "") -> None:
-        """An answer that has to be the same each time."""
+        """Request an answer that must be the same each time."""
         messages = [{"role": "user", "content": content}]
         answer = await self._whole({"messages": messages, "max_tokens": 12, "temperature": 0} | further, 1)
         self._known.check(key or f"{further} {content}", answer["choices"][0]["message"]["content"])
 
     async def _cancelled(self) -> None:
-        """Cancelled by its id after the first piece of its answer. It may have ended by then."""
+        """Cancel a request by its id after the first piece of its answer. It may have ended by then."""
         request_id = f"soak-{self._rng.randrange(10**9)}"
         body = self._body(self._words(10), 400) | {"stream": True}
         async with self._client.stream("POST", CHAT, json=body, headers={"x-request-id": request_id}) as answer:
@@ -232,7 +238,7 @@ def _check_status(answer: httpx.Response, status: int) -> None:
 
 
 def grey_png(side: int, level: int) -> bytes:
-    """A square of one grey as a PNG file."""
+    """Return a square of one grey as a PNG file."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

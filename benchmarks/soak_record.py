@@ -39,7 +39,11 @@ class Look:
 
 @dataclass(slots=True)
 class Record:
-    """The whole record. answers: (kind, outcome) -> count; broken: descriptions of failures."""
+    """The whole record.
+
+    answers: (kind, outcome) -> count.
+    broken: descriptions of failures.
+    """
 
     seconds: float
     looks: list[Look] = field(default_factory=list)
@@ -53,7 +57,7 @@ class Record:
         return [look for look in self.looks if look.process == process]
 
     def slope(self, process: str) -> float | None:
-        """MiB a minute over the last two thirds, without the warm-up of each process; None with too few samples."""
+        """Return MiB per minute over the last two thirds, excluding warm-ups; None with too few samples."""
         return slope(self._warm(process))
 
     @property
@@ -61,7 +65,7 @@ class Record:
         return MAX_SLOPE_MIB if self.seconds >= 3600 else MAX_SHORT_SLOPE_MIB
 
     def p99_s(self) -> list[float | None]:
-        """The 99th percentile of the times of each third; None of one with too few."""
+        """Return the 99th percentile of the times in each third; None for a third with too few."""
         thirds: list[list[float]] = [[], [], []]
         for began, took in self.times:
             thirds[min(int(3 * began / self.seconds), 2)].append(took)
@@ -71,7 +75,7 @@ class Record:
         return [look for look in self.of(process) if look.seconds >= self.seconds / 3 and look.age_s > _WARMUP_S]
 
     def verdict(self) -> list[str]:
-        """A description of every broken limit; empty if there is none."""
+        """Return a description of every broken limit; empty if there is none."""
         found = list(self.broken)
         for process in ("server", "engine"):
             looks = self.of(process)
@@ -93,7 +97,7 @@ class Record:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """The record as JSON's types."""
+        """Return the record in JSON-compatible types."""
         kinds = {kind for kind, _ in self.answers}
         return {
             "seconds": self.seconds,
@@ -111,7 +115,7 @@ class Record:
 
 
 def slope(looks: Sequence[Look]) -> float | None:
-    """The least-squares slope in MiB a minute, common to all lives, with a level for each life."""
+    """Return the least-squares slope in MiB per minute, shared by all process lives, with a separate level for each."""
     above = below = 0.0
     for life in _lives(looks):
         middle = statistics.mean(look.seconds for look in life)
@@ -122,7 +126,7 @@ def slope(looks: Sequence[Look]) -> float | None:
 
 
 def _lives(looks: Sequence[Look]) -> list[list[Look]]:
-    """The looks of each process, before and after a reload apart."""
+    """Return the samples of each process, split at a reload."""
     lives: dict[tuple[int, int], list[Look]] = {}
     for look in looks:
         lives.setdefault((look.pid, look.num_reloads), []).append(look)
@@ -130,12 +134,12 @@ def _lives(looks: Sequence[Look]) -> list[list[Look]]:
 
 
 def _minutes(looks: Sequence[Look]) -> float:
-    """Minutes over which the processes were observed, in all."""
+    """Return the total minutes over which the processes were observed."""
     return sum(life[-1].seconds - life[0].seconds for life in _lives(looks)) / 60
 
 
 def _steps(process: str, looks: Sequence[Look]) -> list[str]:
-    """Compares the looks before and after each reload."""
+    """Compare the samples before and after each reload."""
     found = []
     for before, after in pairwise(looks):
         step = after.resident_mib - before.resident_mib
@@ -145,7 +149,7 @@ def _steps(process: str, looks: Sequence[Look]) -> list[str]:
 
 
 def _growth(process: str, looks: Sequence[Look], quarter_s: float) -> list[str]:
-    """Compares the last sample with the first sample of the same process that is warm and a quarter into the run."""
+    """Compare the last sample with the first sample of the same process that is warm and a quarter into the run."""
     if not looks:
         return []
     last = looks[-1]

@@ -38,8 +38,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of weights of the prototype. number: its place there. bits: of a code, or 16 for bf16.
+    """A form of weights of the prototype.
 
+    number: its index there.
+    bits: bits of a code, or 16 for bf16.
     kind: dense, 2:4 or 50 %.
     """
 
@@ -63,7 +65,7 @@ FORMS = (
 
 
 def mask_of(kind: str, n: int, k: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """The weights that are there: the same number in each row."""
+    """Choose the weights that are present: the same number in each row."""
     if kind == "dense":
         return np.ones((n, k), np.bool_)
     width = 4 if kind == "2:4" else k
@@ -72,12 +74,16 @@ def mask_of(kind: str, n: int, k: int, rng: np.random.Generator) -> NDArray[np.b
 
 
 def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves, without rounding."""
+    """Return the upper halves, without rounding."""
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def packed(form: Form, codes: Array, mask: Array, scales: NDArray[np.float16]) -> tuple[Array, Array]:
-    """The bytes of all rows, and where each begins. codes: int8 or bf16 [n, k]; scales [n, k / 32]."""
+    """Return the bytes of all rows, and where each begins.
+
+    codes: int8 or bf16 [n, k].
+    scales: [n, k / 32].
+    """
     n, k = codes.shape
     has_bitmap = form.kind != "dense"
     rows: list[bytes] = []
@@ -101,7 +107,7 @@ def packed(form: Form, codes: Array, mask: Array, scales: NDArray[np.float16]) -
 
 
 def compiled(folder: Path) -> Callable[..., None]:
-    """The prototype's product."""
+    """Compile the prototype and return its product."""
     found = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     if missing := [name for name in NEEDED if name not in found]:
         raise SystemExit(f"this processor has no {', '.join(missing)} that the prototype needs")
@@ -115,7 +121,10 @@ def compiled(folder: Path) -> Callable[..., None]:
 
 @dataclass(slots=True)
 class Case:
-    """One form and its weights. call(): as many products as `copies`."""
+    """One form and its weights.
+
+    call: computes as many products as `copies`.
+    """
 
     name: str
     kind: str
@@ -128,7 +137,7 @@ class Case:
 def prototype_case(
     product: Callable[..., None], form: Form, args: argparse.Namespace, rows: int, rng: np.random.Generator
 ) -> Case:
-    """Random weights in this form; raises AssertionError if the product is not numpy's."""
+    """Make random weights in this form. Raises AssertionError if the product differs from numpy's."""
     n, k = args.shape
     mask = mask_of(form.kind, n, k, rng)
     scales = rng.uniform(0.5, 1.5, (n, k // BLOCK)).astype(np.float16)
@@ -165,7 +174,7 @@ def prototype_case(
 
 
 def octavo_case(type_name: str, args: argparse.Namespace, rows: int) -> Case:
-    """Octavo's kernel of a dense type, which also rounds the activations."""
+    """Return a case with Octavo's kernel of a dense type, which also rounds the activations."""
     n, k = args.shape
     isa = choose_isa(None)
     one = bench_linear.pack_copies(bench_linear.Case(type_name, n, k, args.threads, isa), 1)
@@ -183,7 +192,7 @@ def octavo_case(type_name: str, args: argparse.Namespace, rows: int) -> Case:
 
 
 def measure(cases: list[Case], turns: int, threads: int) -> None:
-    """The least time of a product of each case; all take turns."""
+    """Measure the shortest time of each case's product; all cases take turns."""
     for _ in range(turns):
         for case in cases:
             start = time.process_time()

@@ -43,7 +43,9 @@ Report = Mapping[str, Any]
 
 
 class Measurement(NamedTuple):
-    """A run of `octavo bench speculation`. kinds of text (none for all) and instruction set (empty for the widest)."""
+    """A run of `octavo bench speculation`, with kinds of text (empty for all) and instruction set (empty for the
+    widest).
+    """
 
     options: Mapping[str, object]
     kinds: tuple[str, ...] = ()
@@ -72,12 +74,12 @@ PEER_KINDS = (EDITS[0], CODE[0], CHAT[0])
 
 
 def mean_gain(kinds: tuple[str, ...]) -> Callable[[Report], float]:
-    """The geometric mean of the gains of these kinds."""
+    """Return the geometric mean of the gains of these kinds."""
     return lambda report: statistics.geometric_mean([each["gain"] for each in report["kinds"] if each["kind"] in kinds])
 
 
 def first_token(report: Report) -> float:
-    """The geometric mean of the times to the first token with drafts over those without."""
+    """Return the geometric mean of the times to the first token with drafts relative to those without."""
     return statistics.geometric_mean([each["first_token_ratio"] for each in report["kinds"]])
 
 
@@ -96,7 +98,7 @@ BARS = (
 
 
 def measured(wanted: Measurement, model: str, draft: str, turns: int | None) -> Report:
-    """The report of a process that measures. Raises SystemExit if it fails."""
+    """Measure in a new process and return its report. Raises SystemExit if it fails."""
     options = {"num-threads": 2, "max-model-len": 2048, **wanted.options}
     options |= {} if turns is None else {"turns": turns}
     options |= {"draft-model": draft} if wanted.has_draft else {}
@@ -112,7 +114,7 @@ def measured(wanted: Measurement, model: str, draft: str, turns: int | None) -> 
 
 
 def of_peer(model: str, draft: str, python: str) -> Report:
-    """The report of `speculation_peers.py`, with the ratio of each kind as its gain."""
+    """Return the report of `speculation_peers.py`, with the ratio of each kind as its gain."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "peer.json"
         script = Path(__file__).with_name("speculation_peers.py")
@@ -127,7 +129,7 @@ def of_peer(model: str, draft: str, python: str) -> Report:
 
 
 def judged(reports: Mapping[str, Report]) -> Iterator[tuple[Bar, dict[str, Any]]]:
-    """The bars of these measurements, each with its row of `bar_table`. Other bits are never good enough."""
+    """Yield the bars of these measurements, each with its row of `bar_table`. Different bits always fail."""
     for each in BARS:
         if (report := reports.get(each.measurement)) is not None:
             row = bar(each.what, each.value(report), at_least=each.at_least, at_most=each.at_most)
@@ -135,12 +137,12 @@ def judged(reports: Mapping[str, Report]) -> Iterator[tuple[Bar, dict[str, Any]]
 
 
 def limit_of(each: Bar) -> str:
-    """The limit in words."""
+    """Return the limit in words."""
     return f"at least {each.at_least}" if each.at_most is None else f"at most {each.at_most}"
 
 
 def record(reports: Mapping[str, Report]) -> dict[str, Any]:
-    """The table of the documentation, as `tools/make_figures.py` reads it."""
+    """Return the table of the documentation, as `tools/make_figures.py` reads it."""
     rows, shown = [], set()
     for each, row in judged(reports):
         is_new = each.measurement not in shown

@@ -49,7 +49,7 @@ def serve_llama_cpp(options: dict[str, Any]) -> Callable[[str, list[int], int], 
         )
 
     class Small(LlamaDraftModel):  # type: ignore[misc]
-        """The most likely tokens of a small model, which keeps what it has read of the text."""
+        """The most likely tokens according to a small model, which keeps what it has read of the text."""
 
         def __init__(self) -> None:
             self._llama = load(options["draft"])
@@ -88,7 +88,7 @@ def serve_llama_cpp(options: dict[str, Any]) -> Callable[[str, list[int], int], 
 
 
 def serve_llama_server(options: dict[str, Any]) -> Callable[[str, list[int], int], dict[str, Any]]:
-    """The same of xllamacpp."""
+    """Return the answering function of xllamacpp."""
     import xllamacpp
 
     print(xllamacpp.get_system_info(), file=sys.stderr)
@@ -146,7 +146,7 @@ def serve_octavo(options: dict[str, Any]) -> Callable[[str, list[int], int], dic
 
 
 def serve(name: str, options: dict[str, Any]) -> None:
-    """Answers until standard input ends. What the engine prints goes to standard error."""
+    """Answer until standard input ends. The engine's own output goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
     has_binding = importlib.util.find_spec("llama_cpp") is not None
     peer = serve_llama_cpp if has_binding else serve_llama_server
@@ -159,7 +159,7 @@ def serve(name: str, options: dict[str, Any]) -> None:
 
 
 class Engine:
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def __init__(self, python: str, name: str, options: dict[str, Any]) -> None:
         self.name = name
@@ -167,7 +167,7 @@ class Engine:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def tokens_per_s(self, way: str, prompt: list[int], count: int) -> float:
-        """After the first token. Raises RuntimeError if the engine has ended."""
+        """Return the speed after the first token. Raises RuntimeError if the engine has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"way": way, "prompt": prompt, "count": count}) + "\n")
@@ -194,7 +194,7 @@ def prompts_of(model: str, kinds: list[str] | None) -> dict[str, list[int]]:
 
 
 def rows_of(figures: dict[tuple[str, str, str], list[float]], kinds: list[str]) -> Iterator[dict[str, Any]]:
-    """A row for each kind: the medians by engine and way, and the ratio of the best."""
+    """Yield a row for each kind: the medians by engine and way, and the ratio of the best."""
     for kind in kinds:
         medians = {(name, way): statistics.median(all_) for (name, way, k), all_ in figures.items() if k == kind}
         best = {name: max(value for (n, _), value in medians.items() if n == name) for name, _ in medians}

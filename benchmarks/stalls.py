@@ -29,7 +29,7 @@ STREAM_TOKENS = 1500
 
 
 def large_schema(number: int, num_properties: int) -> dict[str, Any]:
-    """A schema that no request with another number has."""
+    """Return a schema that no request with another number has."""
     properties = {f"property_{number}_{i}": {"type": "string"} for i in range(num_properties)}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
@@ -40,7 +40,7 @@ def body(prompt: str, max_tokens: int, **fields: Any) -> dict[str, Any]:
 
 
 def send_schemas(url: str, num_properties: int, first: int, num_requests: int) -> list[Answer]:
-    """The answers to requests sent at once. It runs in a process of its own, so that it delays nothing here."""
+    """Send requests at once and return their answers. Runs in a separate process, so that it delays nothing here."""
 
     async def send() -> list[Answer]:
         bodies = [
@@ -53,7 +53,10 @@ def send_schemas(url: str, num_properties: int, first: int, num_requests: int) -
 
 
 async def longest_gap_ms(url: str, pool: Executor, num_properties: int, first: int, num_requests: int) -> float:
-    """One turn. first: the number of its first schema. Raises SystemExit if a request fails."""
+    """Run one turn and return the longest gap. Raises SystemExit if a request fails.
+
+    first: number of its first schema.
+    """
     listening = asyncio.create_task(
         stream(url, "/v1/completions", body("Once upon a time", STREAM_TOKENS, ignore_eos=True))
     )

@@ -24,7 +24,7 @@ BLOCK = 256
 
 
 def ternary(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """values: [..., columns], columns a multiple of 256."""
+    """Make values [..., columns] ternary, where columns is a multiple of 256."""
     blocks = values.reshape(-1, BLOCK)
     sizes = np.abs(blocks)
     tiny = np.finfo(np.float32).tiny

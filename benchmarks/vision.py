@@ -80,7 +80,11 @@ def gemma() -> PreTrainedConfig:
 
 
 def qwen(text: Mapping[str, Any], sections: list[int], depth: int, width: int) -> PreTrainedConfig:
-    """sections: of the rotary frequencies of a head. width: of the encoder."""
+    """Return a configuration of Qwen's family.
+
+    sections: sections of the rotary frequencies of a head.
+    width: width of the encoder.
+    """
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
     shape = {"depth": depth, "hidden_size": width, "intermediate_size": 4 * width, "num_heads": width // 64}
     return Qwen3VLConfig(
@@ -97,7 +101,10 @@ def qwen(text: Mapping[str, Any], sections: list[int], depth: int, width: int) -
 
 
 def made(folder: Path, family: str, config: PreTrainedConfig, settings: Mapping[str, Any], *, is_pair: bool) -> Path:
-    """A model in this folder, unless it is there; is_pair: as a GGUF file with its mmproj file. The path to load."""
+    """Make a model in this folder unless it exists, and return the path to load.
+
+    is_pair: write a GGUF file with its mmproj file.
+    """
     pair = folder.with_name(f"{folder.name}-gguf")
     found = pair / "text.gguf" if is_pair else folder
     if found.exists():
@@ -113,7 +120,10 @@ def made(folder: Path, family: str, config: PreTrainedConfig, settings: Mapping[
 
 
 def _save_pair(model: Any, folder: Path, family: str, config: PreTrainedConfig) -> None:
-    """The writer of the tests has the numbers of its own tiny models; these are larger."""
+    """Write a GGUF file and its mmproj file.
+
+    The tests' writer has the sizes of its own tiny models; these are larger.
+    """
     numbers = {
         "clip.vision.image_min_pixels": 65536,
         "clip.vision.image_max_pixels": 1 << 24,
@@ -134,7 +144,7 @@ def _save_pair(model: Any, folder: Path, family: str, config: PreTrainedConfig) 
 
 
 def middle(root: Path) -> Path:
-    """A text model of the shape of 0.6 B with a small encoder."""
+    """Return a text model with the shape of 0.6 B and a small encoder."""
     config = qwen(MIDDLE_TEXT, [24, 20, 20], 8, 768)
     return made(root / "middle", "qwen3_vl", config, QWEN_SETTINGS, is_pair=False)
 
@@ -145,7 +155,7 @@ def picture(side: int, seed: int) -> Image.Image:
 
 
 def octavo_s(path: Path, side: int, turns: int) -> float:
-    """Seconds of the encoder for an image, the least of several."""
+    """Return the encoder's seconds for an image, the shortest of several runs."""
     options = {"max_model_len": 2048, "enable_prefix_caching": False, "image_max_tokens": 4096}
     found, params = [], SamplingParams(max_tokens=1)
     with LLM(str(path), num_threads=machine()["cores"], **options) as llm:  # type: ignore[arg-type]
@@ -158,7 +168,7 @@ def octavo_s(path: Path, side: int, turns: int) -> float:
 
 
 def llama_s(path: Path, side: int, turns: int) -> float:
-    """The same of llama.cpp: a request with an image, less the time of one with about as much text."""
+    """Return llama.cpp's time: a request with an image, minus one with about as much text."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -257,7 +267,7 @@ def streams(root: Path, turns: int) -> list[dict[str, Any]]:
 
 
 def record(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The figures as a table of docs/figures."""
+    """Write the figures as a table of docs/figures."""
     found = machine()
     extensions = " ".join(found["extensions"])
     content = {

@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def losses_in_vllm(folder: str, text: str) -> dict[str, Any]:
-    """Token ids and losses of all tokens but the first. Runs in vLLM's Python."""
+    """Return the token ids and losses of all tokens except the first. Runs in vLLM's Python."""
     import vllm
 
     llm = vllm.LLM(folder, dtype="bfloat16", max_model_len=1024, max_num_seqs=2, enforce_eager=True)
@@ -41,7 +41,7 @@ def losses_in_vllm(folder: str, text: str) -> dict[str, Any]:
 
 
 def serve(text: str, folders: list[str]) -> None:
-    """Writes a line of JSON for each folder to the descriptor that `ask_vllm` gives."""
+    """Write a line of JSON for each folder to the descriptor that `ask_vllm` provides."""
     out = os.fdopen(int(os.environ["ANSWERS"]), "w")
     for folder in folders:
         try:
@@ -52,7 +52,7 @@ def serve(text: str, folders: list[str]) -> None:
 
 
 def ask_vllm(python: str, text: Path, folders: list[Path]) -> list[dict[str, Any]]:
-    """The answer for each folder. Ends naming the log if the process does not give them."""
+    """Return the answer for each folder. If the process gives none, exit with the name of its log."""
     reader, writer = os.pipe()
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -70,7 +70,7 @@ def ask_vllm(python: str, text: Path, folders: list[Path]) -> list[dict[str, Any
 
 
 def losses_in_octavo(folder: Path, text: Path, lines: Path) -> tuple[list[int], list[float]]:
-    """Token ids and losses of all tokens but the first."""
+    """Return the token ids and losses of all tokens except the first."""
     command = [sys.executable, "-m", "octavo", "eval", str(folder), "--text", str(text), "--per-token", str(lines)]
     command += ["--convention", "strided", "--window", "1024", "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -79,7 +79,7 @@ def losses_in_octavo(folder: Path, text: Path, lines: Path) -> tuple[list[int], 
 
 
 def compare(folder: Path, theirs: dict[str, Any], ids: list[int], losses: list[float]) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     if "error" in theirs:
         return {"checkpoint": folder.name, "method": theirs["error"]}
     if theirs["ids"] != ids:

@@ -23,12 +23,12 @@ BLOCK = 256
 
 
 def widened(values: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The values with zeros after them in each direction."""
+    """Return the values padded with zeros in each direction."""
     return np.pad(values, [(0, wide - narrow) for wide, narrow in zip(shape, values.shape, strict=True)])
 
 
 def sizes(model: SourceModel) -> tuple[dict[int, int], int, int]:
-    """The new size of each old one, of tensors; the new numbers of heads and of kv heads."""
+    """Return the new size for each old size of a tensor, and the new numbers of heads and of kv heads."""
     keys = model.metadata
     hidden, heads, kv_heads = (
         int(keys[f"llama.{name}"])  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class CTranslate2:
         return self.many([prompt], count)
 
     def many(self, prompts: list[list[int]], count: int) -> Generated:
-        """One batch of equally long prompts that goes through all steps together."""
+        """Run one batch of equally long prompts that go through all steps together."""
         times: list[float] = []
 
         def note(_: ctranslate2.GenerationStepResult) -> bool:

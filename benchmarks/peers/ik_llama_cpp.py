@@ -30,7 +30,7 @@ class IkLlamaCpp:
         self.version = f"ik_llama.cpp {self._fastest('-p', '1', '-n', '0')['build_commit']}"
 
     def decode(self, prompt: list[int], count: int) -> Generated:
-        """The prompt and the steps after it are two runs: `llama-bench` times only one of them."""
+        """Run the prompt and the steps after it separately, because `llama-bench` times only one of them."""
         read = self._fastest("-p", str(len(prompt)), "-n", "0")
         first_s, steps_s, generated = int(read["avg_ns"]) / 1e9, 0.0, 0
         if count:
@@ -42,7 +42,7 @@ class IkLlamaCpp:
         raise NotImplementedError("llama-bench runs one stream")
 
     def _fastest(self, *test: str) -> dict[str, Any]:
-        """The fastest result of a test, with the best settings if they are known."""
+        """Return the fastest result of a test, with the best settings if they are known."""
         repack, flash = self._best.get(test, SETTINGS)
         done = subprocess.run(
             [*self._command, *test, "-rtr", repack, "-fa", flash], capture_output=True, text=True, check=False

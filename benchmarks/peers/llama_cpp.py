@@ -20,7 +20,7 @@ CACHE_STEP = 256  # a sequence's part of the cache is a multiple of so many toke
 
 
 class SequenceBatch:
-    """A buffer for the tokens of one `llama_decode` of several sequences."""
+    """A buffer for the tokens of several sequences in one `llama_decode`."""
 
     def __init__(self, room: int) -> None:
         self.native = llama_cpp.llama_batch_init(room, 0, 1)
@@ -32,7 +32,7 @@ class SequenceBatch:
         return self.native.n_tokens == self._room
 
     def add(self, token: int, position: int, sequence: int, wants_logits: bool) -> int:
-        """The row of the token."""
+        """Add a token and return its row."""
         row = self.native.n_tokens
         self.native.token[row], self.native.pos[row] = token, position
         self.native.n_seq_id[row], self.native.seq_id[row][0] = 1, sequence
@@ -63,7 +63,7 @@ class LlamaCpp:
         self._many: llama_cpp.llama_context_p | None = None
 
     def _run(self, tokens: list[int]) -> int:
-        """Evaluates tokens after those in the cache and returns the most likely next one."""
+        """Evaluate tokens after those in the cache, and return the most likely next one."""
         self._llama.eval(tokens)
         logits = np.ctypeslib.as_array(self._llama._ctx.get_logits(), shape=(self._llama.n_vocab(),))
         return int(logits.argmax())
@@ -78,7 +78,7 @@ class LlamaCpp:
         return Generated(first - start, time.perf_counter() - first, [tokens])
 
     def adapted(self, prompts: list[list[int]], adapters: list[str], count: int) -> float:
-        """Seconds of the answers to prompts with an adapter each, one after another; all adapters are in memory."""
+        """Return the seconds to answer prompts with one adapter each, one after another; all adapters are in memory."""
         model, context = self._llama._model.model, self._llama._ctx.ctx
         loaded = [llama_cpp.llama_adapter_lora_init(model, path.encode()) for path in adapters]
         if not all(loaded):
@@ -97,7 +97,9 @@ class LlamaCpp:
         return seconds
 
     def restored(self, prompt: list[int], path: str) -> float:
-        """Seconds to the first token of a prompt, all but the last token of which a file has: read, and one step."""
+        """Return the seconds to the first token of a prompt restored from a file except for its last token: read and
+        one step.
+        """
         self._llama.reset()
         self._run(prompt[:-1])
         context, count = self._llama._ctx.ctx, len(prompt) - 1
@@ -137,7 +139,7 @@ class LlamaCpp:
         inputs: Sequence[Sequence[int]],
         positions: Sequence[int],
     ) -> list[int]:
-        """Runs the new tokens of every sequence and returns the most likely next token of each."""
+        """Run the new tokens of every sequence, and return the most likely next token of each."""
         following = [0] * len(inputs)
         rows: dict[int, int] = {}
         for sequence, (tokens, position) in enumerate(zip(inputs, positions, strict=True)):
@@ -154,7 +156,7 @@ class LlamaCpp:
     def _run_batch(
         self, context: llama_cpp.llama_context_p, batch: SequenceBatch, rows: dict[int, int], following: list[int]
     ) -> None:
-        """Runs the batch, records the next tokens of the sequences in `rows`, and empties both."""
+        """Run the batch, record the next tokens of the sequences in `rows`, and empty both."""
         status = llama_cpp.llama_decode(context, batch.native)
         if status:
             raise RuntimeError(f"llama_decode of {batch.native.n_tokens} tokens returned {status}")
@@ -165,7 +167,7 @@ class LlamaCpp:
         batch.native.n_tokens = 0
 
     def _context_of(self, sequences: int, length: int) -> llama_cpp.llama_context_p:
-        """A context with a cache of `length` tokens for each of `sequences` sequences."""
+        """Return a context with a cache of `length` tokens for each of `sequences` sequences."""
         if self._many is None or self._num_sequences != sequences:
             if self._many is not None:
                 llama_cpp.llama_free(self._many)

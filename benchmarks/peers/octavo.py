@@ -28,7 +28,7 @@ CACHE_MEMORY = "1GiB"
 
 
 class TimedProgram:
-    """Stands before the native program and adds up the time that its steps run."""
+    """A wrapper around the native program that adds up the run time of its steps."""
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
@@ -85,19 +85,19 @@ class Octavo:
         return self.many([prompt], count)
 
     def many(self, prompts: list[list[int]], count: int) -> Generated:
-        """Runs every request with a salt of its own, so that none finds anything in the prefix cache."""
+        """Run every request with its own salt, so that none finds anything in the prefix cache."""
         params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True, detokenize=False)
         return self._generate(prompts, params, [self._new_salt() for _ in prompts])
 
     def shared_prefix(self, first: list[int], second: list[int]) -> tuple[float, float]:
-        """Seconds until the first token of one prompt, then of another that begins like it."""
+        """Return the seconds until the first token of one prompt, then of another with the same beginning."""
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         salt = self._new_salt()
         times = [self._generate([prompt], params, [salt]).first_s for prompt in (first, second)]
         return times[0], times[1]
 
     def host_time(self, prompts: list[list[int]], count: int) -> float:
-        """Seconds of the median decode step in which no native step runs, with outputs published beside the steps."""
+        """Return the seconds without a native step in the median decode step, publishing outputs concurrently."""
         assert self._loaded is not None
         executor, engine = self._loaded.executor, self._loaded.engine
         program = executor._program
@@ -136,7 +136,7 @@ class Octavo:
             self._requests.append(request)
 
     def _round(self) -> list[Output]:
-        """A step as the engine's thread makes it: the outputs are those of the step before."""
+        """Run a step like the engine's thread: the outputs are those of the previous step."""
         assert self._loaded is not None
         engine = self._loaded.engine
         engine.start()
@@ -161,7 +161,7 @@ class Octavo:
         return Generated(first - start, end - first, [answers[str(index)] for index in range(len(prompts))])
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """Runs one step over the whole prompt on the executor, without sampling."""
+        """Run one step over the whole prompt on the executor, without sampling."""
         count = len(tokens)
         if self._rows < count:
             self._reload(count)
@@ -185,7 +185,7 @@ class Octavo:
         return logits
 
     def _reload(self, rows: int) -> None:
-        """An engine whose step returns the logits of up to `rows` tokens, which is its limit on sequences."""
+        """Load an engine whose step returns the logits of up to `rows` tokens, which is its limit on sequences."""
         assert self._loaded is not None
         self._loaded.executor.close()
         self._loaded = None

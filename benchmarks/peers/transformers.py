@@ -21,7 +21,7 @@ class Transformers:
 
     @torch.inference_mode()
     def many(self, prompts: list[list[int]], count: int) -> Generated:
-        """One batch of equally long prompts that goes through all steps together."""
+        """Run one batch of equally long prompts that go through all steps together."""
         start = time.perf_counter()
         output = self._model(input_ids=torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         steps = [output.logits[:, -1].argmax(dim=-1, keepdim=True)]

@@ -23,7 +23,7 @@ class Server:
         self._server = self._started(self._adapters)
 
     def _started(self, adapters: Sequence[str]) -> Any:
-        """A server with a slot for each sequence and all adapters in memory, none of them on."""
+        """Start a server with a slot for each sequence and all adapters in memory, none of them active."""
         options, params = self._options, xllamacpp.CommonParams()
         params.model.path = options.model
         params.n_ctx, params.n_parallel = options.context * options.sequences, options.sequences
@@ -52,7 +52,7 @@ class Server:
         return Generated(0.0, time.perf_counter() - start, [])
 
     def adapted(self, prompts: list[list[int]], adapters: list[str], count: int) -> float:
-        """Seconds until prompts with an adapter each, asked at once, have their answers."""
+        """Return the seconds until concurrent prompts with one adapter each have been answered."""
         if adapters != self._adapters:
             self._server = None
             self._adapters, self._server = adapters, self._started(adapters)
