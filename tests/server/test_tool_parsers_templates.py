@@ -38,6 +38,11 @@ TEMPLATES = {
         "{%- if tools %}<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1",
         "qwen3_coder",
     ),
+    "stepfun-ai/Step-3.5-Flash": (
+        "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '<parameter=' + args_name + '>\\n' }}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}",
+        "qwen3_coder",
+    ),
     "ByteDance-Seed/Seed-OSS-36B-Instruct": (
         "<seed:tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1</parameter>",
         "seed_oss",

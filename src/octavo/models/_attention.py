@@ -101,7 +101,9 @@ def windows_from_gguf(reader: ConfigReader, pattern: int, window: int | None) ->
 def heads_by_kind(reader: ConfigReader, key: str, windows: Windows) -> tuple[int, int]:
     """Return the number of heads in a GGUF file's layers with a window, and in its layers without one.
 
-    A kind with no layers gets the larger number. key: the heads' key, or the kv heads'.
+    A kind with no layers gets the larger number.
+
+    key: the key of the heads or of the kv heads.
     Raises ModelLoadError if layers of the same kind differ.
     """
     heads = reader.counts(key, len(windows))

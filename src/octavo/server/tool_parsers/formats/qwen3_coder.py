@@ -1,5 +1,5 @@
 """Calls as tags around plain text, `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`:
-Qwen 3 Coder and 3.5, Nemotron 3 and others, with a line break after every tag and at the end of every value.
+Qwen 3 Coder and 3.5, Nemotron 3, Step 3.5 and others, with a line break after every tag and at the end of every value.
 """
 
 from __future__ import annotations
