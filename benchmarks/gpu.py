@@ -108,6 +108,7 @@ def all_cases() -> list[Case]:
     import gpu_kernels
     import gpu_models
     import gpu_offload
+    import gpu_peers
     import gpu_products
     import gpu_providers
     import gpu_real
@@ -115,7 +116,8 @@ def all_cases() -> list[Case]:
 
     first = [Case("tests", "correctness", correctness, 240)]
     kernels = [*gpu_products.CASES, *gpu_providers.CASES, *gpu_kernels.CASES]
-    return [*gpu_ceilings.CASES, *first, *gpu_real.CASES, *gpu_models.CASES, *kernels, *gpu_offload.CASES]
+    last = [*gpu_offload.CASES, *gpu_peers.CASES]
+    return [*gpu_ceilings.CASES, *first, *gpu_real.CASES, *gpu_models.CASES, *kernels, *last]
 
 
 def described() -> dict[str, Any]:

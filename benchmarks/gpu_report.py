@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gpu_limits import LIMITS
 from report import table
 
 NOT_RUN = "not yet run on a GPU"
@@ -42,11 +43,11 @@ TARGETS = [
     Target("4 bits, gate and up, 1 row", "products, I4_128_Z", "gate and up, rows 1", 0.60, 0.80),
     Target("4 bits, a layer, 1 row", "products, I4_128_Z", "layer, rows 1", 0.50, 0.65),
     Target("4 bits, a layer, 8 rows", "products, I4_128_Z", "layer, rows 8", 0.50, 0.70),
-    Target("4 bits beside bf16, 32 rows", "products, I4_128_Z", "plain over this, rows 32", 1.0, 1.8, "more", "x"),
-    Target("4 bits beside bf16, 128 rows", "products, I4_128_Z", "plain over this, rows 128", 0.6, 0.85, "more", "x"),
+    Target("4 bits against bf16, 32 rows", "products, I4_128_Z", "plain over this, rows 32", 1.0, 1.8, "more", "x"),
+    Target("4 bits against bf16, 128 rows", "products, I4_128_Z", "plain over this, rows 128", 0.6, 0.85, "more", "x"),
     Target("Q4_K, a layer, 1 row", "products, Q4_K", "layer, rows 1", 0.50, 0.65),
     Target("NF4, a layer, 1 row", "products, NF4_64", "layer, rows 1", 0.45, 0.65),
-    Target("bf16 beside the library, 1 row", "products, plain", "library over own, rows 1", 1.0, 1.08, "more", "x"),
+    Target("bf16 against the library, 1 row", "products, plain", "library over own, rows 1", 1.0, 1.08, "more", "x"),
     Target("int8 rows and weights, 1,024 rows", "products of codes, I8_ROW", "gate and up, rows 1024", 0.55, 0.70),
     Target("E4M3 rows and weights, 1,024 rows", "products of codes, F8_E4M3_ROW", "gate and up, rows 1024", 0.55, 0.70),
     Target("E4M3 in blocks, 1,024 rows", "products of codes, F8_E4M3_128X128", "gate and up, rows 1024", 0.55, 0.70),
@@ -55,8 +56,8 @@ TARGETS = [
     Target("prefill attention, 4,096 tokens", "prefill attention", "4096 tokens", 300, 420, "more", "TFLOP/s"),
     Target("sampling, greedy, 32 rows", "sampling", "greedy, rows 32", 35, 25, "less", "microseconds"),
     Target("sampling, filters, 32 rows", "sampling", _FILTERS, 60, 40, "less", "microseconds"),
-    Target("fp8 cache beside bf16, 32 sequences of 8,192", "decode attention, fp8", _LONG, 1.5, 1.8, "more", "x"),
-    Target("int8 cache beside bf16, 32 sequences of 8,192", "decode attention, int8", _LONG, 1.5, 1.8, "more", "x"),
+    Target("fp8 cache against bf16, 32 sequences of 8,192", "decode attention, fp8", _LONG, 1.5, 1.8, "more", "x"),
+    Target("int8 cache against bf16, 32 sequences of 8,192", "decode attention, int8", _LONG, 1.5, 1.8, "more", "x"),
     Target("bf16, batch 1", "bf16: decode", "batch 1", 200, 235, "more", "tokens/s"),
     Target("bf16, batch 32", "bf16: decode", "batch 32", 4600, 5500, "more", "tokens/s"),
     Target("bf16, batch 256", "bf16: decode", "batch 256", 12000, 14500, "more", "tokens/s"),
@@ -64,11 +65,11 @@ TARGETS = [
     Target("4 bits, batch 32", "I4_128_Z: decode", "batch 32", 7500, 8500, "more", "tokens/s"),
     Target("fp8, batch 1", "F8_E4M3_128X128: decode", "batch 1", 300, 400, "more", "tokens/s"),
     Target("bf16, a prompt of 2,048", "bf16: prompts", "prompt of 2048", 36000, 43000, "more", "tokens/s"),
-    Target("Q4_K beside bf16, 8 rows", "products, Q4_K", "plain over this, rows 8", 1.3, 1.8, "more", "x"),
-    Target("Q6_K beside bf16, 8 rows", "products, Q6_K", "plain over this, rows 8", 1.3, 1.8, "more", "x"),
+    Target("Q4_K against bf16, 8 rows", "products, Q4_K", "plain over this, rows 8", 1.3, 1.8, "more", "x"),
+    Target("Q6_K against bf16, 8 rows", "products, Q6_K", "plain over this, rows 8", 1.3, 1.8, "more", "x"),
     Target("a prompt of 512 in pieces, over launched", _BESIDE, "prompt of 512, launched over in pieces", 2.0, 2.5,
            "more", "x"),
-    Target("31 streams beside a prompt of 512", _BESIDE, "longest gap of 31 streams beside it, over a usual step",
+    Target("31 streams with a prompt of 512", _BESIDE, "longest gap of 31 streams beside it, over a usual step",
            1.3, 1.2, "less", "x"),
     Target("graphs, batch 1", _MODES, "default over eager, batch 1", 1.5, 2.0, "more", "x"),
     Target("all layers streamed, a prompt of 8,192", "stream", "prompt of 8192, over the longer part", 1.10, 1.05,
@@ -115,6 +116,8 @@ def page(record: Mapping[str, Any]) -> str:
     parts += ["## Targets\n", table(_COLUMNS, [_row(target, cases) for target in TARGETS]), ""]
     if missed := _missed(cases):
         parts += [f"The farthest from its target: {missed}.\n"]
+    if limits := _limits(cases):
+        parts += ["## What the hardware allows\n", _ALLOWED, table(_LIMIT_COLUMNS, limits), ""]
     parts += ["## Who wins where\n", _winners(cases), ""]
     groups = dict.fromkeys(case["group"] for case in cases.values())
     for group in groups:
@@ -137,6 +140,10 @@ def write(record: Mapping[str, Any], path: Path) -> None:
     path.write_text(page(record), encoding="utf-8")
 
 
+_ALLOWED = """Targets that are not met, and the least time of their bytes at 4.8 TB/s or of their operations at 989
+TFLOP/s (bfloat16; twice that in fp8), by the data sheet of an H200 (`benchmarks/gpu_limits.py`).
+"""
+_LIMIT_COLUMNS = {"what": "title", "measured": "found", "limit": "limit", "arithmetic": "arithmetic", "note": "note"}
 _COLUMNS = {"what": "title", "measured": "found", "must": "must", "aim": "aim", "met": "met"}
 _FIGURES = {"figure": "name", "value": "value", "unit": "unit", "of the ceiling": "fraction"}
 
@@ -150,7 +157,7 @@ def _winners(cases: Mapping[str, Any]) -> str:
             if figure["unit"] != "not here":
                 times.setdefault(problem, {})[contender] = figure["value"]
     if not times:
-        return f"Libraries beside our kernels: {NOT_RUN}.\n"
+        return f"Libraries compared with our kernels: {NOT_RUN}.\n"
     rows = []
     for problem, found in times.items():
         best = min(found, key=found.__getitem__)
@@ -167,12 +174,34 @@ def _state(record: Mapping[str, Any]) -> str:
     return f"{machine['device']}, {machine['memory_gb']:.0f} GB, {versions}.\n"
 
 
-def _found(target: Target, cases: Mapping[str, Any]) -> float | None:
+def _limits(cases: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for each target that is not met and whose limit is known."""
+    rows = []
+    for target in TARGETS:
+        found, limit = _found(target, cases), LIMITS.get(target.title)
+        if found is None or limit is None or _score(target, found) >= 1:
+            continue
+        value = _figure_of(target, cases)["value"]
+        rows.append(
+            {
+                "title": target.title,
+                "found": f"{_short(value)} {limit.unit}",
+                "limit": f"{_short(limit.value)} {limit.unit}",
+                "arithmetic": limit.arithmetic,
+                "note": limit.note,
+            }
+        )
+    return rows
+
+
+def _figure_of(target: Target, cases: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figure of a target; empty if it was not measured."""
     figures: Sequence[Mapping[str, Any]] = cases.get(target.case, {}).get("figures", [])
-    figure = next((f for f in figures if f["name"] == target.figure), None)
-    if figure is None:
-        return None
-    found: float | None = figure["fraction" if target.kind == "fraction" else "value"]
+    return next((f for f in figures if f["name"] == target.figure), {})
+
+
+def _found(target: Target, cases: Mapping[str, Any]) -> float | None:
+    found: float | None = _figure_of(target, cases).get("fraction" if target.kind == "fraction" else "value")
     return found
 
 
@@ -200,7 +229,11 @@ def _row(target: Target, cases: Mapping[str, Any]) -> dict[str, str]:
 def _number(value: float, target: Target) -> str:
     if target.kind == "fraction":
         return f"{value:.0%}"
-    return f"{value:,.0f} {target.unit}" if value >= 1000 else f"{value:.3g} {target.unit}"
+    return f"{_short(value)} {target.unit}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _missed(cases: Mapping[str, Any]) -> str:
@@ -213,7 +246,7 @@ def _figure(figure: Mapping[str, Any]) -> dict[str, str]:
     fraction = figure["fraction"]
     return {
         "name": figure["name"],
-        "value": f"{figure['value']:,.0f}" if abs(figure["value"]) >= 1000 else f"{figure['value']:.3g}",
+        "value": _short(figure["value"]),
         "unit": figure["unit"],
         "fraction": "" if fraction is None else f"{fraction:.0%}",
     }

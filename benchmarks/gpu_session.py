@@ -12,7 +12,11 @@ a machine with a network, in a folder that git ignores:
     pip wheel --no-deps -w build/wheels .                                    # octavo
     pip download --no-deps -d build/wheels humming-kernels fla-core          # the libraries of `gpu-fast`
     pip wheel --no-deps -w build/wheels llama-cpp-python                     # the peer of the processor
-    du -sm build/wheels
+    du -sm build/wheels build/peers
+
+Peers of the GPU's products (`gpu_peers.py`) take their source packages along, in `build/peers` as `NAME-*.tar.gz` (from
+a clone: `git archive --prefix=gemlite-main/ -o build/peers/gemlite-main.tar.gz HEAD`, and the same for exllamav3). They
+are built on the GPU machine, exllamav3 only if `nvcc` is there.
 
 On the GPU machine, `pip install --no-index --no-deps build/wheels/*.whl` runs first. A GGUF file that exceeds the rest
 of the 64 MiB has to be on that machine already.

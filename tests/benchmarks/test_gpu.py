@@ -25,7 +25,7 @@ def test_every_case_runs_at_tiny_sizes_and_is_right(tmp_path: Path) -> None:
     done = run("--smoke", "--json", record)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     cases = json.loads(record.read_text())["cases"]
-    groups = {"correctness", "ceilings", "models", "products", "providers", "kernels", "offload"}
+    groups = {"correctness", "ceilings", "models", "products", "providers", "kernels", "offload", "peers"}
     assert {case["group"] for case in cases.values()} == groups
     for name, case in cases.items():
         assert case["state"] == "done", name
@@ -108,7 +108,7 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     assert "not yet run on a GPU" in page
     assert "### rows (abb)\n" in page, "figures of another commit say so"
     assert "### launches\n\nBeware.\n" in page
-    assert "Libraries beside our kernels: not yet run on a GPU." in page
+    assert "Libraries compared with our kernels: not yet run on a GPU." in page
     names = {"Q4_K, rows 8: triton": 40.0, "Q4_K, rows 8: humming": 25.0, "Q4_K, rows 16: triton": 41.0}
     figures = [{"name": n, "value": v, "unit": "microseconds", "fraction": None} for n, v in names.items()]
     figures.append(
@@ -118,6 +118,18 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     page = report.page({"machine": machine, "cases": cases})
     assert "| Q4_K, rows 8 | humming | triton 40, humming 25 microseconds |" in page
     assert "| Q4_K, rows 16 | triton | triton 41 microseconds |" in page
+
+
+def test_each_target_that_is_not_met_has_the_limit_of_the_data_sheet(script: Callable[[str], ModuleType]) -> None:
+    page = script("gpu_report").page(json.loads((ROOT / "docs" / "lab" / "performance_gpu.json").read_text()))
+    rows = page.partition("## What the hardware allows")[2].partition("## Who wins where")[0]
+    missed = [line.split(" | ")[0] for line in page.splitlines() if line.endswith(" | no |")]
+    assert missed
+    assert [line.split(" | ")[0] for line in rows.splitlines() if line.startswith("| ")][1:] == missed
+    assert (
+        "| 4 bits, a layer, 1 row | 53.5 microseconds | 23.8 microseconds | 218.1 million numbers of 4.19 bits" in rows
+    )
+    assert "| bf16, batch 256 | 11,723 tokens/s | 24,890 tokens/s | 15.0 GB of weights and 34.4 GB of cache" in rows
 
 
 def test_the_page_is_that_of_the_record(script: Callable[[str], ModuleType]) -> None:
