@@ -43,6 +43,26 @@ def test_arguments_become_objects() -> None:
     assert messages[2:] == CONVERSATION[2:]
 
 
+def test_calls_are_messages_where_templates_show_none() -> None:
+    messages = for_tool_template([*CONVERSATION, assistant(("1", "now", "{}"), content="So.")], tool_formats()["glm4"])
+    assert messages[1:3] == [
+        {"role": "assistant", "metadata": "get_weather", "content": '{"city": "Paris"}'},
+        {"role": "assistant", "metadata": "now", "content": "{}"},
+    ]
+    assert [(each["role"], each["content"]) for each in messages[3:5]] == [
+        ("observation", "rain"),
+        ("observation", "noon"),
+    ]
+    assert messages[6:] == [
+        {"role": "assistant", "content": "So."},
+        {"role": "assistant", "metadata": "now", "content": "{}"},
+    ]
+    messages = for_tool_template(CONVERSATION, tool_formats()["nemotron_mini"])
+    written = '<toolcall> {"name": "get_weather", "arguments": {"city": "Paris"}} </toolcall>'
+    assert messages[1] == {"role": "assistant", "content": written}
+    assert messages[3]["role"] == "tool"
+
+
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "{'a': 1}"])
 def test_what_is_no_object_stays_text(arguments: str) -> None:
     messages = for_tool_template([assistant(("1", "f", arguments))], tool_formats()["hermes"])

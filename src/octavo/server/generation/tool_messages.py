@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -23,8 +23,12 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
 
     A call's `function.arguments` is JSON text. It becomes an object, as templates expect, unless templates of this
     format want text. Text that is not a JSON object stays text. Call ids are converted to the form that the format
-    wants, and a call and its result get the same id. If a message with calls has `content` None, it becomes "".
+    wants, and a call and its result get the same id. If a message with calls has `content` None, it becomes "". Calls
+    become messages of their own where templates do not show `tool_calls`.
     """
+    if tool_format.earlier_call is not None:
+        write, role = tool_format.earlier_call, tool_format.result_role
+        return [each for message in messages for each in _as_messages(message, write, role)]
     converted = []
     ids: dict[str, str] = {}  # ids of the last calls, where calls had equal ones
     numbers = count()  # numbers all calls of the conversation
@@ -100,6 +104,18 @@ def for_plain_template(
         else:
             converted.insert(0, {"role": "system", "content": prompt})
     return converted
+
+
+def _as_messages(
+    message: Mapping[str, Any], earlier_call: Callable[[str, str], dict[str, str]], result_role: str
+) -> list[dict[str, Any]]:
+    """Return the text of a message and then each of its calls as messages, or a result in the template's role."""
+    if message["role"] == "tool":
+        return [{**message, "role": result_role}]
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    text = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = [{"role": message["role"], **earlier_call(each["name"], each["arguments"] or "{}")} for each in functions]
+    return [text, *calls] if message.get("content") or not calls else calls
 
 
 def _call_for_template(call: Mapping[str, Any], tool_format: ToolFormat, number: int) -> dict[str, Any]:

@@ -43,6 +43,9 @@ class ToolFormat:
     arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects
     is_bare: calls are bare JSON objects, which no grammar can distinguish from an answer in JSON while they are written
     num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None for any
+    earlier_call: the message of an earlier call with this name and these arguments, for templates that do not show
+        `tool_calls`; None for all other templates
+    result_role: the role of a call's result in the template
     names_in_ids: templates of this format show only a call's id, which is functions.NAME:NUMBER
     """
 
@@ -62,6 +65,8 @@ class ToolFormat:
     arguments_as_text: bool = False
     is_bare: bool = False
     num_call_id_chars: int | None = None
+    earlier_call: Callable[[str, str], dict[str, str]] | None = None
+    result_role: str = "tool"
     names_in_ids: bool = False
 
 

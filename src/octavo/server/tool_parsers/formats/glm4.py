@@ -76,4 +76,6 @@ FORMAT = ToolFormat(
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_MARK, _END),
+    earlier_call=lambda name, arguments: {"metadata": name, "content": arguments},
+    result_role="observation",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from octavo.server.tool_parsers.calls import json_call
-from octavo.server.tool_parsers.grammar import forced_calls, free_calls
+from octavo.server.tool_parsers.grammar import forced_calls, free_calls, write_call
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _OPEN, _CLOSE = "<toolcall>", "</toolcall>"
@@ -23,4 +23,5 @@ FORMAT = ToolFormat(
     grammar=forced_calls(_CALL, separator=" "),
     optional_grammar=free_calls(_CALL, _OPEN),
     marks=(_OPEN, _CLOSE),
+    earlier_call=lambda name, arguments: {"content": write_call(_CALL, name, arguments)},
 )
