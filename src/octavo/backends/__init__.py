@@ -164,7 +164,7 @@ class Executor(Protocol):
     # tokens from the one before: `Batch.token_sources`. May change with each step.
     max_in_flight: int
     settles_drafts: bool  # takes `Batch.late`
-    num_stages: int  # of a pipeline, which computes so many steps of different sequences at the same time
+    num_stages: int  # pipeline stages: this many steps of different sequences run at the same time
     cache_sizes: CacheSizes  # groups of layers with block tables of their own, and bytes of a token in them
     workspace_bytes: int  # activations and scratch at the limits
     weight_bytes: int  # packed weights

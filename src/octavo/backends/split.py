@@ -262,7 +262,7 @@ class SplitBackend:
             raise InsufficientMemoryError(EXPERTS_FROM_DISK)
         stored = [sum(parameter_info(weights, p).nbytes for p in part.graph.parameters) for part in graph.parts]
         executors: list[Executor] = []
-        with_threads: _SharesThreads | None = None  # the first part on the CPU: the others compute on its threads
+        with_threads: _SharesThreads | None = None  # the first part on the CPU, whose threads the other parts use
         try:
             for number, part in enumerate(graph.parts):
                 backend = self.device if part.on_device else self.cpu

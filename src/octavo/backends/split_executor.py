@@ -40,7 +40,7 @@ class SplitExecutor:
         self._thread = ThreadPoolExecutor(1, "octavo-split")
         self._num_parts_done = 0
         self._moved = MovedSizes()
-        self._ranges: list[tuple[int, int]] = []  # of the bytes of a block, those of each part
+        self._ranges: list[tuple[int, int]] = []  # each part's range of a block's bytes
         self._state_ranges = _ranges(part.sizes.cache.moved_state_bytes for part in sizes.parts)
         self.cache_sizes = sizes.cache
         self.workspace_bytes = sum(each.workspace_bytes for each in executors)

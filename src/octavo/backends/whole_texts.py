@@ -14,7 +14,7 @@ from octavo.batch import Batch
 from octavo.graph.builder import Graph
 from octavo.quantization.packed import Weight
 
-_BLOCK_STEP = 16  # the CPU's cache blocks hold a multiple of so many tokens
+_BLOCK_STEP = 16  # the CPU's cache blocks hold a multiple of this many tokens
 MAX_BLOCK_TOKENS = 256
 
 

@@ -57,7 +57,7 @@ class Graph:
         self.weights = weights
         self.nodes: list[Node] = []
         self.outputs: tuple[Value, ...] = ()  # of a step; set once the model is complete
-        self.tap: Value | None = None  # [OUTPUTS, cols], given beside the hidden states: made before these
+        self.tap: Value | None = None  # [OUTPUTS, cols], returned with the hidden states and computed before them
         self.borrowed: tuple[KVCache, ...] = ()  # of another graph, for operations that own none
         self._cache_layout: CacheLayout | None = None
         self._layer = ""

@@ -72,7 +72,7 @@ class _View:
         return value
 
 
-# The nodes that replace one, the last of which makes the same value; None: nothing to do.
+# The nodes that replace a node. The last one computes the same value. None if there is nothing to do.
 _Rule = Callable[[Node, _View], "list[Node] | None"]
 
 
@@ -198,7 +198,7 @@ def select_rows_early(body: Body) -> Body:
     In the last layer this skips everything after the attention for tokens whose logits are not wanted.
     """
     view = _View(body)
-    whole, moved = set(body.outputs), set[Value]()  # whole: values of which something uses all rows
+    whole, moved = set(body.outputs), set[Value]()  # whole: values that are used with all rows
     for node in reversed(body.nodes):
         if node.op.row_wise and node.output.rows is TOKENS and node.output not in whole:
             moved.add(node.output)

@@ -41,7 +41,7 @@ class RankGraph:
         self.rank, self.size, self.wishes, self.whole_experts = rank, size, wishes, whole_experts
         self._graph = graph
         self._nodes: list[Node] = []
-        self._forms: dict[tuple[Value, RankLayout], Value] = {}  # the rank's values of those of the graph
+        self._forms: dict[tuple[Value, RankLayout], Value] = {}  # the rank's forms of the graph's values
         self._layouts: dict[Value, RankLayout] = {}  # in which they are computed
         self._layer = ""
 
@@ -52,7 +52,7 @@ class RankGraph:
             local, layout = self._made(node)
             self._layouts[node.output] = layout
             self._forms[node.output, layout] = local
-            if node.output == self._graph.tap:  # whole before the hidden states, with which a step may end
+            if node.output == self._graph.tap:  # whole before the hidden states, because a step may end with these
                 self.value(node.output, None)
         outputs = tuple(self.value(value, None) for value in self._graph.outputs)
         part = Graph.from_nodes(self._graph, self._nodes, outputs)
@@ -95,7 +95,7 @@ class RankGraph:
         return layout.whole(self, value.cols, self._forms[value, layout])
 
     def gathered(self, layout: ColumnSplit, cols: int, local: Value) -> Value:
-        """Return the whole value of `cols` columns, some of which each rank has."""
+        """Return the whole value of `cols` columns, from each rank's part of them."""
         *starts, total = accumulate((layout.width(rank) for rank in range(self.size)), initial=0)
         gathered = self.emit(AllGather(local, self.size, total, starts[self.rank]))
         if layout.in_order(cols):

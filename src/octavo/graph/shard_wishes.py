@@ -21,7 +21,7 @@ class Wishes:
     def __init__(self, graph: Graph, size: int, steps: Steps) -> None:
         self.size, self.steps = size, steps
         self.heads: dict[Value, HeadSplit] = {}  # by output of an attention
-        self.heads_of_layer: dict[int, HeadSplit] = {}  # those of a layer's cache, for all that read it
+        self.heads_of_layer: dict[int, HeadSplit] = {}  # heads of a layer's cache, for all operations that read it
         self.states: dict[Value, StateSplit | None] = {}  # by output of an operation with heads of states
         self.by_sums: set[Value] = set()  # outputs of norms over all columns that ranks may compute by parts
         self._found: dict[Value, Wish | None] = {}

@@ -72,7 +72,7 @@ def _codebook(name: str, table: tuple[float, ...]) -> Callable[[Floats], Weight]
     """Return a quantizer for a bitsandbytes format: absmax / table over blocks of 64 numbers of the flattened matrix.
 
     A number gets the nearest entry, the lower one in a tie. A block may continue in the next row, so each row is
-    divided into pieces that lie within one block. Source: `quantize_4bit` of bitsandbytes.
+    divided into pieces within one block. Source: `quantize_4bit` of bitsandbytes.
     """
     numbers = np.array(table, np.float32)
     order = np.argsort(numbers, kind="stable").astype(np.uint8)

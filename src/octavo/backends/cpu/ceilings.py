@@ -1,4 +1,4 @@
-"""The kernels' peak rates, with which profiles are compared; `benchmarks/ceilings.py` measures more.
+"""The kernels' peak rates, as a reference for profiles; `benchmarks/ceilings.py` measures more.
 
 Each rate is the best of many short rounds, because other programs on a shared machine can only slow a round down.
 """
@@ -18,7 +18,7 @@ from octavo.backends.rates import Rates
 _BEYOND_CACHES = 256 << 20  # bytes that all threads together read; a power of two
 CACHE_BYTES = {"L1": 16 << 10, "L2": 192 << 10}  # working sets of each thread, well inside the cache of that name
 ROUNDS = 12
-# Many short rounds: a core assigns instructions to its units anew at each entry of a loop, and the rate varies by half.
+# Many short rounds: a core reassigns instructions to its units at each loop entry, and the rate varies by half.
 _SHORT_ROUNDS = 120
 _SECONDS_PER_ROUND = 0.0008
 _LANES = 16

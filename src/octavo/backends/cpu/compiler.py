@@ -213,7 +213,7 @@ def _make_program(
     """Create a program without operations. Its values are in the order of the graph's nodes."""
     memory = plan(graph, limits.rows, _ELEMENT_BYTES)
     values = [node.output for node in graph.nodes]
-    # The limit of token ids in a batch: the rows of the embedding, not those of a table of positions.
+    # Token ids in a batch are limited by the rows of the embedding, not by a table of positions.
     tables = [node.op.num_rows for node in graph.nodes if isinstance(node.op, Embedding) and node.op.has_all]
     return _native.Program(
         isa,

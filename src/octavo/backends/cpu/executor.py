@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from octavo.graph.values import Parameter, Value
 
 
-SHORT_STEP_S = 0.01  # the time between two steps is 0.1 ms, so beside longer ones it hardly counts
+SHORT_STEP_S = 0.01  # the time between two steps is 0.1 ms, which hardly counts for longer ones
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
 
 _Arrays = list[tuple[int, "Float32"]]  # values of the program
@@ -121,7 +121,7 @@ class CpuExecutor:
         # As `octavo.backends.cpu.compile`, for a graph that has some of these matrices, too: they are not packed again.
         self.compile_beside: Callable[..., CpuExecutor] | None = None
         self.guard: _native.MappingGuard | None = None  # of mapped weights
-        self._short_tokens = 0  # steps of so many tokens are short
+        self._short_tokens = 0  # steps with at most this many tokens are short
         self._last_tokens: Int32 = np.zeros(0, np.int32)  # [R], those that the last step draws
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> list[PreparedPart]:

@@ -18,7 +18,7 @@ from octavo.graph.cache import CacheSizes, KVCache
 from octavo.graph.layer_formats import LayerFormat
 
 _SCALE_BYTES = 4
-_ALIGNED_TO = 8  # bytes of a token of a layer, so that numbers of every type lie at multiples of their size
+_ALIGNED_TO = 8  # bytes of a layer's token, so that numbers of every type are aligned to their size
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class TorchBackend:
         if calls is not None:
             problems = product_problems(graph, matrices, place)
             provided = {p: q for p, q in problems.items() if choose(q).winner != OWN}
-            # A library's packed form of a matrix is beside the planes.
+            # A library's packed form of a matrix comes in addition to the planes.
             held |= {p: held[p] + humming.extra_bytes(q) for p, q in provided.items()}
             providers = tuple(choice.line for choice in choices(graph, problems.values(), place, cached))
         values = step_plan(graph, limits, self.dtype, calls, multiplied_by_codes(matrices)).total_bytes

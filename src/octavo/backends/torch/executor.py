@@ -220,7 +220,7 @@ class TorchExecutor:
         self.load_adapter(slot, PreparedFactors([], []))
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._graphs = self._pieces = None  # those of an earlier cache have its addresses
+        self._graphs = self._pieces = None  # earlier ones contain the addresses of an earlier cache
         num_bytes = num_blocks * self.cache_sizes.block_bytes(block_size) + num_states * self.cache_sizes.state_bytes
         with room_for("the KV cache", num_bytes):
             self._cache = self._new_cache(num_blocks, block_size, num_states)
@@ -453,7 +453,7 @@ class TorchExecutor:
         self._evaluate(step, self._head[:-1])
         own, options = step.values[gather.x].float(), rows_of(batch.sampling, rows)
         samples = sample_together(own, options, self._widths[gather], group.rank, group.side_by_side, offers)
-        # A row without an outcome is the first rank's to report: it alone knows of requests, and the others go on.
+        # Only the first rank reports rows without an outcome: it alone knows of requests, and the other ranks go on.
         return samples if group.rank == 0 else None, None
 
     def _sampled(

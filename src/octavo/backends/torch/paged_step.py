@@ -187,7 +187,7 @@ class PagedStep(TorchStep):
         for value, tensor in whole.items():
             self.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
         self.num_outputs = rows.stop - rows.start
-        if rows.start > 0:  # what is known of as many slots is of other outputs
+        if rows.start > 0:  # what is stored for slots belongs to other outputs
             self.sorted_slots.clear()
             self.grouped_slots.clear()
 
@@ -381,7 +381,7 @@ class PagedStep(TorchStep):
         for some, small in zip(self.arrays.sequences, self.small.sequences, strict=True):
             if some.rows is None:  # all sequences have equally many tokens
                 return self._attended(heads, p, (some, small), tables, out)
-            # These tokens lie apart.
+            # These tokens are not contiguous.
             own = torch.index_select(heads, 0, some.rows, out=self.find((len(some.rows), *heads.shape[1:]), q.dtype))
             mixed = self._attended(own, p, (some, small), tables, self.find((len(own), p.output_width), q.dtype))
             out.index_copy_(0, some.rows, mixed)

@@ -30,7 +30,7 @@ from octavo.graph.ops.low_rank import BesideWeights
 from octavo.graph.values import TOKENS, Value
 
 MOST_TOKENS = 2048
-# Beside those with states of their own.
+# Operations that depend on sequences, besides those with states.
 _OF_SEQUENCES = (Attention, FusedAttention, LatentAttention, EncoderAttention, CrossAttention, BesideWeights)
 
 

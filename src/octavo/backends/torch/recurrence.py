@@ -26,7 +26,7 @@ def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> T
     """
     (state,) = step.read_states(cache)  # [sequences, taps - 1, cols]
     sequences, reach, cols = state.shape
-    # The rows that a token sees lie in its own step or in its sequence's state: both as one table, by row number.
+    # The rows that a token sees are in its own step or in its sequence's state: both form one table, by row number.
     table = torch.cat([state.reshape(-1, cols).to(x.dtype), x])
     starts, saves = step.rows.first_rows, step.rows.save_counts
     offset = torch.arange(len(x), device=x.device) - starts[step.rows.sequences]

@@ -42,7 +42,7 @@ class StepRows:
 
     token_ids: Tensor  # [T], grouped by sequence
     positions: Tensor  # [T], in the sequence
-    sequences: Tensor  # [T], to which each token belongs
+    sequences: Tensor  # [T], the sequence of each token
     wanted: Tensor  # [R], index into the T tokens
     first_rows: Tensor  # [N + 1], `starts` on the device
     starts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The memory of many tensors gathered in one buffer, from which the same tensors can be viewed again on any device."""
+"""Gathers the memory of many tensors in one buffer; the same tensors can be viewed in it again on any device."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
     ops = [node.op for node in graph.nodes]
     if has_kernels:
         return {op.weight for op in ops if isinstance(op, HeadLinear)}
-    tables = (Embedding, PositionEmbedding, TokenTypeEmbedding)  # of which rows are read
+    tables = (Embedding, PositionEmbedding, TokenTypeEmbedding)  # operations that read rows
     return {p for op in ops if not isinstance(op, tables) for p in op.parameters}
 
 

@@ -293,7 +293,7 @@ class ChannelScan(Op):
     dt: Value  # [TOKENS, cols]
     b: Value  # [TOKENS, state_dim]
     c: Value
-    decay: Parameter  # [state_dim * cols], negative: those of all columns for the first number, then for the next one
+    decay: Parameter  # [state_dim * cols], negative: all columns for the first state element, then for the next
     skip: Parameter  # [cols]
     index: int
 

@@ -262,7 +262,7 @@ class LayerNorm(Op):
     weight: Parameter
     bias: Parameter | None
     eps: float
-    group: int = 0  # 0 means all columns; weight and bias have those of all groups
+    group: int = 0  # 0 means all columns; weight and bias cover all groups
 
     @property
     def columns(self) -> int:

@@ -51,7 +51,7 @@ def _fused_linear(op: FusedLinear, step: TorchStep) -> Tensor | CodedRows:
         return step.linear(x, op.weights, op.biases, residual, out=step.out)
     if residual is None:
         return step.gate_product(x, op, step.out)
-    # The place of the output may be that of the residual.
+    # The output may use the residual's memory.
     found = step.gate_product(x, op, step.find((len(x), op.weights[0].shape[0]), x.dtype))
     assert isinstance(found, Tensor), "a product takes no codes of a sum"
     return torch.add(found, residual, out=step.out)

@@ -120,6 +120,6 @@ def product_problems(
 
 
 def report(place: Place) -> list[str]:
-    """Return one line per provider that tells whether it can be used here at all."""
+    """Return one line for each provider, with the reason if it cannot be used here."""
     names = [name for candidates in _CANDIDATES.values() for name in candidates]
     return [f"{name}: {provider(name).absent(place) or 'ready'}" for name in names]

@@ -22,7 +22,7 @@ from octavo.backends.torch.quantized import matrix_of
 LEAST_ROWS, MOST_ROWS = 5, 256
 _TYPES = {"e4m3": "float8e4m3", "e5m2": "float8e5m2", "e2m1": "float4e2m1", "e2m1_doubled": "float4e2m1"}
 _GROUPS = (16, 32, 64, 128, 256)
-_OUT, _IN = 64, 128  # of which a matrix has to be multiples
+_OUT, _IN = 64, 128  # the shape of a matrix must be multiples of these
 
 
 def absent(place: Place) -> str | None:

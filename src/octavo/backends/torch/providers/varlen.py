@@ -25,7 +25,7 @@ from octavo.graph.ops.attention import AttentionParams
 
 _MODULE = "torch.nn.attention.varlen"
 _NEEDED = ("scale", "window_size", "enable_gqa")
-_PAGE = 256  # tokens, of which pages that it reads itself are multiples
+_PAGE = 256  # tokens; pages that it reads directly are multiples of this size
 
 
 @cache
