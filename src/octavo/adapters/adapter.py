@@ -30,7 +30,7 @@ class AdapterBase:
     """The model that adapters are made for.
 
     places: the weights of its graph that adapters may change, by name, with their shapes (tables transposed).
-    weights: its weights, to which magnitudes are relative.
+    weights: its weights. Magnitudes are relative to them.
     tables: the names of its embeddings.
     path: the checkpoint to open for the weights, or None if `weights` can be read at any time.
     """

@@ -64,7 +64,7 @@ class Checkpoint:
     config: ModelConfig  # the `Config` of that module
     weights: Weights
     file: TensorFiles
-    stored: Sequence[WeightInfo]  # the weights as the files have them
+    stored: Sequence[WeightInfo]  # the weights as stored in the files
     quantization: str | None = None  # method of a quantized safetensors checkpoint
     pooling: PoolingConfig = field(default_factory=PoolingConfig)  # how to compute vectors and scores of texts
     sight: Sight | None = None  # None if it reads only text

@@ -1,4 +1,4 @@
-"""Beam search: picks the beams that continue, finishes the others, and ends the search.
+"""Beam search: picks the beams that continue, finishes those that end, and ends the search.
 
 The rules are those of transformers' beam search (`generate` with num_beams and without sampling).
 """

@@ -1,4 +1,4 @@
-"""The files for blocks kept on disk: a header and records, to which one process appends while others read.
+"""The files for blocks kept on disk: a header and records. One process appends records while others read.
 
 A segment and each of its records begin with a header that ends with its own digest. A record's content begins with a
 digest of itself (`block_tier.sealed`).

@@ -1,4 +1,4 @@
-"""Prepares a rank to join the others: its NUMA node, its compute threads, and its group."""
+"""Prepares a rank to join the other ranks: its NUMA node, its compute threads, and its group."""
 
 from __future__ import annotations
 

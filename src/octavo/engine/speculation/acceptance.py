@@ -12,7 +12,7 @@ _FORGETTING = 0.97  # decay per further try: about the last thirty decide
 class Acceptance:
     """Counts of tried and right guesses. Older guesses count less.
 
-    everybody: the counts over all sequences, from which a new sequence starts; None for those counts themselves.
+    everybody: the counts over all sequences, used as the start for a new sequence; None for those counts themselves.
     """
 
     def __init__(self, everybody: Acceptance | None = None) -> None:
