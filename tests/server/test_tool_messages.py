@@ -44,7 +44,9 @@ def test_arguments_become_objects() -> None:
 
 
 def test_calls_are_messages_where_templates_show_none() -> None:
-    messages = for_tool_template([*CONVERSATION, assistant(("1", "now", "{}"), content="So.")], tool_formats()["glm4"])
+    conversation = [*CONVERSATION, assistant(("1", "now", "{}"), content="So.")]
+    assert for_tool_template(conversation, tool_formats()["glm4"], "<|observation|>")[3]["role"] == "tool"
+    messages = for_tool_template(conversation, tool_formats()["glm4"], "{% if role == 'observation' %}")
     assert messages[1:3] == [
         {"role": "assistant", "metadata": "get_weather", "content": '{"city": "Paris"}'},
         {"role": "assistant", "metadata": "now", "content": "{}"},

@@ -81,7 +81,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     if is_taught:
         messages = for_plain_template(messages, shown_tools, tool_format)
     else:
-        messages = for_tool_template(messages, tool_format)
+        messages = for_tool_template(messages, tool_format, template)
         if tools:
             arguments["tools"] = shown_tools
     params = spec.params

@@ -16,10 +16,13 @@ MALFORMED = "INVALID_JSON"
 """The name of arguments that are no object, where only an object will do."""
 
 
-def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:
+def for_tool_template(
+    messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat, template: str = ""
+) -> list[dict[str, Any]]:
     """Return messages for a template with tools.
 
     messages: checked, in OpenAI's format; they are not modified
+    template: the source of the template
 
     A call's `function.arguments` is JSON text. It becomes an object, as templates expect, unless templates of this
     format want text. Text that is not a JSON object stays text. Call ids are converted to the form that the format
@@ -28,6 +31,7 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
     """
     if tool_format.earlier_call is not None:
         write, role = tool_format.earlier_call, tool_format.result_role
+        role = role if f"'{role}'" in template else "tool"
         return [each for message in messages for each in _as_messages(message, write, role)]
     converted = []
     ids: dict[str, str] = {}  # ids of the last calls, where calls had equal ones

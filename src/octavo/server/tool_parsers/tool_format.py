@@ -45,7 +45,7 @@ class ToolFormat:
     num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None for any
     earlier_call: the message of an earlier call with this name and these arguments, for templates that do not show
         `tool_calls`; None for all other templates
-    result_role: the role of a call's result in the template
+    result_role: the role of a call's result in templates that name it
     names_in_ids: templates of this format show only a call's id, which is functions.NAME:NUMBER
     """
 
