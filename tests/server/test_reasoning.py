@@ -64,6 +64,11 @@ CASES = [
     (OPENED + "\n</think>\n\n", "Four. </think>", "", "Four. </think>"),
 ]
 
+STEP = (  # Step 3.5
+    "{%- set content = content.split('</think>')[-1] %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+)
+
 
 def think() -> ReasoningFormat:
     found = find_reasoning_format(QWEN3)
@@ -82,7 +87,7 @@ def parse(prompt: str, pieces: list[str], reasoning_format: ReasoningFormat | No
 
 
 def test_formats_are_found_in_published_templates() -> None:
-    for template in (QWEN3, DEEPSEEK_R1, SMOLLM3, GLM_45):
+    for template in (QWEN3, DEEPSEEK_R1, SMOLLM3, GLM_45, STEP):
         found = find_reasoning_format(template)
         assert found is not None
         assert (found.open, found.close) == ("<think>", "</think>")

@@ -150,6 +150,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "apertus": {"8b": "unsloth/Apertus-8B-Instruct-2509-GGUF"},
     "glm4.5-air": {"106b": "unsloth/GLM-4.5-Air-GGUF"},
     "llama4-scout": {"109b": "unsloth/Llama-4-Scout-17B-16E-Instruct-GGUF"},
+    "step3.5-flash": {"196b": "ggml-org/Step-3.5-Flash-GGUF"},
     "minimax-m2": {"230b": "unsloth/MiniMax-M2-GGUF"},
     "magistral": {"24b": "unsloth/Magistral-Small-2506-GGUF"},
 }
