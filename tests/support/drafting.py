@@ -28,7 +28,7 @@ class DraftingSampler(TokenSampler):
         self._random = random.Random(seed)
 
     def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        """Return True if drafts may be proposed, which depends on the token before them."""
+        """Return False: the next step must wait for its results, because drafts depend on the token before them."""
         return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
