@@ -295,7 +295,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM) -> None:
 
 @pytest.mark.parametrize("wrong", [[], (), None, 5, {"role": "user", "content": "x"}])
 def test_an_empty_conversation_is_refused(llm: LLM, wrong: object) -> None:
-    with pytest.raises(UsageError, match="a conversation is a list of one message or more"):
+    with pytest.raises(UsageError, match="a conversation must be a list of one or more messages"):
         llm.chat(wrong, PARAMS, chat_template="x")  # type: ignore[arg-type]
 
 

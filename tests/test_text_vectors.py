@@ -108,7 +108,7 @@ def test_a_decoder_with_a_head_of_classification(tmp_path: Path) -> None:
         labels = [model(**tokenizer(QUERY, text, return_tensors="pt")).logits.item() for text in TEXTS]
     with LLM(str(path)) as llm:
         np.testing.assert_allclose(scores(llm, TEXTS), torch.sigmoid(torch.tensor(labels)), atol=2e-3)
-        with pytest.raises(UsageError, match="cross-encoder: it generates no text; take /v1/embeddings"):
+        with pytest.raises(UsageError, match="cross-encoder: it generates no text; use /v1/embeddings"):
             llm.generate("x")
         with pytest.raises(UsageError, match="it scores pairs of texts and has no vectors"):
             llm.embed("x")
@@ -203,11 +203,11 @@ def test_async(tmp_path: Path) -> None:
 def test_what_an_encoder_refuses(tmp_path: Path) -> None:
     with LLM(str(save_encoder("bert", tmp_path))) as llm:
         assert llm.max_model_len == 64
-        with pytest.raises(UsageError, match="this model is an encoder: it generates no text; take /v1/embeddings"):
+        with pytest.raises(UsageError, match="this model is an encoder: it generates no text; use /v1/embeddings"):
             llm.generate("x")
         with pytest.raises(UsageError, match="65 tokens; with a context of 64 tokens it can have at most 64"):
             llm.embed([[5] * 65])
-        with pytest.raises(UsageError, match="pooling is 'cls', but this model's vectors are made by 'mean'"):
+        with pytest.raises(UsageError, match="pooling is 'cls', but this model uses 'mean'"):
             llm.embed("x", pooling="cls")
         with pytest.raises(UsageError, match="data_1 has 2 texts and data_2 3"):
             llm.score(["a", "b"], ["a", "b", "c"])

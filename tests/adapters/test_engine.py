@@ -177,7 +177,7 @@ def test_a_slot_is_used_again_while_a_step_of_an_ended_request_is_under_way(mode
 
 
 def test_refusals(model: Path, adapters: list[Path], tmp_path: Path) -> None:
-    with LLM(str(model), **OPTIONS) as llm, pytest.raises(UsageError, match="load it with enable_lora"):  # type: ignore[arg-type]
+    with LLM(str(model), **OPTIONS) as llm, pytest.raises(UsageError, match="load the model with enable_lora"):  # type: ignore[arg-type]
         llm.generate([PROMPTS[0]], GREEDY, adapter="a")
     with LLM(str(model), enable_lora=True, max_lora_rank=4, **OPTIONS) as llm:  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"rank 5 is above max_lora_rank 4; raise it"):

@@ -414,7 +414,7 @@ def test_wrong_options_of_commands_are_one_line(command: str, option: str, value
 def test_options_for_a_gpu_that_is_not_there() -> None:
     for options in ({"gpu_layers": 3}, {"gpu_memory": "1GiB"}):
         name, value = next(iter(options.items()))
-        with pytest.raises(UsageError, match=f"{name} {value}: there is no GPU here that torch can use"):
+        with pytest.raises(UsageError, match=f"{name} {value}: torch finds no usable GPU"):
             backend_of(EngineConfig(**options))
     with pytest.raises(UsageError, match="the device cuda is not there"):
         backend_of(EngineConfig(device="cuda"))

@@ -63,7 +63,7 @@ def test_durations_and_repeated_options_of_the_server() -> None:
         ("host is wrong; this host is not", "--host is wrong; this host is not"),
         ("lower max_model_len to 5, or max_num_seqs.", "lower --max-model-len to 5, or --max-num-seqs."),
         ("/tmp/max_model_len.gguf: no file; --max-tokens", "/tmp/max_model_len.gguf: no file; --max-tokens"),
-        ("give kv_cache_memory 7MiB", "give --kv-cache-memory 7MiB"),
+        ("set kv_cache_memory to 7MiB", "set --kv-cache-memory to 7MiB"),
     ],
 )
 def test_messages_name_flags(message: str, said: str) -> None:

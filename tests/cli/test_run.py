@@ -85,8 +85,8 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("x", "--raw", "--system", "y"), 2, "--system needs the chat template"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "--kv-cache-memory is 'much'"),
         (("MODEL", "ab"), 2, "no chat template"),
-        (("MODEL", "ab" * 100, "--raw"), 2, "at most 63, so that one new token has room. Shorten it\n"),
-        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise --max-model-len, for this model up to 64"),
+        (("MODEL", "ab" * 100, "--raw"), 2, "at most 63, to leave room for one new token. Shorten it\n"),
+        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise --max-model-len (up to 64 for this model)"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "--kv-cache-memory"),
         (("/nowhere/model.gguf", "x"), 3, "/nowhere/model.gguf"),
         (("smolm2", "x"), 3, "did you mean smollm2"),
@@ -394,7 +394,7 @@ def test_wrong_prompt_caches_are_refused(tiny: Path, tmp_path: Path, monkeypatch
         (("--prompt-cache-all",), "need --prompt-cache FILE"),
         (("--prompt-cache", tmp_path / "none", "--prompt-cache-ro"), "no such file; leave out --prompt-cache-ro"),
         (("--prompt-cache", tmp_path / "a", "--prompt-cache-ro", "--prompt-cache-all"), "leave one out"),
-        (("--prompt-cache", tmp_path / "foreign"), "is no file of a prompt"),
+        (("--prompt-cache", tmp_path / "foreign"), "is not a saved prompt"),
     ):
         result = octavo_here("run", tiny, "abcdefgh" * 24, "--raw", *GREEDY, *options)
         assert result.returncode == 2
@@ -402,7 +402,7 @@ def test_wrong_prompt_caches_are_refused(tiny: Path, tmp_path: Path, monkeypatch
     kept = octavo_here("run", tiny, "abcdefgh" * 24, "--raw", *GREEDY, "--prompt-cache", tmp_path / "none" / "a")
     assert kept.returncode == 0
     assert "warning: " in kept.stderr
-    assert "cannot be kept" in kept.stderr
+    assert "cannot be saved" in kept.stderr
 
 
 def test_every_name_of_a_model_is_a_model() -> None:

@@ -355,7 +355,7 @@ def test_a_store_that_fails_costs_time_only(name: str, caplog: pytest.LogCapture
     engine = make_engine("llama", store, num_blocks=14)
     assert [bits(run(engine, prompt)[0]) for prompt in [PROMPT, *others]] == expected
     assert store.num_failures == (name not in ("fewer", "numbers"))  # then it is left alone
-    assert caplog.text.count("the store of cached blocks failed, and is not used again") == 1
+    assert caplog.text.count("the block store failed and will not be used again") == 1
     assert "the disk is gone" in caplog.text or not store.num_failures
 
 
@@ -380,7 +380,7 @@ def test_a_store_without_prefix_caching_is_refused_by_name(caplog: pytest.LogCap
     engine = make_engine("llama")
     limits = replace(engine.limits, enable_prefix_caching=False)
     without = Engine(engine.executor, Tokenizer(), limits, identity=IDENTITY, store=MemoryStore())
-    assert "the store of cached blocks is not used: prefix caching is off" in caplog.text
+    assert "the block store is not used: prefix caching is off" in caplog.text
     assert without.scheduler.kv_cache.tier is None
 
 

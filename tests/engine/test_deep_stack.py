@@ -84,7 +84,7 @@ def test_a_thread_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     monkeypatch.setattr(_thread, "start_new_thread", lambda run, _: late.append(run))
     began = time.monotonic()
-    with pytest.raises(OverloadedError, match="did not begin"):
+    with pytest.raises(OverloadedError, match="did not start"):
         run_on_deep_stack(lambda: done.append(1), 0.05)
     assert time.monotonic() - began < 10
     late[0]()

@@ -146,7 +146,7 @@ def test_an_engine_goes_on_without_a_draft_model_that_fails(error: Exception, ca
     assert engine.speculation.drafter is None
     assert engine.speculation.source_names == ()
     assert engine.metrics.num_lost_draft_models == 1
-    assert f"the draft model is not used any more: {error}" in caplog.text
+    assert f"the draft model is no longer used: {error}" in caplog.text
 
 
 def test_a_start_that_has_no_memory_for_the_draft_model_says_so_and_frees_the_target(
@@ -245,7 +245,7 @@ def test_a_draft_model_is_refused_before_its_target_is_loaded(tmp_path: Path, mo
     model, other = str(save_decoder(tmp_path / "decoder")), tmp_path / "other.gguf"
     other.write_bytes(tiny_gguf())
     monkeypatch.setattr(load, "_executor", lambda *_: pytest.fail("the target was loaded"))
-    with pytest.raises(UsageError, match=r"another vocabulary: token \d+ is b'.*' there and b'.*' in the model"):
+    with pytest.raises(UsageError, match=r"a different vocabulary: token \d+ is b'.*' there and b'.*' in the model"):
         LLM(model, draft_model=str(other), num_threads=1)
     hybrid = str(save_hybrid(tmp_path / "hybrid"))
     with pytest.raises(UsageError, match="must be a decoder without states"):

@@ -354,7 +354,7 @@ def test_tensors_of_a_head_that_are_not_used_are_named(tmp_path: Path, caplog: p
 def test_what_is_no_head_is_refused(tmp_path: Path) -> None:
     model = six_layers()
     target = str(save(model, tmp_path / "model"))
-    with pytest.raises(UsageError, match=r"method eagle3: .* is no EAGLE-3 head; choose draft_model"):
+    with pytest.raises(UsageError, match=r"method eagle3: .* is not an EAGLE-3 head; choose draft_model"):
         LLM(target, speculative_config={"method": "eagle3", "model": target}, **OPTIONS)
     with pytest.raises(UsageError, match="method eagle3 needs model"):
         LLM(target, speculative_config={"method": "eagle3"}, **OPTIONS)

@@ -89,8 +89,8 @@ def test_what_no_automaton_can_match_is_refused(pattern: str, problem: str) -> N
         ("[]]", "unmatched ]"),
         ("(?m)^a$", "the flag m is not supported"),
         (r"\k", "needs the name of a group"),
-        (r"[\ud800-\udbff]", "U+D800 is no character"),
-        (r"\u{110000}", "U+110000 is no character"),
+        (r"[\ud800-\udbff]", "U+D800 is not a character"),
+        (r"\u{110000}", "U+110000 is not a character"),
         ("a{1234567890}", "the number of repetitions in {1234567890} is too large"),
     ],
 )

@@ -277,7 +277,7 @@ def test_pixels_that_are_not_those_of_the_layout_are_refused(small: LLM) -> None
     item = item_of(small, PICTURES[0], b"a")
     wrong = MediaItem(b"a", item.layout, (item.tiles[0][:-1],))
     placeholder = model("qwen3_vl").config.image_token_id
-    with pytest.raises(UsageError, match=r"a tile has .* pixels, its layout") as refusal:
+    with pytest.raises(UsageError, match=r"a tile has .* pixels, but its layout") as refusal:
         small.generate(place_items([placeholder], [wrong], placeholder, small.tokenizer.encode), PARAMS)
     assert refusal.value.code == "invalid_image"
 
@@ -344,7 +344,7 @@ def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:
         ({"multi_modal_data": {"image": "/no/such/file.png"}}, "No such file"),
         ({"multi_modal_data": {"image": np.zeros((2, 2), np.float32)}}, "an image is an array of float32"),
         ({"multi_modal_data": {"image": b""}, "mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs has 'fps'"),
-        ({"multi_modal_data": {"image": b""}, "multi_modal_uuids": {"image": ["a", "b"]}}, "multi_modal_uuids names"),
+        ({"multi_modal_data": {"image": b""}, "multi_modal_uuids": {"image": ["a", "b"]}}, "multi_modal_uuids is"),
     ],
 )
 def test_wrong_images_are_refused(small: LLM, given: dict[str, Any], message: str) -> None:
@@ -421,7 +421,7 @@ def check_beside(text: Path, problem: str, caplog: pytest.LogCaptureFixture) -> 
     assert problem in caplog.text
     with closing(open_checkpoint(text)) as checkpoint:
         config = EngineConfig(model=str(text))
-        assert why_no_images(config, checkpoint, None).startswith("reads text only, as no mmproj file beside it fits")
+        assert why_no_images(config, checkpoint, None).startswith("reads text only: no mmproj file next to it fits")
 
 
 @pytest.fixture(scope="module")

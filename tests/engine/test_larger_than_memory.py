@@ -68,7 +68,7 @@ def test_the_same_answers_from_disk(
             assert paging is not None
             for name in ("memory_bytes", "resident_bytes", "resident_layers", "bytes_per_token"):
                 assert getattr(planned, name) == getattr(paging, name), name
-            (record,) = [r for r in caplog.records if "more than can stay in memory" in r.getMessage()]
+            (record,) = [r for r in caplog.records if "too much to stay in memory" in r.getMessage()]
             assert answers(llm) == expected
             assert llm.max_model_len == 256
             # The reader may be behind. Pages that the system kept, though they were given back, go with further steps.

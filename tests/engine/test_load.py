@@ -61,7 +61,7 @@ def test_the_advice_of_a_cache_that_is_too_small_works(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         plan = plan_cache(EngineConfig(kv_cache_memory="64MiB"), 8192, ONE_GROUP, 2 * GIB)
     assert plan.max_model_len == 2048
-    advice = re.search(r"For the full length give kv_cache_memory (\w+)$", caplog.text.strip())
+    advice = re.search(r"For the full length, set kv_cache_memory to (\w+)$", caplog.text.strip())
     assert advice is not None, caplog.text
     assert plan_cache(EngineConfig(kv_cache_memory=advice[1]), 8192, ONE_GROUP, 2 * GIB).max_model_len == 8192
 
@@ -77,11 +77,13 @@ def test_an_explicit_context_that_does_not_fit_is_an_error_whose_advice_works() 
 
 def test_explicit_cache_memory_is_taken_exactly() -> None:
     assert plan_cache(EngineConfig(kv_cache_memory="64MiB"), 2048, ONE_GROUP, 10 * GIB).num_blocks == 128
-    with pytest.raises(InsufficientMemoryError, match=r"kv_cache_memory is 20\.00 GiB, but of the 10\.00 GiB"):
+    with pytest.raises(
+        InsufficientMemoryError, match=r"kv_cache_memory is 20\.00 GiB, but only 9\.00 GiB of the 10\.00 GiB"
+    ):
         plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, 10 * GIB)
     with pytest.raises(InsufficientMemoryError, match="lower it to 9216MiB"):
         plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, 10 * GIB)
-    with pytest.raises(InsufficientMemoryError, match="free some, or take a smaller model"):
+    with pytest.raises(InsufficientMemoryError, match="free some memory or use a smaller model"):
         plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, GIB // 5)
 
 
@@ -105,7 +107,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_packed(
 def test_a_small_cache_gives_a_small_context_that_is_kept(smollm2_path: Path) -> None:
     with LLM(str(smollm2_path), kv_cache_memory="12MiB") as llm:
         assert 256 <= llm.max_model_len < 1024
-        with pytest.raises(UsageError, match=f"with a context of {llm.max_model_len} tokens"):
+        with pytest.raises(UsageError, match=f"the context of {llm.max_model_len} allows"):
             llm.generate([5] * llm.max_model_len)
         (output,) = llm.generate([50] * (llm.max_model_len - 2), SamplingParams(max_tokens=None, ignore_eos=True))
         assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (2, "length")
@@ -221,8 +223,8 @@ def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture)
     assert not caplog.text
     plan = plan_cache(replace(no_drafts, max_num_seqs=64, kv_cache_memory="1GiB"), 1024, STATEFUL, 10 * GIB)
     assert (plan.max_num_seqs, plan.num_states, plan.max_model_len) == (16, 32, 1024)
-    assert "at most 16 sequences run at the same time instead of 64: the states of each take 32.0 MiB" in caplog.text
-    assert caplog.text.strip().endswith("For all of them give kv_cache_memory 4096MiB")
+    assert "at most 16 sequences run at the same time instead of 64: each needs 32.0 MiB for its states" in caplog.text
+    assert caplog.text.strip().endswith("To run all of them, set kv_cache_memory to 4096MiB")
     caplog.clear()
     assert plan_cache(EngineConfig(kv_cache_memory="4096MiB"), 1024, STATEFUL, 10 * GIB).max_num_seqs == 64
     assert not caplog.text

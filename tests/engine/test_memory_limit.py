@@ -65,5 +65,5 @@ def test_in_a_control_group(smollm2_path: Path, tmp_path: Path, group: Path) -> 
     assert expected["expected"] is None
     found = run(smollm2_path, tmp_path, group)
     assert found["tokens"] == expected["tokens"]
-    assert "more than can stay in memory" in str(found["stderr"])
+    assert "too much to stay in memory" in str(found["stderr"])
     assert found["expected"] is not None

@@ -172,5 +172,5 @@ def test_heads_that_are_other_models_are_refused_by_name(tmp_path: Path) -> None
 
 
 def test_a_model_without_a_head_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="method mtp: the model has no head of a kind"):
+    with pytest.raises(UsageError, match="method mtp: the model has no prediction head"):
         LLM(str(save_decoder(tmp_path)), speculative_config={"method": "deepseek_mtp"}, **OPTIONS)

@@ -106,9 +106,9 @@ def test_programs_give_an_image_in_every_form(clip: LLM, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ({"prompt": "a cat", "multi_modal_data": {"image": PICTURES[0].pixels}}, "of a text or of an image"),
-        (of_image([PICTURES[0].pixels, PICTURES[1].pixels]), "of a text or of an image"),
-        ({"prompt": "", "multi_modal_data": {"video": np.stack([PICTURES[2].pixels] * 4)}}, "of a text or of an image"),
+        ({"prompt": "a cat", "multi_modal_data": {"image": PICTURES[0].pixels}}, "for a text or an image"),
+        (of_image([PICTURES[0].pixels, PICTURES[1].pixels]), "for a text or an image"),
+        ({"prompt": "", "multi_modal_data": {"video": np.stack([PICTURES[2].pixels] * 4)}}, "for a text or an image"),
     ],
 )
 def test_anything_but_one_text_or_one_image_is_refused(clip: LLM, prompt: Any, message: str) -> None:
@@ -119,7 +119,7 @@ def test_anything_but_one_text_or_one_image_is_refused(clip: LLM, prompt: Any, m
 def test_what_such_a_model_cannot_do_is_refused(clip: LLM, folders: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="it generates no text"):
         clip.generate("a")
-    with pytest.raises(UsageError, match="this model's vectors are made by 'last'"):
+    with pytest.raises(UsageError, match="this model uses 'last'"):
         clip.embed("a", pooling="mean")
     with loaded(folders["clip"], mmproj="none") as llm, pytest.raises(UsageError, match="reads text only"):
         llm.embed(of_image(PICTURES[0].pixels))
@@ -145,6 +145,6 @@ def test_texts_and_images_over_http(folders: dict[str, Path]) -> None:
         for wrong in (message(shown, said), message(shown, shown), [*message(said), *message(said)]):
             answer = asked(client, messages=wrong)
             assert answer.status_code == 400
-            assert "of a text or of an image" in answer.json()["error"]["message"]
+            assert "for a text or an image" in answer.json()["error"]["message"]
             assert answer.json()["error"]["param"] == "messages"
         assert "image" in client.get("/v1/models").json()["data"][0]["input_modalities"]

@@ -325,7 +325,7 @@ def test_a_rank_with_another_model_is_refused(model: str) -> None:
     follower = following.Follower(theirs)
     config = EngineConfig(model=model, pipeline_parallel_size=2, nnodes=2, node_rank=1, master="a:1")
     follower._inbox.put(Setup(config, 1, "name-0", 160, 20, digest="0" * 32))
-    with pytest.raises(UsageError, match="rank 1 on node 1 has another model than the first machine"):
+    with pytest.raises(UsageError, match="rank 1 on node 1 has a different model"):
         follower._serve()
 
 
@@ -334,7 +334,7 @@ def test_nodes() -> None:
         EngineConfig(nnodes=2, pipeline_parallel_size=2)
     with pytest.raises(UsageError, match="which 2 nodes cannot share evenly"):
         EngineConfig(nnodes=2, master="a:1", tensor_parallel_size=2)
-    with pytest.raises(UsageError, match="helps another machine"):
+    with pytest.raises(UsageError, match="serves another machine's engine"):
         LLM("x", nnodes=2, master="a:1", pipeline_parallel_size=2, node_rank=1)
 
 

@@ -114,12 +114,12 @@ def test_a_foreign_file_is_refused_and_leaves_nothing(tmp_path: Path, content: b
     (tmp_path / "a").write_bytes(content)
     with Slotted(make_engine("llama")) as slots:
         expected = bits(slots.answer(PROMPT))
-        with pytest.raises(UsageError, match="is no file of a prompt, or of another version"):
+        with pytest.raises(UsageError, match="is not a saved prompt, or comes from a different version"):
             slots.act("restore", tmp_path / "a")
         assert bits(slots.answer(PROMPT)) == expected
         with pytest.raises(UsageError, match="No such file"):
             slots.act("restore", tmp_path / "none")
-        with pytest.raises(UsageError, match="cannot be kept"):
+        with pytest.raises(UsageError, match="cannot be saved"):
             slots.act("save", tmp_path / "none" / "a")
         assert os.listdir(tmp_path) == ["a"]
 
@@ -129,7 +129,7 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
         slots.answer(PROMPT)
         slots.act("save", tmp_path / "a")
     with Slotted(make_engine("llama", identity=CacheIdentity(b"another", b"layout"))) as slots:
-        with pytest.raises(UsageError, match="another model, setting or version"):
+        with pytest.raises(UsageError, match="a different model, setting or version"):
             slots.act("restore", tmp_path / "a")
         assert cached(slots.answer(PROMPT)) == 0
     with Slotted(make_engine("llama", identity=None)) as slots, pytest.raises(UsageError, match="too new"):

@@ -157,7 +157,7 @@ def test_programs_give_videos_in_every_form(folders: dict[str, Path], tmp_path: 
         assert bits(llm.chat_prompt(conversation(FRAMES))) != wanted  # two a second
         for wrong, named in (
             ((FRAMES, {"fps": 0}), "fps of a video is 0"),
-            ([images[0], images[1].resize((9, 9))], "pictures of one size"),
+            ([images[0], images[1].resize((9, 9))], "pictures of the same size"),
             (5, "a video is int"),
         ):
             with pytest.raises(UsageError, match=named):

@@ -115,7 +115,7 @@ def test_vectors_of_tokens(kind: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path), num_threads=1) as llm:
         outputs = llm.token_embed(TEXTS, use_tqdm=False)
         scores = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
-        with pytest.raises(UsageError, match=r"a vector for each token, not one for a text; take LLM\.token_embed"):
+        with pytest.raises(UsageError, match=r"a vector for each token, not one for a text; use LLM\.token_embed"):
             llm.embed("x")
     expected = [unit_rows(expected_states(model, each.prompt_token_ids) @ PROJECTION.T) for each in outputs]
     for output, rows in zip(outputs, expected, strict=True):

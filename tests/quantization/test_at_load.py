@@ -246,7 +246,7 @@ def test_remote_code_is_never_run(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with LLM(str(tmp_path / "tiny.gguf"), trust_remote_code=True) as llm:
         assert llm.generate([[2]], SamplingParams(max_tokens=1))
     (record,) = [r for r in caplog.records if "trust_remote_code" in r.message]
-    assert "code from a repository is never run" in record.message
+    assert "Octavo never runs code from a repository" in record.message
     assert "docs/models.md" in record.message
 
 

@@ -168,8 +168,8 @@ def test_what_has_no_kernel_runs_and_says_its_cost_once(
     stored, packed = (sum(getattr(m, f"{kind}_bytes") for m in matrices) for kind in ("stored", "packed"))
     assert f"{stored_as} has no kernel of its own: its weights are kept as {packed_as} and take " in note
     assert f"{packed / stored:.1f} times their size in the file, {size(packed)} instead of {size(stored)}" in note
-    assert "Each token takes about so many times as long to read them" in note
-    assert ("prompts take longer, too, since products are of floats" in note) == (packed_as == "F16")
+    assert "Reading them takes about that many times as long" in note
+    assert ("prompts take longer too, because products are computed in floats" in note) == (packed_as == "F16")
 
 
 def save_tokenizer(directory: Path) -> None:

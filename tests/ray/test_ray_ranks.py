@@ -80,7 +80,7 @@ def test_an_actor_that_dies_ends_the_requests(tiny_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_that_is_too_small() -> None:
     config = EngineConfig(tensor_parallel_size=2, distributed_executor="ray", num_threads=8)
-    with pytest.raises(UsageError, match=r"2 ranks of 8 threads .* need 16 CPUs there, and 0 of the 1 nodes"):
+    with pytest.raises(UsageError, match=r"2 ranks of 8 threads .* need 16 CPUs on each, but 0 of the 1 nodes"):
         lead_on_ray(config, Leader())
 
 

@@ -390,7 +390,7 @@ def test_models_say_whether_they_see(server: ScriptedServer, smollm2_tokenizer: 
 
 def test_a_missing_vision_part_is_named(smollm2_tokenizer: Tokenizer) -> None:
     missing = (
-        "can read images, but its vision part is missing: put mmproj-*.gguf beside the model or name it with --mmproj"
+        "reads text only: its vision encoder is missing; put mmproj-*.gguf next to the model or name it with --mmproj"
     )
     fields = {"draft_info": {"no_images": missing}}
     with scripted_server(seeing(smollm2_tokenizer), "openai", **fields) as server:

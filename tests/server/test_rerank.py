@@ -116,7 +116,7 @@ def test_what_needs_generation_is_refused_with_the_remedy(encoders: RunningServe
     for model, kind in (("vectors", "an encoder"), ("ranks", "a cross-encoder")):
         for path, body in (("/v1/chat/completions", {"messages": messages}), ("/v1/completions", {"prompt": "Hi"})):
             error = refused(encoders, path, model=model, **body)
-            assert f"this model is {kind}: it generates no text; take /v1/embeddings" in error["message"]
+            assert f"this model is {kind}: it generates no text; use /v1/embeddings" in error["message"]
             assert error["code"] == "unsupported_model"
     error = refused(encoders, "/v1/embeddings", model="ranks", input="Hi")
     assert "it scores pairs of texts and has no vectors" in error["message"]

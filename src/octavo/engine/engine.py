@@ -135,7 +135,7 @@ class Engine:
             rates = LoadRates(self.scheduler.times.chunk_token_s)
             kv_cache.use(BlockTier(store, rates, *kv_cache.moved_bytes))
         elif store is not None:
-            logger.warning("the store of cached blocks is not used: prefix caching is off")
+            logger.warning("the block store is not used: prefix caching is off")
         self.speculation: Speculation | None = None
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, layout)
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
@@ -202,15 +202,15 @@ class Engine:
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
         if speculation is None or None not in windows:
-            raise UsageError("draft_model needs a model that has layers without a window; leave it out")
+            raise UsageError("draft_model needs a model with full-attention layers; leave it out")
         most, group = min(max_drafts, speculation.limit), windows.index(None)
         if head is not None and head.borrows_cache:
             from octavo.engine.speculation.assistant_drafter import AssistantDrafter
 
             if not isinstance(draft, BorrowingExecutor):
                 raise UsageError(
-                    "this draft_model reads the model's keys and values, so both must be on one device: give "
-                    "gpu_layers for all layers or for none, or leave draft_model out"
+                    "this draft_model reads the model's keys and values, so both must be on the same device: put all "
+                    "layers on the GPU or none (gpu_layers), or leave draft_model out"
                 )
             draft.borrow_cache(self.executor)
             speculation.drafter = AssistantDrafter(draft, self.scheduler.times, limits, most, group)
@@ -235,8 +235,8 @@ class Engine:
     def sleep(self) -> None:
         """Release the device's memory and keep the weights in main memory. Raises UsageError if that is impossible."""
         if self.has_work or not isinstance(self.executor, SleepingExecutor):
-            why = "requests are running" if self.has_work else "its weights are in main memory already"
-            raise UsageError(f"the engine cannot give back the memory of a device: {why}", code="cannot_sleep")
+            why = "requests are running" if self.has_work else "its weights are already in main memory"
+            raise UsageError(f"the engine cannot free device memory: {why}", code="cannot_sleep")
         self._kv_cache.discard_all()
         for executor in self._sleepers():
             executor.sleep()
@@ -309,7 +309,7 @@ class Engine:
         """Queue a request and end a sleep. Raises UsageError if its id is in use."""
         if request.request_id in self._requests:
             raise UsageError(
-                f"request id {request.request_id!r} is in use; give each running request its own",
+                f"request id {request.request_id!r} is in use; give each running request its own id",
                 param="request_id",
                 code="invalid_value",
             )

@@ -60,7 +60,7 @@ class EngineThread:
             if self.failure is not None:
                 raise EngineDeadError(f"the engine has stopped: {self.failure}") from self.failure
             if self._is_closing:
-                raise EngineDeadError("the engine is closed; make a new LLM")
+                raise EngineDeadError("the engine is closed; create a new LLM")
             self._added.append((request, sink))
             self._wake.notify()
 
@@ -206,6 +206,6 @@ class EngineThread:
         try:
             sink(item)
         except Exception:
-            logger.exception("an output could not be handed over")
+            logger.exception("an output could not be delivered")
             return False
         return True

@@ -89,15 +89,15 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
     """
     if config.trust_remote_code:
         logger.warning(
-            "trust_remote_code: code from a repository is never run. Octavo has its own code for each architecture of "
-            "docs/models.md; take a model of one of these, or a GGUF file of the same model"
+            "trust_remote_code: Octavo never runs code from a repository. It has its own code for each architecture "
+            "in docs/models.md; choose a model with one of these, or a GGUF file of the same model"
         )
     if config.node_rank > 0:
-        raise UsageError(f"node_rank {config.node_rank} helps another machine: start it with `octavo serve`")
+        raise UsageError(f"node_rank {config.node_rank} serves another machine's engine: start it with `octavo serve`")
     if config.data_parallel_size > 1 and not is_replica:
         raise UsageError(
-            f"data_parallel_size is {config.data_parallel_size}; only `octavo serve` has replicas: leave it out, or "
-            "start a server and send it the requests"
+            f"data_parallel_size is {config.data_parallel_size}; only `octavo serve` runs replicas: leave it out, or "
+            "start a server and send requests to it"
         )
     with _no_collections():
         return _load_checkpoint(config, progress)
@@ -179,8 +179,8 @@ def _check_address_space() -> None:
     """Check that the address space has room for the tokenizer. Its library ends the process if an allocation fails."""
     if address_space_limit() is not None and (available := host_memory().available_bytes) < _LEAST_MEMORY:
         raise InsufficientMemoryError(
-            f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights"
-            + address_space_note()
+            f"only {size(available)} of memory is free, but loading needs {size(_LEAST_MEMORY)} in addition to the "
+            "weights: free some or raise the limit" + address_space_note()
         )
 
 
@@ -315,7 +315,7 @@ def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore |
     if config.prompt_cache_dir is None:
         return None
     if identity.is_unique:
-        logger.warning("prompts are not kept: the model's files are so new that their content may still change")
+        logger.warning("prompts are not kept: the model's files were modified just now and may still change")
         return None
     # Most engines have no sources.
     from octavo.engine.kv.disk_store import open_disk_store
@@ -370,7 +370,7 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
     """Warn about a context longer than the model was trained for, and about more threads than CPUs."""
     if config.max_model_len is not None and config.max_model_len > trained:
         logger.warning(
-            "max_model_len %d exceeds the %d tokens that the model was made for; leave it out to use %d",
+            "max_model_len %d exceeds the model's context of %d tokens; leave it out to use %d",
             config.max_model_len,
             trained,
             trained,
@@ -378,7 +378,7 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
     num_cpus = len(processors.allowed_cpus())
     if config.num_threads > num_cpus:
         logger.warning(
-            "num_threads %d exceeds the %d CPUs that this process may use, which makes every step slower; leave it out",
+            "num_threads %d exceeds the %d CPUs that this process may use and makes every step slower; leave it out",
             config.num_threads,
             num_cpus,
         )
@@ -393,8 +393,8 @@ def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:
     """Return the end of an error message about the length of a prompt."""
     if fitting < wanted:
-        return ", or raise kv_cache_memory or free memory: the model itself allows more"
-    return f", or raise max_model_len, for this model up to {trained}" if fitting < trained else ""
+        return ", or raise kv_cache_memory or free memory: the model allows more"
+    return f", or raise max_model_len (up to {trained} for this model)" if fitting < trained else ""
 
 
 def _executor(

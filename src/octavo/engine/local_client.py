@@ -71,7 +71,7 @@ class LocalClient:
 
     async def restart(self) -> None:
         raise UsageError(
-            "there is one engine, in this process, which cannot restart it; load the model anew", code="no_replicas"
+            "the engine runs in this process and cannot be restarted; load the model again", code="no_replicas"
         )
 
     async def sleep(self) -> None:

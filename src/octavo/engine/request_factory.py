@@ -120,7 +120,7 @@ class RequestFactory:
             return None
         if self.adapters is None:
             raise UsageError(
-                "this engine has no room for adapters: load it with enable_lora", param="adapter", code="no_adapters"
+                "this engine takes no adapters: load the model with enable_lora", param="adapter", code="no_adapters"
             )
         held = self.adapters.get(name)
         return held if held.adapter.parts else None
@@ -145,7 +145,8 @@ class RequestFactory:
             raise UsageError("the prompt is empty; give at least one token", param="prompt", code=code)
         if (slot := generation.options.id_slot) >= limits.max_num_seqs:
             raise UsageError(
-                f"id_slot is {slot}; there are {limits.max_num_seqs} slots, from 0 on, as many as max_num_seqs",
+                f"id_slot is {slot}; it must be from 0 to {limits.max_num_seqs - 1} (max_num_seqs is "
+                f"{limits.max_num_seqs})",
                 param="id_slot",
                 code="invalid_value",
             )
@@ -156,8 +157,8 @@ class RequestFactory:
         longest = context - is_answered - bool(limits.sources.width)  # an answer starts with its own first token
         if len(prompt) > longest:
             raise UsageError(
-                f"the prompt has {len(prompt)} tokens; with a context of {context} tokens it can have at most "
-                f"{longest}{', so that one new token has room' if is_answered else ''}. Shorten "
+                f"the prompt has {len(prompt)} tokens; the context of {context} allows at most "
+                f"{longest}{', to leave room for one new token' if is_answered else ''}. Shorten "
                 f"it{limits.longer_context}",
                 param="prompt",
                 code="context_length_exceeded",
@@ -173,7 +174,10 @@ class RequestFactory:
         """
         params = generation.params
         if not params.is_answered:
-            message = "this model has an encoder and a decoder: it generates text, and cannot embed it; use another one"
+            message = (
+                "this model has an encoder and a decoder: it generates text and cannot make embeddings; use an "
+                "embedding model"
+            )
             raise UsageError(message, param="model", code="unsupported_model")
         if params.prompt_logprobs is not None:
             message = (
@@ -187,12 +191,15 @@ class RequestFactory:
         """Raise UsageError if the model does not take the span's values, or if none are given."""
         width, place = self._limits.span_width, f"the span at positions {span.start} to {span.end - 1}"
         if not width:
-            problem = f"this model takes no images or embeddings: it has no use for {place}; give only tokens"
+            problem = f"this model takes no images or embeddings: {place} cannot be used; give only tokens"
         elif span.item is not None and self._limits.images.max_patches:
             self._check_item(span.item)
             return
         elif span.values is None:
-            problem = f"{place} has no values, and nothing makes them; give float32 [{span.length}, {width}]"
+            problem = (
+                f"{place} has no values, and the model has no encoder to compute them; give float32 [{span.length}, "
+                f"{width}]"
+            )
         elif span.values.shape[1] != width:
             problem = f"the values of {place} have {span.values.shape[1]} columns; this model takes {width}"
         else:
@@ -204,7 +211,7 @@ class RequestFactory:
         limits = self._limits.images
         if item.num_patches > limits.max_patches:
             raise UsageError(
-                f"an image has {item.num_patches} patches; this engine takes {limits.max_patches} at once. Send a "
+                f"an image has {item.num_patches} patches; this engine takes at most {limits.max_patches}. Send a "
                 "smaller one, or raise image_max_tokens",
                 param="prompt",
                 code="image_too_large",
@@ -213,8 +220,8 @@ class RequestFactory:
             sides = tile.num_frames * tile.grid_rows * limits.patch_size, tile.grid_cols * limits.patch_size
             if pixels.shape[:2] != sides:
                 raise UsageError(
-                    f"a tile has {pixels.shape[0]} x {pixels.shape[1]} pixels, its layout {sides[0]} x {sides[1]}: "
-                    "make both with the model's processor",
+                    f"a tile has {pixels.shape[0]} x {pixels.shape[1]} pixels, but its layout {sides[0]} x "
+                    f"{sides[1]}: make both with the model's processor",
                     param="prompt",
                     code="invalid_image",
                 )
@@ -282,7 +289,7 @@ class RequestFactory:
             if not 0 <= token_id < self._num_tokens:
                 shown = token_id if abs(token_id) < 2**256 else "with thousands of digits"
                 raise UsageError(
-                    f"{name} holds token id {shown}; this model has ids 0 to {self._num_tokens - 1}",
+                    f"{name} contains token id {shown}; this model has ids 0 to {self._num_tokens - 1}",
                     param=name,
                     code="token_out_of_range",
                 )

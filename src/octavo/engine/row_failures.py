@@ -13,11 +13,11 @@ def failure_of(request: Request, row_error: RowError) -> OctavoError:
     for sequence in request.sequences:
         if sequence.grammar is not None and sequence.grammar.error is not None:
             return UsageError(
-                f"{name} failed: its structured output got stuck, as no token of this model can go on in the way "
-                f"that it asks for: {sequence.grammar.error}",
+                f"{name} failed: its structured output got stuck, because no token of this model can follow: "
+                f"{sequence.grammar.error}",
                 param="structured_outputs",
                 code="invalid_grammar",
             )
     if row_error.kind is UsageError and not request.params.sampling.forbids_tokens:
-        return NumericalError(f"{name} failed: the model finds every token impossible (all logits are -inf)")
+        return NumericalError(f"{name} failed: the model rules out every token (all logits are -inf)")
     return row_error.kind(f"{name} failed: {row_error.reason}")

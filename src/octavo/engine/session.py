@@ -271,7 +271,7 @@ class Session:
         """The adapters that requests may name. Raises UsageError if the engine does not support adapters."""
         adapters = self.model().engine.adapters
         if adapters is None:
-            raise UsageError("this engine has no room for adapters: load it with enable_lora", code="no_adapters")
+            raise UsageError("this engine takes no adapters: load the model with enable_lora", code="no_adapters")
         return adapters
 
     def with_adapter(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def run_action(thread: EngineThread, action: SlotAction) -> SlotReport:
     if action.kind == "erase":
         return SlotReport(thread.call(lambda: slots.erase(action)).result())
     if engine.identity.is_unique or not engine.limits.enable_prefix_caching:
-        why = "prefix caching is off" if not engine.limits.enable_prefix_caching else "its files are too new"
+        why = "prefix caching is off" if not engine.limits.enable_prefix_caching else "its files were modified just now"
         raise UsageError(f"prompts of this model cannot be saved or restored: {why}", code="invalid_value")
     path, identity = Path(action.path), engine.identity.root()
     if action.kind == "save":

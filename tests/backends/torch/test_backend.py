@@ -46,7 +46,7 @@ def test_determinism_without_kernels_is_refused() -> None:
     """The kernels run on a GPU; numpy and torch's own products choose their sums by the number of rows."""
     with pytest.raises(UsageError, match=r"deterministic needs Triton's kernels, .* take the backend cpu, where"):
         backend_of(EngineConfig(backend="torch:cpu", deterministic=True))
-    with pytest.raises(UsageError, match="deterministic is for a GPU or the backend cpu, not for reference"):
+    with pytest.raises(UsageError, match="deterministic works on a GPU and with the backend cpu, not with reference"):
         backend_of(EngineConfig(backend="reference", deterministic=True))
     assert backend_of(EngineConfig(backend="cpu", deterministic=True)) is get_backend("cpu")
 

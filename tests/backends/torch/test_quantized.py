@@ -191,9 +191,9 @@ class TestNotesOfUnpackedWeights:
         assert (found.type_name, found.unpacked_bytes) == ("I4_32", 4 * (4 * 32 * 64 + 64 * 128))
         (note,) = unpacking_notes(sizes)
         assert note == (
-            "I4_32 has no kernel here: its weights stay codes in memory, and each step dequantizes them in tiles for "
-            "its products. It reads 13.0 KiB of codes, and writes and reads 64.0 KiB of numbers: 11 times what a "
-            "kernel would read"
+            "I4_32 has no kernel here: its weights stay quantized in memory, and each step dequantizes them tile by "
+            "tile. It reads 13.0 KiB of codes, and writes and reads 64.0 KiB of floats: 11 times what a kernel would "
+            "read"
         )
 
     def test_with_kernels_the_products_of_heads(self, monkeypatch: pytest.MonkeyPatch) -> None:

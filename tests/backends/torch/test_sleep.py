@@ -75,6 +75,6 @@ def test_a_cached_prefix_is_forgotten_and_a_request_wakes_the_engine(tmp_path: P
 
 def test_an_engine_without_a_device_cannot_sleep(tmp_path: Path) -> None:
     with LLM(str(save_decoder(tmp_path)), backend="cpu", max_model_len=160, max_num_seqs=2) as llm:
-        with pytest.raises(UsageError, match="weights are in main memory already"):
+        with pytest.raises(UsageError, match="weights are already in main memory"):
             llm._session.sleep().result()
         llm._session.wake_up().result()

@@ -269,7 +269,7 @@ class BlockTier:
         try:
             return question()
         except Exception as error:
-            logger.warning("the store of cached blocks failed, and is not used again: %s", repr(error))
+            logger.warning("the block store failed and will not be used again: %s", repr(error))
             self._has_failed = True
             return otherwise
 

@@ -191,7 +191,7 @@ class DiskStore:
                 for name in names:
                     self._scan(name)
             except OSError as error:
-                logger.warning("%s: the kept prompts cannot be read: %s", self._folder, error.strerror or error)
+                logger.warning("%s: cannot read the kept prompts: %s", self._folder, error.strerror or error)
 
     def _scan(self, name: str) -> None:
         try:
@@ -208,7 +208,7 @@ class DiskStore:
                     else:
                         self._index[head.key] = _Place(segment, offset, head.num_bytes)
         except OSError as error:
-            logger.info("%s/%s: not read: %s", self._folder, name, error.strerror or error)
+            logger.info("%s/%s: skipped: %s", self._folder, name, error.strerror or error)
 
     def _drop(self, segment: Segment) -> None:
         with self._lock:

@@ -50,7 +50,7 @@ def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
         other.replace(path)
     except OSError as error:
         other.unlink(missing_ok=True)
-        raise UsageError(f"{path}: the prompt cannot be kept: {error.strerror or error}", code="file_error") from error
+        raise UsageError(f"{path}: the prompt cannot be saved: {error.strerror or error}", code="file_error") from error
     return num_bytes
 
 
@@ -94,10 +94,10 @@ def _read(
                 prompt.data[head.key] = data
                 num_bytes += head.num_bytes
     if segment.head is None or segment.head.identity != identity:
-        what = "was made with another model, setting or version"
+        what = "was saved with a different model, setting or version"
         if segment.head is None:
-            what = "is no file of a prompt, or of another version"
-        raise UsageError(f"{path}: {what}; delete it, or give another file", code="invalid_value")
+            what = "is not a saved prompt, or comes from a different version"
+        raise UsageError(f"{path}: {what}; delete it or name another file", code="invalid_value")
     if prompt is None:
         raise UsageError(f"{path}: the tokens are damaged; delete it", code="invalid_value")
     return prompt, num_bytes

@@ -29,7 +29,7 @@ def adapter_registry(
     if limits.adapters is None:
         return None
     if not isinstance(executor, AdaptingExecutor):
-        raise UsageError("enable_lora: an engine with these options holds no adapters yet; leave it out")
+        raise UsageError("enable_lora: adapters are not supported with these options yet; leave it out")
     from octavo.adapters.adapter import AdapterBase
     from octavo.adapters.registry import AdapterRegistry
 

@@ -45,9 +45,9 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
         budget = config.kv_cache_bytes
         if budget > usable:
             raise InsufficientMemoryError(
-                f"kv_cache_memory is {size(budget)}, but of the {size(available_bytes)} that are free after loading "
-                f"only {size(usable)} can be used; "
-                + (f"lower it to {usable >> 20}MiB" if usable >> 20 else "free some, or take a smaller model")
+                f"kv_cache_memory is {size(budget)}, but only {size(usable)} of the {size(available_bytes)} free "
+                "after loading can be used; "
+                + (f"lower it to {usable >> 20}MiB" if usable >> 20 else "free some memory or use a smaller model")
                 + address_space_note()
             )
     else:
@@ -59,9 +59,9 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     num_blocks = max(budget - num_states * sizes.state_bytes, 0) // block_bytes
     num_blocks = min(num_blocks, blocks_per_request * num_seqs)
     fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
-    states = f", the states of a sequence {size(sizes.bytes_per_seq)}" if sizes.state_bytes else ""
+    states = f", the states of a sequence take {size(sizes.bytes_per_seq)}" if sizes.state_bytes else ""
     arithmetic = (
-        f"one token takes {sizes.token_bytes / 1024:g} KiB of cache{states}, and {size(budget)} hold {fitting} tokens"
+        f"one token takes {sizes.token_bytes / 1024:g} KiB of cache{states}, and {size(budget)} holds {fitting} tokens"
     )
     if config.max_model_len is not None and fitting < model_len:
         lower = f"Lower max_model_len to {fitting}, or" if fitting > 1 else "At least"
@@ -72,13 +72,13 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     least = min(MIN_MODEL_LEN, model_len)
     if fitting < least:
         raise InsufficientMemoryError(
-            f"not even a short request fits: {arithmetic}, the least useful number is {least}. "
-            f"Free {size(sizes.sequence_bytes(least, block, step) - budget)} more, or take a smaller model"
+            f"not even a short request fits: {arithmetic}, but at least {least} are needed. Free "
+            f"{size(sizes.sequence_bytes(least, block, step) - budget)} more or use a smaller model"
             + address_space_note()
         )
     if fitting < model_len:
         logger.warning(
-            "the context is %d tokens instead of the model's %d: %s. For the full length %s",
+            "the context is %d tokens instead of the model's %d: %s. For the full length, %s",
             fitting,
             model_len,
             arithmetic,
@@ -107,7 +107,7 @@ def _more_cache(needed: int, available_bytes: int) -> str:
     """Explain how to get a cache of `needed` bytes: with an option, if it would be accepted, or more free memory."""
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
-        return f"give kv_cache_memory {mebibytes}MiB"
+        return f"set kv_cache_memory to {mebibytes}MiB"
     return f"free {size(MemoryBudget.with_usable(needed) - available_bytes)} more"
 
 
@@ -122,7 +122,8 @@ def _plan_num_seqs(wanted: int, sizes: CacheSizes, budget: int, request_blocks: 
     if fitting < wanted:
         states = wanted * sizes.bytes_per_seq
         logger.warning(
-            "at most %d sequences run at the same time instead of %d: the states of each take %s. For all of them %s",
+            "at most %d sequences run at the same time instead of %d: each needs %s for its states. To run all of "
+            "them, %s",
             fitting,
             wanted,
             size(sizes.bytes_per_seq),

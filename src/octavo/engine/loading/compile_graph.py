@@ -59,9 +59,9 @@ def compile_graph(
     if resident is not None and config.num_ranks * config.data_parallel_size > 1:
         who = "a rank" if config.num_ranks > 1 else "a replica"
         raise InsufficientMemoryError(
-            f"{checkpoint.path}: {who} needs {size(sizes.weight_bytes + sizes.workspace_bytes)}, and of the memory "
-            f"{size(memory_of_rank(config).usable_bytes)} are its share; several processes cannot run a model from "
-            "disk: take more machines, a smaller model, or one process"
+            f"{checkpoint.path}: {who} needs {size(sizes.weight_bytes + sizes.workspace_bytes)}, but its share of the "
+            f"memory is {size(memory_of_rank(config).usable_bytes)}. Several processes cannot run a model from disk: "
+            "use more machines, a smaller model or one process"
         )
     compiler = (group or backend_of(config)).compile
     if isinstance(beside, _MatrixSharer) and beside.paging is None and beside.compile_beside is not None:
@@ -129,7 +129,7 @@ def _pack_cache(
         time.sleep(_RACY_S)
         identity = checkpoint.file.identity()
     if identity is None:
-        logger.info("%s changed just now: its packed weights are kept from a later start on", checkpoint.path)
+        logger.info("%s changed just now: a later start will keep its packed weights", checkpoint.path)
         return None
     limit = config.pack_cache_bytes if later is None else min(config.pack_cache_bytes, tenth_of_disk())
     return PackCacheOptions(identity, limit, resident, later)

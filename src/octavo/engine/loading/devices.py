@@ -73,11 +73,11 @@ def backend_of(config: EngineConfig) -> Backend:
         return device if config.num_ranks > 1 else SplitBackend(device, get_backend("cpu"), config)
     if config.num_gpu_layers or config.gpu_memory is not None:
         option = f"gpu_layers {config.gpu_layers}" if config.num_gpu_layers else f"gpu_memory {config.gpu_memory}"
-        raise UsageError(
-            f"{option}: there is no GPU here that torch can use; leave it out, or see `octavo doctor` and docs/gpu.md"
-        )
+        raise UsageError(f"{option}: torch finds no usable GPU; leave it out, or see `octavo doctor` and docs/gpu.md")
     if config.deterministic and name == "reference":
-        raise UsageError("deterministic is for a GPU or the backend cpu, not for reference; leave out one of the two")
+        raise UsageError(
+            "deterministic works on a GPU and with the backend cpu, not with reference; leave one of the two out"
+        )
     return get_backend(name)
 
 

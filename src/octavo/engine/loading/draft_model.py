@@ -77,10 +77,12 @@ def found_draft_model(
         yield own_head(config, checkpoint, model_len)
         return
     if None not in [group.window for group in target.cache_layout.groups]:
-        raise UsageError("draft_model needs a model that has layers without a window; leave it out")
+        raise UsageError("draft_model needs a model with full-attention layers; leave it out")
     path = resolve_model(options.model, revision=options.revision)
     if options.method == "eagle3" and not is_eagle_head(path):
-        raise UsageError(f"speculative_config: method eagle3: {options.model} is no EAGLE-3 head; choose draft_model")
+        raise UsageError(
+            f"speculative_config: method eagle3: {options.model} is not an EAGLE-3 head; choose draft_model"
+        )
     if is_separate_head(path):
         with closing(separate_head(config, checkpoint, target, path, model_len)) as head:
             yield head
@@ -104,12 +106,12 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
         own = checkpoint.config.for_length(model_len)
         graph = build_draft_graph(checkpoint.architecture, own, checkpoint.weights.shapes)
     except GraphError as error:
-        raise ModelLoadError(f"{checkpoint.path}: the head that predicts further tokens: {error}") from error
+        raise ModelLoadError(f"{checkpoint.path}: the prediction head: {error}") from error
     if graph is None:
         if method == "mtp":
             raise UsageError(
-                "speculative_config: method mtp: the model has no head of a kind that Octavo knows; choose auto or "
-                "ngram"
+                "speculative_config: method mtp: the model has no prediction head that Octavo supports; choose auto "
+                "or ngram"
             )
         return None
     own_config = dataclasses.replace(
@@ -140,7 +142,7 @@ def assistant_model(
     """Return Gemma 4's assistant in a folder, opened for its target. Raises like `separate_head`."""
     if config.num_ranks > 1:
         raise UsageError(
-            f"draft_model {path} reads the keys and values of the model, of which each rank has only a part; run the "
+            f"draft_model {path} reads the model's keys and values, but each rank holds only a part of them; run the "
             "model on one rank (tensor_parallel_size=1, pipeline_parallel_size=1), or leave draft_model out"
         )
     with ExitStack() as closed:
@@ -221,8 +223,8 @@ def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, na
     difference = abs(checkpoint.config.vocab_size - target_vocab_size)
     if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
         raise UsageError(
-            f"draft_model {name} cannot draft: it must be a decoder without states and windows, with as many rows of "
-            f"logits as its target ({target_vocab_size}, it has {checkpoint.config.vocab_size})"
+            f"draft_model {name} cannot draft: it must be a decoder without states or windows, with "
+            f"{target_vocab_size} logits like its target, not {checkpoint.config.vocab_size}"
         )
 
 
@@ -233,13 +235,13 @@ def check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
         wanted, found = target.token_bytes(token_id), draft.token_bytes(token_id)
         if wanted != found:
             raise UsageError(
-                f"draft_model {name} has another vocabulary: token {token_id} is {found!r} there and {wanted!r} in the "
-                "model; take a smaller model of the same family"
+                f"draft_model {name} has a different vocabulary: token {token_id} is {found!r} there and {wanted!r} "
+                "in the model; use a smaller model of the same family"
             )
     if abs(target.vocab_size - draft.vocab_size) > _MAX_PADDING:
         raise UsageError(
-            f"draft_model {name} has another vocabulary: {draft.vocab_size} tokens, the model has {target.vocab_size}; "
-            f"token {count} is the first that only one of them has"
+            f"draft_model {name} has a different vocabulary: {draft.vocab_size} tokens, not the model's "
+            f"{target.vocab_size}; token {count} is the first that only one of them has"
         )
 
 

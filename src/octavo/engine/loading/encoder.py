@@ -58,10 +58,12 @@ def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPa
     if vision is not None or checkpoint.format != "gguf":
         return ""
     if config.mmproj is None and mmproj_files(checkpoint.path):
-        return "reads text only, as no mmproj file beside it fits (the log says why): name its own with --mmproj"
+        return "reads text only: no mmproj file next to it fits (see the log); name its own with --mmproj"
     if checkpoint.architecture not in _SEEING:
         return ""
-    return "reads text only, as its vision part is missing: put mmproj-*.gguf beside the model or name it with --mmproj"
+    return (
+        "reads text only: its vision encoder is missing; put mmproj-*.gguf next to the model or name it with --mmproj"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def _planned(config: EngineConfig, vision: VisionPart) -> tuple[ExecutorLimits, 
         graph = vision.graph()
         return limits, _backend(config).sizes(graph, vision.weights, limits, num_threads=threads_of_rank(config))
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
-        raise ModelLoadError(f"{vision.path}: the encoder of images: {error}") from error
+        raise ModelLoadError(f"{vision.path}: the image encoder: {error}") from error
 
 
 def _backend(config: EngineConfig) -> Backend:

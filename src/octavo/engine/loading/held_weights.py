@@ -49,8 +49,8 @@ def _plain(checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[str]:
     )
     if quantized is not None:
         raise ModelLoadError(
-            f"{checkpoint.path}: the weights are quantized already ({quantized}); leave out the option quantization, "
-            "or take the model with float32, float16 or bfloat16 weights"
+            f"{checkpoint.path}: the weights are already quantized ({quantized}); leave the option quantization out, "
+            "or use the model with float32, float16 or bfloat16 weights"
         )
     return names
 

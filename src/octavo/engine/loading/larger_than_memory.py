@@ -42,8 +42,8 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
         return None  # planning the KV cache reports what is missing
     hint = " or leave out --no-pack-cache to run it from disk," if config.pack_cache is False else ""
     raise InsufficientMemoryError(
-        f"{path}: the weights take {size(sizes.weight_bytes)}, but only {size(memory.available_bytes)} of "
-        f"memory is free. Free some,{hint} or take a smaller model or quantization{address_space_note()}"
+        f"{path}: the weights take {size(sizes.weight_bytes)}, but only {size(memory.available_bytes)} of memory is "
+        f"free. Free some,{hint} or use a smaller model or quantization{address_space_note()}"
     )
 
 
@@ -80,7 +80,7 @@ def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
         )
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if (free := shutil.disk_usage(existing).free) < packed_bytes:
-        return f"its packed weights take {size(packed_bytes)}, and the disk of {folder} has {size(free)} free"
+        return f"its packed weights take {size(packed_bytes)}, but the disk of {folder} has only {size(free)} free"
     return None
 
 
@@ -107,8 +107,8 @@ def memory_for_cache(
 def paging_note(paging: Paging, weight_bytes: int, num_layers: int) -> str:
     """Return a sentence about a model that runs from disk: weights in memory, bytes read per token, and the speed."""
     return (
-        f"the weights take {size(weight_bytes)}, more than can stay in memory beside the KV cache: they run "
-        f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "
+        f"the weights take {size(weight_bytes)}, too much to stay in memory with the KV cache: they are read from "
+        f"{paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "
         f"memory, and each token reads {size(paging.bytes_per_token)} from the disk at {size(paging.bytes_per_s)}/s: "
-        f"expect at most {paging.tokens_per_s:.2g} tokens/s, and as much again for each sequence beside the first"
+        f"expect at most {paging.tokens_per_s:.2g} tokens/s, and as much again for each further sequence"
     )

@@ -39,8 +39,8 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
     for cache in graph.kv_caches:
         if cache.domain not in (TOKENS, SOURCE):
             raise ModelLoadError(
-                f"{checkpoint.path}: layer {cache.layer} has a cache of {cache.domain.name}; the engine allocates "
-                "blocks for tokens and sources only. Run the graph on an executor, with lengths and slots of your own"
+                f"{checkpoint.path}: layer {cache.layer} has a cache of {cache.domain.name}, but the engine allocates "
+                "blocks only for tokens and sources. Run the graph on an executor with your own lengths and slots"
             )
     return graph
 

@@ -13,8 +13,12 @@ def growth_notes(sizes: Sizes) -> list[str]:
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
         f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
-        f"{size(grown.stored_bytes)}. Each token takes about so many times as long to read them"
-        + (", and prompts take longer, too, since products are of floats" if grown.packed_as in DENSE_TYPES else "")
+        f"{size(grown.stored_bytes)}. Reading them takes about that many times as long"
+        + (
+            ", and prompts take longer too, because products are computed in floats"
+            if grown.packed_as in DENSE_TYPES
+            else ""
+        )
         for grown in sizes.grown
     ]
 
@@ -22,9 +26,9 @@ def growth_notes(sizes: Sizes) -> list[str]:
 def unpacking_notes(sizes: Sizes) -> list[str]:
     """Return a sentence for each type that no kernel of the device can multiply directly, with the cost."""
     return [
-        f"{found.type_name} has no kernel here: its weights stay codes in memory, and each step dequantizes them in "
-        f"tiles for its products. It reads {size(found.packed_bytes)} of codes, and writes and reads "
-        f"{size(found.unpacked_bytes)} of numbers: {1 + 2 * found.unpacked_bytes / max(found.packed_bytes, 1):.0f} "
+        f"{found.type_name} has no kernel here: its weights stay quantized in memory, and each step dequantizes them "
+        f"tile by tile. It reads {size(found.packed_bytes)} of codes, and writes and reads "
+        f"{size(found.unpacked_bytes)} of floats: {1 + 2 * found.unpacked_bytes / max(found.packed_bytes, 1):.0f} "
         "times what a kernel would read"
         for found in sizes.unpacked
     ]
@@ -39,7 +43,6 @@ def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
         return notes
     return [
         *notes,
-        f"kv_dtype {asked} has no effect: the KV cache stays {formats[0]} in all layers. {asked} is for separate keys "
-        "and values; latents, which are both in one, would lose too much, and on torch also keys with a bias "
-        "(docs/accuracy.md)",
+        f"kv_dtype {asked} has no effect: the KV cache stays {formats[0]} in all layers. {asked} needs separate keys "
+        "and values. Latents would lose too much accuracy, and on torch so would keys with a bias (docs/accuracy.md)",
     ]

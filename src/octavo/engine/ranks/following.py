@@ -173,8 +173,8 @@ class Follower:
         if setup.digest and setup.digest != checkpoint.file.digest():
             node = rank // len(config.ranks_here)
             raise UsageError(
-                f"rank {rank} on node {node} has another model than the first machine: the tensors of "
-                f"{checkpoint.path} differ from those there; copy the same files to all machines"
+                f"rank {rank} on node {node} has a different model: the tensors of {checkpoint.path} differ from the "
+                "first machine's; copy the same files to all machines"
             )
         plain = model_graph(checkpoint, setup.model_len)
         whole = DraftHead(setup.taps).tapped(plain)
@@ -204,7 +204,7 @@ class Follower:
             if graph.receives:
                 values = self._values.get()
                 if values.number != number:
-                    raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
+                    raise OctavoError(f"this rank is at step {number}, but the values are from step {values.number}")
                 inputs = tuple(tensor.array() for tensor in values.arrays)
             batch = batch_of(step, inputs, sizes.moved_bytes(allocate.block_size), sizes.moved_state_bytes)
             self._is_in_step = True

@@ -36,7 +36,7 @@ def settled(config: EngineConfig, rank: int) -> EngineConfig:
         except OSError as error:  # a container may forbid it
             logger.warning("rank %d is not bound to a NUMA node, and may be slower: %s", rank, error.strerror)
             return config
-        logger.info("rank %d computes on CPUs %s of one NUMA node", rank, ", ".join(map(str, sorted(cpus))))
+        logger.info("rank %d runs on CPUs %s of one NUMA node", rank, ", ".join(map(str, sorted(cpus))))
     return config
 
 

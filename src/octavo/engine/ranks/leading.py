@@ -96,7 +96,7 @@ def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
     others = range(len(config.ranks_here), config.num_ranks)
     if others:
         assert config.master is not None  # checked with nnodes
-        logger.info("waiting for %d ranks of other machines at %s", len(others), config.master)
+        logger.info("waiting for %d ranks on other machines at %s", len(others), config.master)
         address = address_of(config.master)
         for rank, connection in accept_ranks(address, env.cluster_token(), others, OTHERS_S).items():
             leader.admit(rank, connection)

@@ -77,7 +77,7 @@ class _RayRanks:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         here = next((node for node in nodes if node["NodeManagerAddress"] == self._host), None)
         if here is None:
-            raise UsageError(f"this machine, {self._host}, is no node of the Ray cluster: run `ray start` here too")
+            raise UsageError(f"this machine, {self._host}, is not a node of the Ray cluster: run `ray start` here too")
         per_node = len(config.ranks_here)
         threads = config.num_threads or max(int(here["Resources"].get("CPU", 0)) // per_node, 1)
         self.config = replace(config, num_threads=threads)
@@ -85,9 +85,9 @@ class _RayRanks:
         large = [node for node in nodes if node["Resources"].get("CPU", 0) >= self._bundle["CPU"]]
         if len(large) < config.nnodes:
             raise UsageError(
-                f"{per_node} ranks of {threads} threads on each of {config.nnodes} machines need {self._bundle['CPU']} "
-                f"CPUs there, and {len(large)} of the {len(nodes)} nodes of the Ray cluster have as many; lower "
-                "num_threads or the number of ranks, or add nodes"
+                f"{per_node} ranks of {threads} threads on each of {config.nnodes} machines need "
+                f"{self._bundle['CPU']} CPUs on each, but {len(large)} of the {len(nodes)} nodes of the Ray cluster "
+                "have that many; lower num_threads or the number of ranks, or add nodes"
             )
         self._group: Any = None
         self._runs: dict[Any, int] = {}  # reference of an actor's task -> its rank
@@ -103,7 +103,7 @@ class _RayRanks:
             if not self._group.wait(timeout_seconds=_PLACED_S):
                 raise EngineDeadError(
                     f"the Ray cluster had no room for {config.nnodes} x {self._bundle['CPU']} CPUs within "
-                    f"{_PLACED_S:.0f} s: others use it"
+                    f"{_PLACED_S:.0f} s; wait for its other jobs to end"
                 )
             token = secrets.token_hex(16)
             found = accept_ranks(
@@ -135,7 +135,7 @@ class _RayRanks:
         """Raise EngineDeadError if an actor ended before its rank joined."""
         ended, _ = self._ray.wait(list(self._runs), timeout=0)
         for reference, reason in self._reasons(ended):
-            raise EngineDeadError(f"rank {self._runs[reference]} is gone: Ray says: {reason}")
+            raise EngineDeadError(f"rank {self._runs[reference]} is gone; Ray reports: {reason}")
 
     def _watch(self) -> None:
         """Tell the leader about each rank that Ray reports as ended."""
@@ -143,7 +143,7 @@ class _RayRanks:
         while waiting:
             ended, waiting = self._ray.wait(waiting, timeout=_LOOK_S)
             for reference, reason in self._reasons(ended):
-                self._leader.fail(self._runs[reference], f"Ray says: {reason}")
+                self._leader.fail(self._runs[reference], f"Ray reports: {reason}")
         self._end()
 
     def _reasons(self, ended: list[Any]) -> Iterator[tuple[Any, str]]:

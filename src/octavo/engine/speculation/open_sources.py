@@ -23,13 +23,13 @@ def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> 
     """
     options = SpeculativeConfig.of(config)
     if not graph.generates:
-        return "this model gives no answers"
+        return "this model generates no text"
     if options.method == "off":
         return "speculation is off"
     if not wants_drafts(config):
-        return f"speculation is auto, which has no drafts on {backend_name(config)}; choose ngram"
+        return f"speculation is auto and makes no drafts on {backend_name(config)}; choose ngram"
     if graph.state_caches and not num_draft_states:
-        return "there is no memory for the states before them; lower max_model_len, or raise kv_cache_memory"
+        return "no memory is left for the states before them; lower max_model_len or raise kv_cache_memory"
     return ""
 
 

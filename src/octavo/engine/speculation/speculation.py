@@ -140,7 +140,7 @@ class Speculation:
                 self._lose_drafter(error)
 
     def _lose_drafter(self, error: BaseException) -> None:
-        logger.error("the draft model is not used any more: %s", error)
+        logger.error("the draft model is no longer used: %s", error)
         self.drafter = None
         self._metrics.num_lost_draft_models = 1
 

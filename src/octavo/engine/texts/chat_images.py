@@ -47,7 +47,7 @@ class ChatImages:
             elif kind == "text" and isinstance(part.get("text"), str):
                 pieces.append(("\n" if follows_text else "") + part["text"])  # joined like in the server
             else:
-                raise UsageError(f"a part of content is text or an image, not {part!r:.80}")
+                raise UsageError(f"a content part must be text or an image, not {part!r:.80}")
             follows_text = kind == "text"
         return {**message, "content": "".join(pieces)}
 
@@ -117,4 +117,4 @@ def _opened(value: Any) -> Any:
             raise UsageError("an image is a data: URL that is not base64; write data:image/png;base64,...") from None
     if value.startswith("file://"):
         return unquote(urlsplit(value).path)
-    raise UsageError(f"an image is at {value!r:.80}, and nothing is fetched here; give its bytes or a path")
+    raise UsageError(f"an image is at {value!r:.80}, but nothing is fetched here; give its bytes or a path")

@@ -372,7 +372,7 @@ def _parse_schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _refusal("json", f"is not JSON: {error}") from None
+        raise _refusal("json", f"is not valid JSON: {error}") from None
     if schema is True:
         return {}
     if not isinstance(schema, dict):

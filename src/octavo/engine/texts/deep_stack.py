@@ -55,7 +55,7 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
             threading.stack_size(before)
     _wait(done, clocks, timeout_s)
     if begun.acquire(blocking=False):
-        message = "a grammar cannot be compiled now: its thread did not begin; try again later"
+        message = "a grammar cannot be compiled now: its thread did not start; try again later"
         raise OverloadedError(message, code="server_overloaded")
     return results[0] if results else None
 

@@ -109,14 +109,14 @@ class _Parser(TextCursor):
         while self._at < len(self._text):
             name = self._match(_NAME)
             if name is None:
-                raise self._error("expecting the name of a rule")
+                raise self._error("expected the name of a rule")
             self._skip(_SPACE)
             if not self._take("::="):
                 raise self._error("expecting ::=")
             self._skip(_SPACE_AND_LINES)
             rules[name[0]] = self._alternatives(_SPACE)
             if self._at < len(self._text) and self._peek() not in "\r\n":
-                raise self._error("expecting the end of a line")
+                raise self._error("expected the end of the line")
             self._skip(_SPACE_AND_LINES)
         for used, at in self._named.items():
             if used not in rules:
@@ -163,11 +163,11 @@ class _Parser(TextCursor):
             return None
         found = self._match(_COUNT)
         if found is None:
-            raise self._error("expecting {m}, {m,} or {m,n}")
+            raise self._error("expected {m}, {m,} or {m,n}")
         least = int(found[1])
         most = least if not found[2] else int(found[3]) if found[3] else None
         if most is not None and most < least:
-            raise self._error(f"{found[0]} has its numbers out of order")
+            raise self._error(f"{found[0]}: the numbers are out of order")
         return least, most
 
     def _symbol(self) -> Symbol | None:
@@ -186,7 +186,7 @@ class _Parser(TextCursor):
             self._named.setdefault(name[0], at)
             return RuleName(name[0])
         if self._peek() and self._peek() in "*+?{":
-            raise self._error("expecting something to repeat before")
+            raise self._error("expected something to repeat before")
         return None
 
     def _group(self) -> Symbol:
@@ -222,7 +222,7 @@ class _Parser(TextCursor):
                 self._at += 1
                 last = self._char()
             if last < first:
-                raise self._error("a range before this has its ends out of order")
+                raise self._error("the ends of a range before this are out of order")
             ranges.append((first, last))
         if not ranges:
             raise self._error("the class before this is empty")
@@ -240,7 +240,7 @@ class _Parser(TextCursor):
             code = ord(self._peek())
             self._at += 1
         if code > MAX_CODE_POINT:
-            raise self._error(f"U+{code:X} before this is no character")
+            raise self._error(f"U+{code:X} before this is not a character")
         return code
 
 

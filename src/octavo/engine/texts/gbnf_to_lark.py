@@ -44,7 +44,7 @@ def gbnf_to_lark(text: str) -> str:
         grammar.split_what_could_be_too_long()
         return _Writer(grammar).write()
     except RecursionError:
-        raise GbnfError("its rules lead too deeply into each other; simplify it") from None
+        raise GbnfError("its rules refer to each other too deeply; simplify it") from None
 
 
 class _Places(NamedTuple):
@@ -281,7 +281,7 @@ class _Grammar:
             a, b = waiting.pop()
             self._pairs += 1
             if self._pairs > _MAX_PAIRS:
-                raise GbnfError("it has too many long words that begin alike; simplify it")
+                raise GbnfError("it has too many long words with the same beginning; simplify it")
             if a in ours.last and any(theirs.chars[place] & after for place in theirs.following[b]):
                 return True
             for pair in ((c, d) for c in ours.following[a] for d in theirs.following[b]):

@@ -97,7 +97,7 @@ class ImageInputs:
         if self._processor is None:
             raise UsageError(
                 f"the prompt has images, but {self._model} reads text only: leave them out, give the text of a "
-                "document, or load a model with its part that sees",
+                "document, or load a model with its vision encoder",
                 param="multi_modal_data",
                 code="unsupported_value",
             )
@@ -136,7 +136,7 @@ class ImageInputs:
         """Return the token that represents an image. Raises UsageError if the vocabulary lacks it."""
         token_id = self._token_id(processor.placeholder)
         if token_id is None:
-            raise UsageError(f"the vocabulary has no token {processor.placeholder!r}, which stands for an image")
+            raise UsageError(f"the vocabulary has no token {processor.placeholder!r} for an image")
         return token_id
 
     def _token_id(self, text: str) -> int | None:
@@ -236,7 +236,7 @@ def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]
     """Return the images or videos, each with the caller's name for it."""
     if options := given.get("mm_processor_kwargs"):
         raise _wrong(
-            f"mm_processor_kwargs has {next(iter(options))!r:.80}, which is not supported; image_max_tokens limits the "
+            f"mm_processor_kwargs has the unsupported option {next(iter(options))!r:.80}; image_max_tokens limits the "
             "size of all images",
             "mm_processor_kwargs",
         )
@@ -244,14 +244,14 @@ def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]
     if not isinstance(data, Mapping) or (unknown := [key for key in data if key not in ("image", "video")]):
         found = f"{unknown[0]!r:.80}" if isinstance(data, Mapping) else f"{data!r:.80}"
         raise _wrong(
-            f"multi_modal_data has {found}; it has images and videos: {{'image': one or a list, 'video': ...}}",
+            f"multi_modal_data has {found}; it takes images and videos: {{'image': one or a list, 'video': ...}}",
             "multi_modal_data",
         )
     values = _listed(data.get(kind), kind)
     names = _listed((given.get("multi_modal_uuids") or {}).get(kind), kind) or [None] * len(values)
     if len(names) != len(values) or not all(name is None or (isinstance(name, str) and name) for name in names):
         raise _wrong(
-            f"multi_modal_uuids names {names!r:.80}; it has a text for each {kind}, or None", "multi_modal_uuids"
+            f"multi_modal_uuids is {names!r:.80}; it must have a text or None for each {kind}", "multi_modal_uuids"
         )
     return list(zip(values, names, strict=True))
 
@@ -278,13 +278,13 @@ def _frames(frames: Any) -> list[Picture]:
     """Return a video's frames, given as a uint8 array [frames, height, width, 3] or a list of images of one size."""
     if not isinstance(frames, (list, np.ndarray)) or not len(frames):
         raise _wrong(
-            f"a video is {type(frames).__name__}; it is a path, bytes, frames of uint8 [frames, height, width, 3] or a "
-            "list of images",
+            f"a video is {type(frames).__name__}; it must be a path, bytes, frames of uint8 [frames, height, width, "
+            "3] or a list of images",
             "multi_modal_data",
         )
     pictures = [picture for frame in frames if (picture := _read(frame)[1]) is not None]
     if len({picture.pixels.shape for picture in pictures}) != 1 or len(pictures) != len(frames):
-        raise _wrong("the frames of a video are pictures of one size", "multi_modal_data")
+        raise _wrong("the frames of a video must be pictures of the same size", "multi_modal_data")
     return pictures
 
 
@@ -293,7 +293,7 @@ def _rate(metadata: Any) -> float:
     if rate is None:
         return _USUAL_RATE
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e4:
-        raise _wrong(f"fps of a video is {rate!r:.80}; it is a positive number", "multi_modal_data")
+        raise _wrong(f"fps of a video is {rate!r:.80}; it must be a positive number", "multi_modal_data")
     return float(rate)
 
 
@@ -311,7 +311,7 @@ def _read(image: Any) -> tuple[bytes, Picture | None]:
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise _wrong(
-                    f"{path} takes more than {MAX_FILE_BYTES >> 20} MiB, the most of an image", "multi_modal_data"
+                    f"{path} takes more than {MAX_FILE_BYTES >> 20} MiB, the limit for an image", "multi_modal_data"
                 )
             return path.read_bytes(), None
         except OSError as error:
@@ -322,7 +322,7 @@ def _read(image: Any) -> tuple[bytes, Picture | None]:
         picture = picture_of(image)
     else:
         kinds = "a Pillow image, a numpy array of uint8, a path or bytes"
-        raise _wrong(f"an image is {type(image).__name__}; it is {kinds}", "multi_modal_data")
+        raise _wrong(f"an image is {type(image).__name__}; it must be {kinds}", "multi_modal_data")
     shape = f"pixels {picture.height} {picture.width} ".encode()
     return shape + picture.pixels.tobytes(), picture
 

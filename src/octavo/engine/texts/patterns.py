@@ -317,7 +317,7 @@ class _Parser(TextCursor):
         if 0xD800 <= code < 0xDC00 and (low := self._match(_LOW_SURROGATE)):
             return 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= code < 0xE000 or code > _MAX_CODE_POINT:
-            self._doubt(f"U+{code:04X} is no character")
+            self._doubt(f"U+{code:04X} is not a character")
             return min(code, _MAX_CODE_POINT)
         return code
 

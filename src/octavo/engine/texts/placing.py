@@ -53,8 +53,8 @@ def place_items(
     count = sum(token_id == placeholder_id for token_id in token_ids)
     if count != len(items):
         raise UsageError(
-            f"the prompt has {count} places for images, and {len(items)} images came; write the model's mark once for "
-            "each image",
+            f"the prompt has {count} image placeholders but {len(items)} images; write the model's placeholder once "
+            "for each image",
             param="prompt",
             code="invalid_value",
         )
@@ -77,7 +77,7 @@ def prompt_of(items: Sequence[Placed]) -> Prompt:
     """Return the prompt that consists of one image, for a model that computes vectors of images. Raises UsageError."""
     if len(items) != 1 or not isinstance(items[0], MediaItem):
         raise UsageError(
-            "this model makes a vector of a text or of an image: give one of them, and each page or frame by itself",
+            "this model makes one vector for a text or an image: give one of them, and each page or frame separately",
             param="prompt",
             code="invalid_value",
         )

@@ -35,15 +35,15 @@ def plain_prompt(prompt: PromptInput) -> Any:
     given = [key for key, value in prompt.items() if value is not None]
     if unknown := [key for key in given if key not in _PROMPT_KEYS]:
         raise UsageError(
-            f"a prompt has the key {unknown[0]!r:.80}, which is not supported; a prompt is a text, token ids, "
-            "or a mapping with one of prompt and prompt_token_ids",
+            f"a prompt has the unsupported key {unknown[0]!r:.80}; a prompt is a text, token ids, or a mapping with "
+            "either prompt or prompt_token_ids",
             param="prompt",
         )
     if len(given) != 1:
         raise UsageError(f"a prompt needs one of prompt and prompt_token_ids, not {given!r:.80}", param="prompt")
     value = prompt[given[0]]  # type: ignore[literal-required]
     if isinstance(value, str) != (given[0] == "prompt"):
-        raise UsageError(f"{given[0]} is {value!r:.80}; prompt is a text, prompt_token_ids a list", param="prompt")
+        raise UsageError(f"{given[0]} is {value!r:.80}; prompt must be a text, prompt_token_ids a list", param="prompt")
     return value
 
 
@@ -120,7 +120,7 @@ class PromptEncoder:
         """
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         if not isinstance(conversation, Sequence) or not conversation:
-            raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
+            raise UsageError(f"a conversation must be a list of one or more messages, not {messages!r:.80}")
         if not isinstance(chat_template, str | None):
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
         check_messages(conversation)  # before reporting a missing template

@@ -57,12 +57,14 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
     for name, texts in (("data_1", first), ("data_2", second)):
         wrong = next((text for text in texts if not isinstance(text, str)), None)
         if wrong is not None or not texts:
-            message = f"{name} must be a text, or a list of one text or more, not {wrong!r:.80}"
+            message = f"{name} must be a text or a list of one or more texts, not {wrong!r:.80}"
             raise UsageError(message, param=name, code="invalid_type")
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        message = f"data_1 has {len(first)} texts and data_2 {len(second)}; give one, or as many as there are in data_2"
+        message = (
+            f"data_1 has {len(first)} texts and data_2 has {len(second)}; give one, or the same number as in data_2"
+        )
         raise UsageError(message, param="data_1", code="invalid_value")
     return list(zip(first, second, strict=True))
 
@@ -118,8 +120,8 @@ def plan_scores(
     Raises UsageError if the model cannot score pairs, or for a pair that is too long.
     """
     if model.scoring == "none":
-        reason = f"has {model.num_labels} labels, not one" if model.num_labels else "knows no answer of yes or no"
-        message = f"this model cannot score pairs: it {reason}; take a cross-encoder, a reranker or an embedding model"
+        reason = f"has {model.num_labels} labels, not one" if model.num_labels else "cannot answer yes or no"
+        message = f"this model cannot score pairs: it {reason}; use a cross-encoder, a reranker or an embedding model"
         raise UsageError(message, param="model", code="unsupported_model")
     limit = max_tokens if options.truncate_to is None else min(options.truncate_to, max_tokens)
     encoder = _Encoder(model, tokenizer, limit, options)
@@ -190,7 +192,7 @@ class _Encoder:
         return ids[: len(ids) - excess]
 
     def _too_long(self, num_tokens: str) -> UsageError:
-        message = f"a pair has {num_tokens} tokens, and this model takes {self._limit}: shorten it"
+        message = f"a pair has {num_tokens} tokens, but this model takes {self._limit}: shorten it"
         if self._options.truncate_to is None:
-            message += ", or ask for truncate_prompt_tokens"
+            message += ", or set truncate_prompt_tokens"
         return UsageError(message, code="context_length_exceeded")

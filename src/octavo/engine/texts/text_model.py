@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Models with this token use ChatML, like Qwen3-Reranker, whose prompt asks for yes or no.
 CHAT_TOKEN = "<|im_start|>"
-_REMEDY = "take /v1/embeddings, /v1/rerank or /v1/score, LLM.embed or LLM.score, or a model that generates"
+_REMEDY = "use /v1/embeddings, /v1/rerank or /v1/score, LLM.embed or LLM.score, or a model that generates"
 
 Scoring = Literal["none", "label", "yes_no", "cosine", "dot", "late"]
 
@@ -64,23 +64,25 @@ class TextModel:
                 raise UsageError(message, param="model", code="unsupported_model")
             return
         if params.task == "score" and self.scoring not in ("label", "yes_no"):
-            raise UsageError("this model has no head that scores a pair", param="model", code="unsupported_model")
+            raise UsageError("this model has no head that scores pairs", param="model", code="unsupported_model")
         if params.task == "embed" and self.num_labels:
-            message = "this model is a cross-encoder: it scores pairs of texts and has no vectors; take /v1/score"
+            message = "this model is a cross-encoder: it scores pairs of texts and has no vectors; use /v1/score"
             raise UsageError(message, param="model", code="unsupported_model")
         self._check_tokens(params.task)
         self._check_pooling(params.pooling)
         if params.second_start and not (self.num_token_types > 1 and 0 < params.second_start <= num_tokens):
-            message = f"second_start is {params.second_start}, but the text has {num_tokens} tokens, or all of one type"
+            message = (
+                f"second_start is {params.second_start}, but the text has {num_tokens} tokens or only one token type"
+            )
             raise UsageError(message, param="second_start", code="invalid_value")
 
     def _check_tokens(self, task: str) -> None:
         """Raise UsageError if a request wants one vector per text but the model has one per token, or vice versa."""
         message = None
         if task == "embed" and self.pooling == "all":
-            message = "this model has a vector for each token, not one for a text; take LLM.token_embed or /pooling"
+            message = "this model makes a vector for each token, not one for a text; use LLM.token_embed or /pooling"
         elif task == "token_embed" and self.takes_whole_texts and (self.num_labels or self.pooling in ("mean", "max")):
-            message = "this model pools its texts and has no vectors of tokens; take a ColBERT model or a decoder"
+            message = "this model pools its texts and makes no token vectors; use a ColBERT model or a decoder"
         if message is not None:
             raise UsageError(message, param="task", code="unsupported_model")
 
@@ -88,11 +90,11 @@ class TextModel:
         if pooling is None:
             return
         if (self.takes_whole_texts or not self.generates) and pooling != self.pooling:
-            message = f"pooling is {pooling!r}, but this model's vectors are made by {self.pooling!r}; leave it out"
+            message = f"pooling is {pooling!r}, but this model uses {self.pooling!r}; leave it out"
             raise UsageError(message, param="pooling", code="unsupported_parameter")
         if not self.takes_whole_texts and pooling not in ("mean", "last"):
-            why = "the first token of this model sees no other" if pooling == "cls" else "this model is a decoder"
-            message = f"pooling is {pooling!r}, but {why}; take 'mean' or 'last'"
+            why = "its first token sees no other token" if pooling == "cls" else "this model is a decoder"
+            message = f"pooling is {pooling!r}, but {why}; use 'mean' or 'last'"
             raise UsageError(message, param="pooling", code="unsupported_parameter")
 
 
