@@ -144,7 +144,7 @@ def test_abort_by_id_gives_a_last_output(
 
 
 def test_errors_come_before_the_first_output(llm: AsyncLLM) -> None:
-    with pytest.raises(UsageError, match="with a context of 64 tokens"):
+    with pytest.raises(UsageError, match="the context of 64 allows"):
         asyncio.run(collect(llm, "a" * 100))
 
 

@@ -120,7 +120,7 @@ def test_a_role_that_nobody_knows_is_refused(llm: LLM) -> None:
 
 
 def test_a_single_wrong_prompt_is_its_own_error(llm: LLM) -> None:
-    with pytest.raises(UsageError, match="the prompt has 100 tokens; with a context of 64 tokens"):
+    with pytest.raises(UsageError, match="the prompt has 100 tokens; the context of 64 allows"):
         llm.generate([5] * 100, PARAMS)
     with pytest.raises(UsageError, match="the prompt is empty"):
         llm.generate([[]], PARAMS)

@@ -205,7 +205,7 @@ def test_what_an_encoder_refuses(tmp_path: Path) -> None:
         assert llm.max_model_len == 64
         with pytest.raises(UsageError, match="this model is an encoder: it generates no text; use /v1/embeddings"):
             llm.generate("x")
-        with pytest.raises(UsageError, match="65 tokens; with a context of 64 tokens it can have at most 64"):
+        with pytest.raises(UsageError, match="65 tokens; the context of 64 allows at most 64"):
             llm.embed([[5] * 65])
         with pytest.raises(UsageError, match="pooling is 'cls', but this model uses 'mean'"):
             llm.embed("x", pooling="cls")
@@ -216,7 +216,7 @@ def test_what_an_encoder_refuses(tmp_path: Path) -> None:
 def test_pairs_that_are_too_long(tmp_path: Path) -> None:
     with LLM(str(save_encoder("bert", tmp_path, labels=1))) as llm:
         long = " ".join(["fox"] * 100)
-        with pytest.raises(UsageError, match=r"this model takes 64: shorten it, or ask for truncate_prompt_tokens"):
+        with pytest.raises(UsageError, match=r"this model takes 64: shorten it, or set truncate_prompt_tokens"):
             llm.score(QUERY, long)
         (cut,) = llm.score(QUERY, long, truncate_prompt_tokens=-1)
         (shorter,) = llm.score(QUERY, long, truncate_prompt_tokens=40)

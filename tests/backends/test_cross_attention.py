@@ -300,7 +300,9 @@ def test_the_engine_refuses_a_cache_of_another_domain(monkeypatch: pytest.Monkey
     checkpoint: Any = SimpleNamespace(
         path=Path("made-up"), architecture="", pooling=SimpleNamespace(is_classifier=False), **parts
     )
-    with pytest.raises(ModelLoadError, match=r"layer 1 has a cache of frames; the engine allocates blocks for tokens"):
+    with pytest.raises(
+        ModelLoadError, match=r"layer 1 has a cache of frames, but the engine allocates blocks only for tokens"
+    ):
         model_graph.model_graph(checkpoint, 64)
 
 

@@ -446,7 +446,7 @@ def test_the_flags_of_others(tiny: Path) -> None:
 def test_more_than_the_machine_or_the_model_has_is_told(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     octavo_here("run", tiny, "abcd", "--raw", "-n", "1", "-t", "999", "-c", "4000")
     assert "num_threads 999 exceeds the" in caplog.text
-    assert "max_model_len 4000 exceeds the 64 tokens that the model was made for" in caplog.text
+    assert "max_model_len 4000 exceeds the model's context of 64 tokens" in caplog.text
 
 
 def test_help_is_a_command() -> None:

@@ -284,7 +284,7 @@ def test_pixels_that_are_not_those_of_the_layout_are_refused(small: LLM) -> None
 
 def test_as_many_places_as_images(small: LLM) -> None:
     item, placeholder = item_of(small, PICTURES[0], b"a"), model("qwen3_vl").config.image_token_id
-    with pytest.raises(UsageError, match="2 places for images, and 1 images came"):
+    with pytest.raises(UsageError, match="2 image placeholders but 1 images"):
         place_items([placeholder, 20, placeholder], [item], placeholder, small.tokenizer.encode)
 
 
@@ -335,7 +335,7 @@ def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"multi_modal_data": {"image": []}}, "2 places for images, and 0 images came"),
+        ({"multi_modal_data": {"image": []}}, "2 image placeholders but 0 images"),
         ({"multi_modal_data": {"audio": b""}}, "multi_modal_data has 'audio'"),
         ({"multi_modal_data": {"video": b""}}, "a video is not an MP4"),
         ({"multi_modal_data": [b""]}, "multi_modal_data has"),

@@ -254,5 +254,5 @@ def test_a_limit_of_addresses_is_one_of_main_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("octavo.engine.load.address_space_limit", lambda: 1 << 40)
     monkeypatch.setattr("octavo.engine.loading.devices.free_memory", lambda _: MemoryBudget(1 << 40))
     monkeypatch.setattr("octavo.engine.load.host_memory", lambda: MemoryBudget(1 << 20))
-    with pytest.raises(InsufficientMemoryError, match=r"only 1\.0 MiB of memory is free, and 192"):
+    with pytest.raises(InsufficientMemoryError, match=r"only 1\.0 MiB of memory is free, but loading needs 192"):
         load_engine(EngineConfig(model=str(tmp_path / "a.gguf"), device="cpu"))

@@ -121,7 +121,7 @@ def test_a_prompt_may_fill_the_context(pooling: Pooling) -> None:
     """No answer needs room."""
     subject = engine(num_blocks=8, max_model_len=64)
     assert len(embed(subject, [[1] * 64], pooling)) == 1
-    with pytest.raises(UsageError, match=r"65 tokens; with a context of 64 tokens it can have at most 64\."):
+    with pytest.raises(UsageError, match=r"65 tokens; the context of 64 allows at most 64\."):
         create_request(subject, "e", [1] * 65, PoolingParams(pooling=pooling))
 
 

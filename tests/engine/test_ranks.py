@@ -93,7 +93,7 @@ def test_ranks_are_bound_to_nodes(
             assert os.sched_getaffinity(engine.native_id) == {allowed[0]}
     finally:
         os.sched_setaffinity(0, before)
-    assert f"rank 0 computes on CPUs {allowed[0]} of one NUMA node" in caplog.text
+    assert f"rank 0 runs on CPUs {allowed[0]} of one NUMA node" in caplog.text
 
 
 BIASES = {"logit_bias": {3: 2.0, 7: -100.0}, "repetition_penalty": 1.3, "presence_penalty": 0.4}

@@ -15,7 +15,7 @@ from tests.support.fake_executor import VOCAB_SIZE, FakeTokenizer, create_reques
     ("prompt", "message"),
     [
         ([], "the prompt is empty"),
-        ([5] * 64, "the prompt has 64 tokens; with a context of 64 tokens it can have at most 63"),
+        ([5] * 64, "the prompt has 64 tokens; the context of 64 allows at most 63"),
         ([5, VOCAB_SIZE], "token id 64; this model has ids 0 to 63"),
         ([-1], "token id -1"),
         ([2**70], "beyond 32 bits"),

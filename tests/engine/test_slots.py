@@ -75,7 +75,7 @@ def test_a_slot_has_its_number_or_that_of_its_row(tmp_path: Path) -> None:
         assert slots.act("erase", slot=3).num_tokens == 48
         assert slots.act("save", tmp_path / "a", slot=3).num_tokens == 0
         assert cached(slots.answer(PROMPT)) == 0
-        with pytest.raises(UsageError, match="id_slot is 4; there are 4 slots"):
+        with pytest.raises(UsageError, match="id_slot is 4; it must be from 0 to 3"):
             slots.answer(PROMPT, slot=4)
 
 

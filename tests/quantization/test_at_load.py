@@ -182,7 +182,7 @@ def test_tables_heads_and_routers_stay_plain(name: str, plain: set[str], tmp_pat
 
 def test_an_option_on_a_quantized_checkpoint(tmp_path: Path) -> None:
     write(tiny_model(), tmp_path / "a", *CASES["awq-64"])
-    with pytest.raises(ModelLoadError, match=r"a/model.safetensors: the weights are quantized already \(awq\); leave"):
+    with pytest.raises(ModelLoadError, match=r"a/model.safetensors: the weights are already quantized \(awq\); leave"):
         LLM(str(tmp_path / "a"), quantization="nf4")
     result = octavo_here("show", tmp_path / "a", "--quantization", "int8")
     assert (result.returncode, result.stderr.count("\n")) == (3, 1)
@@ -190,7 +190,7 @@ def test_an_option_on_a_quantized_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_option_on_a_quantized_file(smollm2_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"the weights are quantized already \(Q4_1\)"):
+    with pytest.raises(ModelLoadError, match=r"the weights are already quantized \(Q4_1\)"):
         LLM(str(smollm2_path), quantization="nf4")
 
 

@@ -321,8 +321,8 @@ def test_adapters_of_the_command_line() -> None:
         ("sql", "write NAME=PATH"),
         ("[1]", "write NAME=PATH"),
         ("[", "not JSON"),
-        ('{"name": "x"}', "an object has name, path"),
-        ('{"name": "x", "path": "p", "rank": 4}', "an object has name, path"),
+        ('{"name": "x"}', "an object must have name and path"),
+        ('{"name": "x", "path": "p", "rank": 4}', "an object must have name and path"),
     ):
         with pytest.raises(UsageError, match=reason):
             AdapterGiven.parse_all(text)

@@ -65,7 +65,9 @@ def test_the_queue_is_bounded_by_prompt_tokens(model: ServedModel) -> None:
         first = admit(admission, model, "long")
         first.add_prompt_tokens(150)  # alone, any prompt is let in
         second = admit(admission, model, "next")
-        with pytest.raises(OverloadedError, match="150 tokens wait; 1 more exceed the limit of 100"):
+        with pytest.raises(
+            OverloadedError, match="150 prompt tokens are waiting; 1 more would exceed the limit of 100"
+        ):
             second.add_prompt_tokens(1)
         second.release()
         first.started()

@@ -138,7 +138,7 @@ WHERE = "messages[0].content[0]"
         (
             {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}},
             "invalid_value",
-            f"{WHERE}.video_url.url is an https URL, which this server does not fetch",
+            f"{WHERE}.video_url.url is an https URL, but this server fetches no images",
         ),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_choice_that_a_model_cannot_satisfy_is_refused(
     with scripted_server(smollm2_tokenizer, "openai", "anthropic", "responses") as blind:
         path, body = asked(family, pdf_as="pages")
         error = blind.post(path, body).json()["error"]
-        assert "is a file, but fake reads text only: send its text, or ask a model that sees" in error["message"]
+        assert "is a file, but fake reads text only: send its text, or use a vision model" in error["message"]
     path, body = asked(family, pdf_as="words")
     answer = choosing.post(path, body)
     assert answer.status_code in (400, 422)
@@ -287,7 +287,7 @@ def test_a_model_that_reads_says_what_to_send(smollm2_tokenizer: Tokenizer) -> N
             assert "the document has no text, only pictures of its pages: ask a model that sees" in error["message"]
         error = server.post("/v1/chat/completions", chat(film)).json()["error"]
         assert error["message"] == (
-            f"{WHERE}.type is a file, but fake reads text only: send its text, or ask a model that sees"
+            f"{WHERE}.type is a file, but fake reads text only: send its text, or use a vision model"
         )
 
 
@@ -309,4 +309,4 @@ def test_a_document_beyond_the_context_names_both_numbers(smollm2_tokenizer: Tok
     with scripted_server(seeing(smollm2_tokenizer), "openai", **seeing_client(), max_model_len=10) as server:
         error = server.post("/v1/chat/completions", chat(FILE)).json()["error"]
         assert error["code"] == "context_length_exceeded"
-        assert "the document needs 12 tokens, the context has 9" in error["message"]
+        assert "the document needs 12 tokens, but the context has only 9" in error["message"]

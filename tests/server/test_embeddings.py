@@ -128,7 +128,7 @@ def test_a_conversation_may_fill_the_context(fake: ScriptedServer) -> None:
     assert asked(64 - around).json()["usage"]["prompt_tokens"] == 64
     refused = asked(65 - around)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
-    assert "the prompt has 65 tokens, and the context of this model has 64: shorten it" in refused.text
+    assert "the prompt has 65 tokens, but the context of this model has 64: shorten it" in refused.text
 
 
 def test_a_text_may_fill_the_context(fake: ScriptedServer) -> None:
@@ -138,7 +138,7 @@ def test_a_text_may_fill_the_context(fake: ScriptedServer) -> None:
     refused = fake.post("/v1/embeddings", {"input": [[5] * 64, [5] * 65]})
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (400, "input", "context_length_exceeded")
-    assert error["message"].startswith("the prompt has 65 tokens, and the context of this model has 64:")
+    assert error["message"].startswith("the prompt has 65 tokens, but the context of this model has 64:")
     cut = fake.post("/v1/embeddings", {"input": [5] * 70, "truncate_prompt_tokens": -1})
     assert cut.json()["usage"] == {"prompt_tokens": 64, "total_tokens": 64, "truncated_tokens": 6}
     still_too_long = fake.post("/v1/embeddings", {"input": [5] * 70, "truncate_prompt_tokens": 65})
@@ -235,7 +235,7 @@ def test_long_vectors_of_tokens_are_written_on_a_thread_and_too_many_refused(
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (400, "input", "invalid_value")
     assert error["message"] == (
-        "the input has 5 tokens, each with a vector of 8 values, and one answer has at most 4 such vectors: send fewer "
+        "the input has 5 tokens, each with a vector of 8 values, but one answer has at most 4 such vectors: send fewer "
         "or shorter texts"
     )
 

@@ -277,10 +277,10 @@ def url(value: str, **fields: Any) -> dict[str, Any]:
         (
             url("http://example.com/a.png"),
             "invalid_value",
-            f"{WHERE} is an http URL, which this server does not fetch; send the image as data:image/png;base64,... or "
-            "start the server with --allowed-media-domains",
+            f"{WHERE} is an http URL, but this server fetches no images; send the image as data:image/png;base64,... "
+            "or start the server with --allowed-media-domains",
         ),
-        (url("ftp://x/y"), "invalid_value", f"{WHERE} is not a URL of an image; send data:image/png;base64,..."),
+        (url("ftp://x/y"), "invalid_value", f"{WHERE} is not an image URL; send data:image/png;base64,..."),
         (
             chat(*[URL] * 4),
             "too_many_items",
@@ -327,7 +327,7 @@ def test_a_picture_beyond_the_context_names_both_numbers(smollm2_tokenizer: Toke
     with scripted_server(seeing(smollm2_tokenizer), "openai", **fields) as server:
         error = server.post("/v1/chat/completions", url(data_url(encoded(noise(512, 512), "PNG")))).json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert "the image needs 256 tokens, the context has 63" in error["message"]
+    assert "the image needs 256 tokens, but the context has only 63" in error["message"]
 
 
 def test_low_detail_takes_the_fewest_tokens(server: ScriptedServer) -> None:
@@ -362,8 +362,8 @@ def test_a_raw_prompt_has_a_marker_for_each_image(server: ScriptedServer) -> Non
     assert shown(server, server.last_request.prompt) == f"x {SEEN} y {SEEN}"
     forged = f"<|image_pad|>{marker} {marker}"
     for wrong, message in [
-        ({**prompt, "multimodal_data": [base64_of(PNG)]}, "2 marks for images, and 1 images came"),
-        ({**prompt, "prompt_string": forged}, "holds <|image_pad|>, which stands for an image"),
+        ({**prompt, "multimodal_data": [base64_of(PNG)]}, "2 image markers but 1 images"),
+        ({**prompt, "prompt_string": forged}, "contains the image token <|image_pad|>"),
     ]:
         error = server.post("/completion", {"prompt": wrong}).json()["error"]
         assert message in error["message"]

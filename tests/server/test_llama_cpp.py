@@ -477,7 +477,7 @@ def test_props_say_whether_there_are_drafts_and_why_not(server: RunningServer, s
         assert fake.get("/props").json()["speculation"] == {
             "sources": ["ngram"],
             "max_drafts": 4,
-            "reason": "the draft model has failed; the log says why",
+            "reason": "the draft model has failed; see the log",
         }
     with scripted_server(smollm2_tokenizer, "llama_cpp", draft_info={"no_drafts": "speculation is off"}) as fake:
         assert fake.get("/props").json()["speculation"]["reason"] == "speculation is off"

@@ -124,7 +124,9 @@ def test_plain_http_needs_a_domain_that_says_so(port: int) -> None:
 
 
 def test_nothing_is_fetched_by_default() -> None:
-    with pytest.raises(UsageError, match=r"is an https URL, which this server does not fetch.*--allowed-media-domains"):
+    with pytest.raises(
+        UsageError, match=r"is an https URL, but this server fetches no images.*--allowed-media-domains"
+    ):
         asyncio.run(MediaFetcher((), MAX_BYTES).fetch("https://good.example/a.png", "here"))
 
 

@@ -79,7 +79,7 @@ def test_it_answers_and_leaves_for_another(smollm2_path: Path, tmp_path: Path, m
         finally:
             await manager.close()
         refusing = ModelManager(configs, loader(usable, usable + MIB), limit=ModelMemory(usable))
-        with pytest.raises(InsufficientMemoryError, match=r"large needs .* and models_memory is .*; raise it"):
+        with pytest.raises(InsufficientMemoryError, match=r"large needs .* but models_memory is .*; raise it"):
             await refusing.load("large")
         await refusing.close()
 

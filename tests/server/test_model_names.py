@@ -58,10 +58,10 @@ def test_aliases() -> None:
     assert read_aliases(["a, b", "c"], ["a"]) == {"b": "a", "c": "a"}
     assert read_aliases(["m=a,b", "n=c"], ["m", "n"]) == {"a": "m", "b": "m", "c": "n"}
     for given, said in (
-        (["a"], "say whose it is: m=a"),
+        (["a"], "name its model: m=a"),
         (["o=a"], "no model 'o'"),
-        (["m=a", "n=a"], "means two models"),
-        (["m=n"], "means two models"),
+        (["m=a", "n=a"], "is given to two models"),
+        (["m=n"], "is given to two models"),
     ):
         with pytest.raises(UsageError, match=said):
             read_aliases(given, ["m", "n"])

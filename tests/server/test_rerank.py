@@ -85,7 +85,7 @@ def test_embeddings_and_cosines(encoders: RunningServer, paths: dict[str, Path])
 def test_truncation(encoders: RunningServer) -> None:
     long = "fox " * 100
     error = refused(encoders, "/v1/rerank", model="ranks", query=QUERY, documents=[long])
-    assert "and this model takes 64: shorten it, or ask for truncate_prompt_tokens" in error["message"]
+    assert "but this model takes 64: shorten it, or set truncate_prompt_tokens" in error["message"]
     body = {"model": "ranks", "query": QUERY, "documents": [long]}
     answer = post(encoders, "/v1/rerank", **body, truncate_prompt_tokens=-1)
     assert answer["usage"]["prompt_tokens"] == 64

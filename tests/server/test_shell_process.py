@@ -96,8 +96,8 @@ def test_a_used_port() -> None:
     assert code == 4
     assert out == []
     assert err.splitlines() == [
-        f"octavo: cannot listen on 127.0.0.1 port {port}: address already in use; another --port, or 0 for a free "
-        "one, would do"
+        f"octavo: cannot listen on 127.0.0.1 port {port}: address already in use; choose another --port, or 0 for any "
+        "free port"
     ]
 
 

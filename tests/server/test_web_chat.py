@@ -289,7 +289,7 @@ def test_a_busy_server_is_explained_and_tried_again(page: Page, engine: FakeClie
 def test_an_error_in_the_middle_keeps_what_came_before(page: Page, engine: FakeClient) -> None:
     engine.script = Script(["Once", " upon"], error=EngineDeadError("gone"), delay_s=0.05)
     ask(page)
-    expect(page.locator(".failure")).to_contain_text("the engine stopped while this request ran")
+    expect(page.locator(".failure")).to_contain_text("the engine stopped while this request was running")
     expect(answers(page)).to_have_text("Once upon")
 
 

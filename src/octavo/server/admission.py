@@ -84,7 +84,7 @@ class Ticket:
             return
         limit = self.lane.tokens.limit
         if self.num_prompts > 1 and count > limit:
-            message = f"the prompts have {count} tokens together; at most {limit} are allowed: send several requests"
+            message = f"the prompts have {count} tokens in total; at most {limit} are allowed: send several requests"
             raise UsageError(message, param="prompt", code="array_above_max_length")
         self.lane.check_tokens(count, self.num_sequences, self.tenant)
         self.num_prompt_tokens += count
@@ -136,8 +136,8 @@ class _Lane:
     def check_sequences(self, num_sequences: int, tenant: str) -> None:
         """Raise OverloadedError if there is no capacity for another request."""
         if self.places.open_to(tenant) <= 0:
-            there, limit = f"{self.num_sequences} sequences run or wait", self.places.limit
-            message = f"{there}; at most {limit} may (max_num_seqs and max_queue)"
+            there, limit = f"{self.num_sequences} sequences are running or waiting", self.places.limit
+            message = f"{there}; the limit is {limit} (max_num_seqs plus max_queue)"
             raise self._overloaded(message + self._reserved(self.places), num_sequences)
 
     def check_tokens(self, count: int, num_sequences: int, tenant: str) -> None:
@@ -145,13 +145,13 @@ class _Lane:
         is admitted.
         """
         if self.tokens.total and count > self.tokens.open_to(tenant):
-            limit = f"{count} more exceed the limit of {self.tokens.limit} (max_queued_tokens)"
-            message = f"prompts of {self.tokens.total} tokens wait; {limit}"
+            limit = f"{count} more would exceed the limit of {self.tokens.limit} (max_queued_tokens)"
+            message = f"{self.tokens.total} prompt tokens are waiting; {limit}"
             raise self._overloaded(message + self._reserved(self.tokens), num_sequences)
 
     @staticmethod
     def _reserved(shares: Shares) -> str:
-        return ", and some of them are for other API keys" if shares.num_tenants > 1 else ""
+        return ", and part of it is reserved for other API keys" if shares.num_tenants > 1 else ""
 
     def _overloaded(self, message: str, num_sequences: int) -> OverloadedError:
         return OverloadedError(message, code="server_overloaded", retry_after_s=self.retry_after_s(num_sequences))
@@ -287,12 +287,14 @@ class Admission:
 
         def end_waiting() -> None:
             if lane.is_waiting(ticket, model.client.status().metrics.num_waiting):
-                message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
+                message = f"the engine did not start the request within {queue_timeout:g} s (queue_timeout)"
                 retry_after_s = lane.retry_after_s(ticket.num_sequences)
                 ticket.end(OverloadedError(message, code="queue_timeout", retry_after_s=retry_after_s))
 
         def end_running() -> None:
-            ticket.end(GenerationTimeoutError(f"the request ran {request_timeout:g} s, the limit"))
+            ticket.end(
+                GenerationTimeoutError(f"the request did not finish within {request_timeout:g} s (request_timeout)")
+            )
 
         later = asyncio.get_running_loop().call_later
         ticket.timers = (later(queue_timeout, end_waiting), later(request_timeout, end_running))

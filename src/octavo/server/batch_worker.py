@@ -163,8 +163,8 @@ class BatchWorker:
                 if batch.has_ended:
                     self.figures.num_batches -= 1
                     self.figures.ended[batch.status] += 1
-        except (OSError, sqlite3.Error) as error:  # even the failure could not be written
-            logger.error("batches stop until the next one comes or the server starts again: %s", reason_of(error))
+        except (OSError, sqlite3.Error) as error:  # not even the failure could be written
+            logger.error("batches stop until the next one arrives or the server restarts: %s", reason_of(error))
 
     async def _run_or_fail(self, batch: StoredBatch) -> None:
         try:
@@ -231,13 +231,18 @@ def _checked(store: BatchStore, batch: StoredBatch) -> tuple[int, list[dict[str,
             note(line.code, f"line {line.number}: {line.message}", line.number, line.param)
         elif line.custom_id in seen:
             first = seen[line.custom_id]
-            note("duplicate_custom_id", f"lines {first} and {line.number} have one custom_id", line.number, "custom_id")
+            note(
+                "duplicate_custom_id",
+                f"lines {first} and {line.number} have the same custom_id",
+                line.number,
+                "custom_id",
+            )
         elif not seen:
             named = line.body.get("model")
             model = named if isinstance(named, str) else None
         seen.setdefault(line.custom_id, line.number)
         if len(seen) > MAX_LINES:
-            note("too_many_lines", f"the file has more than {MAX_LINES} lines; make several batches", line.number)
+            note("too_many_lines", f"the file has more than {MAX_LINES} lines; create several batches", line.number)
             break
     if not seen:
         note("empty_file", "the file has no lines", None)

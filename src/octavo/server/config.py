@@ -140,7 +140,7 @@ class ServerConfig:
                 )
         for text in self.alias:
             if not all(name.strip() for name in text.rpartition("=")[2].split(",")):
-                raise UsageError(f"alias is {text!r}, which has an empty name; write names between commas")
+                raise UsageError(f"alias is {text!r}and contains an empty name; write a name between commas")
         if self.models_memory is not None:
             parse_bytes("models_memory", self.models_memory)
 
@@ -181,11 +181,11 @@ def _check_type(name: str, value: object, default: object) -> None:
             raise UsageError(f"{name} must be True or False, not {value!r}")
     elif isinstance(default, tuple):
         if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
-            raise UsageError(f"{name} must be a tuple of texts that are not empty")  # not shown: it may be a secret
+            raise UsageError(f"{name} must be a tuple of non-empty texts")  # the value may be a secret
     elif isinstance(default, str) or (default is None and value is not None and name not in _NUMBERS):
         is_text = isinstance(value, str) and value.strip()
         if not is_text:
-            raise UsageError(f"{name} must be a text that is not empty, not {value!r}")
+            raise UsageError(f"{name} must be a non-empty text, not {value!r}")
 
 
 def parse_duration(name: str, value: object) -> float:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Every operation can return any of these.
 STATUSES = {
-    400: "The request is wrong",
+    400: "The request is invalid",
     401: "The API key is missing or wrong",
     403: "This host or page may not call the server",
     404: "There is no such model or path",
@@ -30,14 +30,14 @@ STATUSES = {
     408: "The request did not arrive in time",
     413: "The body is too large",
     415: "The body is not plain JSON",
-    429: "Too many requests of one caller",
+    429: "Too many requests from one caller",
     431: "The headers are too large",
     499: "The request was cancelled through /v1/requests",
     500: "Internal error",
-    501: "The body is in a transfer coding other than chunked",
-    503: "No room now; try again after Retry-After seconds",
+    501: "The body uses a transfer coding other than chunked",
+    503: "No capacity now; try again after Retry-After seconds",
     504: "The request ran for too long",
-    505: "The request is in another version of HTTP than 1.0 and 1.1",
+    505: "The HTTP version is neither 1.0 nor 1.1",
 }
 
 
@@ -112,11 +112,11 @@ def _to_answer(error: Exception, request_id: str) -> ApiError:
             500, f"the model computed a value that is not a number (request {request_id})", code="numerical_error"
         )
     if isinstance(error, EngineDeadError):
-        message = f"the engine stopped while this request ran; it can be sent again (request {request_id})"
+        message = f"the engine stopped while this request was running; send it again (request {request_id})"
         return ApiError(500, message, code="engine_restarting")
     if isinstance(error, (ModelLoadError, InsufficientMemoryError)):
         # Callers see this only if a model is loaded on demand. The details stay in the log.
         message = f"the model cannot be loaded; see the server's log (request {request_id})"
         return ApiError(503, message, code="model_loading", headers={"Retry-After": "10"})
-    kind = "a fault of the server" if isinstance(error, OctavoError) else "an unexpected fault of the server"
+    kind = "internal server error" if isinstance(error, OctavoError) else "unexpected server error"
     return ApiError(500, f"{kind}; see its log (request {request_id})", code="internal_error")

@@ -46,7 +46,7 @@ def check_may_change_adapters(request: Request) -> bool:
     """
     is_admin = bool(getattr(request.state, "is_admin", False))
     if not is_admin and not state_of(request).models.adapters.allows_all:
-        message = "adapters are loaded and unloaded with a key of --admin-key, or by all with --allow-runtime-lora"
+        message = "loading and unloading adapters needs a key of --admin-key, or a server with --allow-runtime-lora"
         raise ApiError(403, message, code="admin_key_required")
     return is_admin
 

@@ -60,7 +60,7 @@ def check_exposure(config: ServerConfig) -> None:
     """
     has_keys, path = bool(configured_keys(config)), config.api_key_file
     if path is not None and files.permissions(Path(path).stat()) & stat.S_IROTH:
-        logger.warning("--api-key-file %s can be read by every user of this machine; chmod 600 %s", path, path)
+        logger.warning("--api-key-file %s can be read by every user of this machine; run chmod 600 %s", path, path)
     if is_loopback(config.host):
         return
     if not has_keys:
@@ -69,7 +69,7 @@ def check_exposure(config: ServerConfig) -> None:
                 f"--host {config.host} can be reached from other machines, and there is no key, so anyone there could "
                 "use the model; give --api-key, --api-key-file or --allow-unauthenticated"
             )
-        logger.warning("%s can be reached from other machines, and no key is asked for", config.host)
+        logger.warning("%s can be reached from other machines and requires no key", config.host)
     if config.ssl_certfile is None:
         logger.warning(
             "%s can be reached from other machines without encryption: prompts, answers and keys can be read on the "
@@ -109,7 +109,7 @@ def _adapters(config: ServerConfig, models: Mapping[str, EngineConfig]) -> Serve
     quota = AdapterQuota(config.lora_quota, parse_bytes("lora_quota_bytes", config.lora_quota_bytes))
     folder = None if config.lora_dir is None else env.user_path(config.lora_dir)
     if folder is not None and not folder.is_dir():
-        raise UsageError(f"lora_dir is {config.lora_dir!r}, which is no folder")
+        raise UsageError(f"lora_dir is {config.lora_dir!r}, but there is no such folder")
     adapters = ServedAdapters(list(models), folder=folder, quota=quota, allows_all=config.allow_runtime_lora)
     for model, engine in models.items():
         for name, (source, scale) in engine.adapters.items():

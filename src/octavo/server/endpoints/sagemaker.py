@@ -36,7 +36,7 @@ async def invoke(request: Request) -> Response:
     body = parse_object(request.scope["state"].pop("body"))
     kind = next((name for name in _KINDS if name in body), None)
     if kind is None:
-        message = f"the body has none of {', '.join(_KINDS)}, one of which says what is asked for"
+        message = f"the body must have one of {', '.join(_KINDS)}"
         raise UsageError(message, param="messages", code="missing_required_parameter")
     model, endpoint = _KINDS[kind]
     try:

@@ -189,22 +189,22 @@ def _check_kind(body: TokenizeRequest) -> None:
     if body.content is not None:
         for name in (*_OF_MESSAGES, "prompt", "messages", "add_special_tokens", "return_token_strs"):
             if getattr(body, name) is not None:
-                raise refuse(name, "cannot be combined with content; use prompt instead of it")
+                raise refuse(name, "cannot be combined with content; use prompt instead")
         return
     for name in ("add_special", "parse_special", "with_pieces"):
         if getattr(body, name) is not None:
-            raise refuse(name, "needs content, which takes the place of prompt")
+            raise refuse(name, "needs content instead of prompt")
     if (body.prompt is None) == (body.messages is None):
         given = "neither" if body.prompt is None else "both"
         message = f"give prompt or messages, not {given}"
         raise UsageError(message, param="prompt", code="missing_required_parameter" if given == "neither" else None)
     if body.messages is not None:
         if body.add_special_tokens:
-            raise refuse("add_special_tokens", "is for a prompt; of messages the chat template writes them")
+            raise refuse("add_special_tokens", "works only with a prompt; the chat template adds them to messages")
         return
     for name in _OF_MESSAGES:
         if getattr(body, name) is not None:
-            raise refuse(name, "is for messages; leave it out with a prompt")
+            raise refuse(name, "works only with messages; leave it out with a prompt")
 
 
 def _chat_spec(body: TokenizeRequest) -> ChatSpec:

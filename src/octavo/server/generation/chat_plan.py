@@ -120,10 +120,10 @@ def _with_tools(
         params = changed(params, skip_special_tokens=False)
     wanted = params.structured_outputs
     if wanted is not None and wanted.json is None and not wanted.json_object:
-        raise refuse("tools", "can be combined with JSON as the format of the answer, not with another constraint")
+        raise refuse("tools", "can be combined with an answer in JSON, but not with another constraint")
     if wanted is not None and spec.tool_choice == "auto" and tool_format.is_bare:
-        reason = "have the form of an answer in JSON with this model; send tool_choice none or required"
-        raise refuse("tools", f"cannot be combined with a format of the answer, because calls {reason}")
+        reason = "of this model cannot be told from an answer in JSON; send tool_choice none or required"
+        raise refuse("tools", f"cannot be combined with an answer format, because calls {reason}")
     sampling = None if isinstance(params, BeamSearchParams) else params
     write, may_be_many = tool_format.grammar, spec.parallel_tool_calls
     if spec.tool_choice == "auto" and wanted is None:
@@ -131,8 +131,8 @@ def _with_tools(
         if not strict:
             return params
         if tool_format.optional_grammar is None or sampling is None:
-            what = "beam search" if sampling is None else "this model's format of tool calls"
-            message = f"{what} cannot hold arguments to their schema with tool_choice auto; leave strict out"
+            what = "beam search" if sampling is None else "this model's tool call format"
+            message = f"{what} cannot enforce the schema of arguments with tool_choice auto; leave strict out"
             raise UsageError(message, param=f"tools[{strict[0]}].function.strict", code="unsupported_value")
         write = tool_format.optional_grammar
     elif sampling is None:

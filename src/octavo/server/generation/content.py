@@ -124,7 +124,7 @@ class ImagePlan:
             reads = "text only" if self.marks is None else _READS[part.kind]
             if is_known and self._model.info.no_images:
                 raise refuse(part.where, f"is {_NAMES[part.kind]}, but {self._model.name} {self._model.info.no_images}")
-            remedy = ": send its text, or ask a model that sees" if part.kind == "file" and is_known else ""
+            remedy = ": send its text, or use a vision model" if part.kind == "file" and is_known else ""
             raise refuse(part.where, f"is {_NAMES[part.kind]}, but {self._model.name} reads {reads}{remedy}")
         if part.source is None:
             raise refuse(

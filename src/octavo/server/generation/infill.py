@@ -53,7 +53,7 @@ def encode_infill(tokenizer: Tokenizer, infill: Infill, max_tokens: int | None =
     """
     marks = _find(tokenizer, _MARKS)
     if marks is None:
-        reason = "needs a model with fill-in-the-middle tokens, and this model has none; ask for a completion"
+        reason = "needs a model with fill-in-the-middle tokens, but this model has none; request a completion"
         raise refuse("suffix", reason, "unsupported_parameter")
 
     def encode(text: str) -> list[int]:

@@ -161,14 +161,14 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
             reason = f"is {shown(name)}; it must be 1 to 200 letters, digits, underscores or hyphens"
             raise refuse(f"{place}.name", reason, "invalid_value")
         if name in seen:
-            reason = f"is {shown(name)}, as is that of a tool before it; names must differ"
+            reason = f"is {shown(name)}, the name of an earlier tool; names must differ"
             raise refuse(f"{place}.name", reason, "invalid_value")
         seen.add(name)
         if (parameters := function.get("parameters")) is not None:
             check_schema(parameters, f"{place}.parameters", is_enforced=bool(function.get("strict")))
             types = parameters.get("type", "object") if isinstance(parameters, dict) else ()
             if "object" not in ([types] if isinstance(types, str) else types):
-                reason = 'must be the schema of an object, so "type" must be "object": arguments have names'
+                reason = 'must have "type": "object", because arguments have names'
                 raise refuse(f"{place}.parameters", reason, "invalid_json_schema")
 
 
@@ -178,7 +178,7 @@ def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]
         reason = f"is required, but the request has no tools: add tools or leave {param} out"
         raise refuse(param, reason, "invalid_value")
     if isinstance(tool_choice, NamedTool) and all(tool["function"]["name"] != tool_choice.name for tool in tools):
-        reason = f"names {shown(tool_choice.name)}, which is none of the request's {len(tools)} tools"
+        reason = f"names {shown(tool_choice.name)}, but the request has no such tool among its {len(tools)}"
         raise refuse(param, reason, "invalid_value")
 
 
@@ -195,7 +195,7 @@ class _Checker:
         if sum(len(schema.get("properties", ())) for schema in objects) > MAX_PROPERTIES:
             raise SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
         if (endless := _find_endless(schemas)) is not None:
-            raise SchemaError(endless, "needs a value within each of its values, so none is ever complete")
+            raise SchemaError(endless, "needs another value inside each value, so no value is ever complete")
 
     def _check_keyword(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> Iterator[SchemaNode]:
         _check_value(keyword, value, place)
@@ -211,13 +211,13 @@ class _Checker:
     def _check_enforceable(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
         if keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):
             if value not in FORMATS:
-                raise SchemaError(place, f"is {shown(value)}; supported are {', '.join(FORMATS[:-1])}")
+                raise SchemaError(place, f"is {shown(value)}; the supported formats are {', '.join(FORMATS[:-1])}")
         elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
-            raise SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
+            raise SchemaError(place, "belongs to draft 2020-12, where items replaces additionalItems")
         elif keyword in ("anyOf", "oneOf"):
             # The compiler follows all alternatives at once. Reaching its limit would end an answer in the middle.
             if (number := sum(map(self._num_optional, value))) > MAX_PROPERTIES_OF_ONE:
-                reason = f"has alternatives with {number:,} optional properties together"
+                reason = f"has alternatives with {number:,} optional properties in total"
                 raise SchemaError(place, f"{reason}; at most {MAX_PROPERTIES_OF_ONE:,} can be enforced")
         elif keyword in ("$id", "id") and place.count("/") > 1:
             raise SchemaError(place, "within a schema would change what its references mean; leave it out")
@@ -251,7 +251,7 @@ class _Checker:
 def _check_value(keyword: str, value: Any, place: str) -> None:
     """Check that a keyword's value is well-formed, regardless of the rest of the schema."""
     if keyword == "x-guidance":
-        raise SchemaError(place, "is not for requests; leave it out")
+        raise SchemaError(place, "is not supported in requests; leave it out")
     if keyword in _NUMBERS:
         _check_exact(value, place)
     check_type(value, _KEYWORDS.get(keyword, Any), place)
@@ -261,7 +261,9 @@ def _check_value(keyword: str, value: Any, place: str) -> None:
     elif keyword == "type":
         check_type_names(value, TYPES, place)
     elif keyword == "$schema" and not _DRAFTS.fullmatch(value):
-        raise SchemaError(place, f"is {shown(value)}; supported are JSON schema's drafts 6, 7, 2019-09 and 2020-12")
+        raise SchemaError(
+            place, f"is {shown(value)}; the supported drafts of JSON Schema are 6, 7, 2019-09 and 2020-12"
+        )
 
 
 def _check_exact(value: object, place: str) -> None:
@@ -279,7 +281,7 @@ def _check_pattern(pattern: str, place: str) -> None:
         error = str(found)
     if error:
         reason = error.strip().splitlines()[-1].removeprefix("error: ")
-        raise SchemaError(place, f"is {shown(pattern)}, which cannot be used: {reason}")
+        raise SchemaError(place, f"is {shown(pattern)} and cannot be used: {reason}")
 
 
 def _compile(schema: object) -> None:

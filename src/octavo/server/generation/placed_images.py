@@ -46,8 +46,8 @@ class PlacedImages:
             encoded = self._encode(f"{after if i else ''}{piece}{'' if is_last else before}")
             if self._placeholder_id in encoded:
                 raise UsageError(
-                    f"the prompt holds {image_processor(settings).placeholder}, which stands for an image; write the "
-                    "media_marker of /props in its place",
+                    f"the prompt contains the image token {image_processor(settings).placeholder}; write the "
+                    "media_marker of /props instead",
                     param="prompt",
                     code="invalid_value",
                 )

@@ -118,13 +118,13 @@ def _end_of(text: str, breakpoint_: Breakpoint) -> int:
 
 
 def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int, longest: int) -> UsageError:
-    message = f"the prompt has {num_tokens} tokens, and the context of this model has {limit}"
+    message = f"the prompt has {num_tokens} tokens, but the context of this model has {limit}"
     if longest < limit:
         message += f" for prompt and answer; at most {longest} leave room for one token"
     message += ": shorten it"
     if isinstance(spec, ChatSpec):  # a conversation that is cut at a token is no longer one
         return UsageError(message, param="messages", code="context_length_exceeded")
-    message += ", or ask for truncate_prompt_tokens"
+    message += ", or set truncate_prompt_tokens"
     return UsageError(message, param="prompt", code="context_length_exceeded")
 
 
@@ -148,8 +148,8 @@ async def prepare_inputs(
             raise TooManyTokensError(longest, limit, is_exact=True)
     except TooManyTokensError as error:
         message = (
-            f"the prompt has {error.found} tokens, and the context of this model has {limit}: "
-            "shorten it, or ask for truncate_prompt_tokens"
+            f"the prompt has {error.found} tokens, but the context of this model has {limit}: shorten it, or set "
+            "truncate_prompt_tokens"
         )
         raise UsageError(message, param="prompt", code="context_length_exceeded") from None
     return prompts, num_truncated
@@ -310,7 +310,7 @@ async def _encode_chat(
     with _template_errors():
         prompt = await in_thread(num_chars, encode_all)
     if not prompt:
-        raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
+        raise UsageError("the conversation renders to an empty prompt", param="messages", code="invalid_value")
     if adapted.earlier_token_ids:
         _check_ids(model, adapted.earlier_token_ids, "context")
         bos = model.tokenizer.prefix_ids
@@ -340,8 +340,8 @@ async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt
     counts = [text.count(spec.media_marker) if isinstance(text, str) else 0 for text in spec.prompts]
     if sum(counts) != len(spec.media):
         raise UsageError(
-            f"the prompt has {sum(counts)} marks for images, and {len(spec.media)} images came; write the media_marker "
-            "of /props once for each, in prompts that are one text",
+            f"the prompt has {sum(counts)} image markers but {len(spec.media)} images; write the media_marker of "
+            "/props once for each image, in prompts that are a single text",
             param="prompt",
             code="invalid_value",
         )
@@ -390,11 +390,13 @@ def _encode_text(model: ServedModel, prompt: TextOrIds, max_tokens: int | None) 
         bos = model.tokenizer.bos_token_id
         token_ids = model.prompts.encode(prompt, max_tokens=max_tokens) or ([] if bos is None else [bos])
         if not token_ids:
-            message = "prompt is empty, and this model has no token that begins a text; give at least one character"
+            message = (
+                "prompt is empty, and this model has no token for the beginning of a text; give at least one character"
+            )
             raise UsageError(message, param="prompt", code="invalid_value")
         return token_ids
     if not prompt:
-        raise UsageError("prompt holds an empty list of token ids", param="prompt", code="empty_array")
+        raise UsageError("prompt contains an empty list of token ids", param="prompt", code="empty_array")
     if any(isinstance(item, str) for item in prompt):
         return _encode_pieces(model, prompt, max_tokens)
     ids: Sequence[Any] = prompt
@@ -421,7 +423,7 @@ def _check_ids(model: ServedModel, token_ids: Sequence[Any], param: str) -> None
     vocab_size = model.tokenizer.vocab_size
     wrong = next((item for item in token_ids if not 0 <= item < vocab_size), None)
     if wrong is not None:
-        message = f"{param} holds token id {wrong:.20g}; this model has ids 0 to {vocab_size - 1}"
+        message = f"{param} contains token id {wrong:.20g}; this model has ids 0 to {vocab_size - 1}"
         raise UsageError(message, param=param, code="token_out_of_range")
 
 

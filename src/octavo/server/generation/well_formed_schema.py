@@ -92,7 +92,7 @@ def find_schemas(root: object, check_keyword: CheckKeyword) -> dict[str, Any]:
         for keyword, value in node.items():
             stack += check_keyword(keyword, value, f"{pointer}/{escaped(keyword)}", node)
     if (circle := _find_circle(schemas)) is not None:
-        raise SchemaError(circle, "refers to itself in a circle without end")
+        raise SchemaError(circle, "refers to itself without end")
     return schemas
 
 
@@ -109,7 +109,7 @@ def check_size(schema: object) -> None:
     try:
         num_chars = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise SchemaError("", f"is not JSON: {error}") from None
+        raise SchemaError("", f"is not valid JSON: {error}") from None
     if num_chars > MAX_SCHEMA_CHARS:
         raise SchemaError("", f"has {num_chars:,} characters; the limit is {MAX_SCHEMA_CHARS:,}")
 
@@ -191,7 +191,7 @@ def _check_pattern(pattern: str, place: str) -> None:
         with suppress(re.error, RecursionError, OverflowError):
             re.compile(pattern)
             return
-        raise SchemaError(place, f"is {shown(pattern)}, which is no regular expression: {error}") from None
+        raise SchemaError(place, f"is {shown(pattern)}, not a regular expression: {error}") from None
 
 
 def _names_within(schema: object) -> tuple[set[str], set[str]]:

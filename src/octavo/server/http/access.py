@@ -55,11 +55,11 @@ def _keys(flag: str, given: Iterable[str], path: str | None) -> list[str]:
             raise UsageError(f"{flag} {path} is not text; write one key per line") from None
         from_file = [line.strip() for line in lines if line.strip()]
         if not from_file:
-            raise UsageError(f"{flag} {path} holds no key; write one a line")
+            raise UsageError(f"{flag} {path} contains no key; write one per line")
         keys += from_file
     for key in keys:
         if not key.isascii() or not key.isprintable() or not key.strip():
-            raise UsageError("an API key must be visible ASCII characters, as it is sent in a header")
+            raise UsageError("an API key must consist of visible ASCII characters, because it is sent in a header")
     return keys
 
 
@@ -154,7 +154,7 @@ class OriginRules:
         listens_on_loopback = is_loopback(self.host)
         # With a key, a different name is harmless, for example a proxy's.
         if listens_on_loopback and not self.has_keys and host and not is_loopback(host) and host != self.host.lower():
-            remedy = "call it as localhost, or ask for an --api-key behind a proxy"
+            remedy = "call it as localhost, or require an --api-key behind a proxy"
             raise _forbidden(f"this server does not answer for host {quote(host)}; {remedy}")
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         if len(origins) > 1:

@@ -226,5 +226,5 @@ def _check_type(headers: dict[bytes, bytes], origins: OriginRules) -> None:
             raise ApiError(415, message, code="unsupported_content_type")
     encoding = headers.get(b"content-encoding", b"")
     if encoding and encoding.strip().lower() != b"identity":
-        message = f"the content encoding {quote(encoding.decode('latin-1'))} is not supported; send the body as it is"
+        message = f"the content encoding {quote(encoding.decode('latin-1'))} is not supported; send the body unencoded"
         raise ApiError(415, message, code="unsupported_content_type")

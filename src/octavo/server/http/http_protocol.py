@@ -107,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if is_over:
             # Sent when the request arrives, because clients that write first would lose an earlier answer.
-            message = f"the server has {self._limits.max_connections} connections, its limit; try again later"
+            message = f"the server has reached its limit of {self._limits.max_connections} connections; try again later"
             self._refusal = ApiError(503, message, code="server_overloaded", headers={"Retry-After": "1"})
             self._warn("too many connections: one was refused")
         self._start_header_timer(_REFUSAL_S if is_over else self._limits.header_timeout)
@@ -146,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
             while data:
                 data = self._parse(data)
         except httptools.HttpParserError as error:
-            self._warn(f"a request was no valid HTTP: {type(error).__name__}")
+            self._warn(f"a request was not valid HTTP: {type(error).__name__}")
             self._refuse(self._refusal or self._explain(error, data))
 
     def on_message_begin(self) -> None:
@@ -182,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.url.startswith(b"//"):
             self._reject(ApiError(404, f"Invalid URL ({self.parser.get_method().decode('ascii')} //...)"))
         if not self.url.isascii():
-            self._reject(bad_request("the request's target holds bytes that are not ASCII; encode them with %"))
+            self._reject(bad_request("the request's target contains bytes that are not ASCII; encode them with %"))
         self._stop_header_timer()
         self._awaits_head = False
         self._is_in_body = True
@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             self._reject(bad_request("HTTP/1.0 has no Transfer-Encoding; send a Content-Length"))
         if codings[-1] == b"chunked" and codings != [b"chunked"]:
-            message = "of the transfer codings, only chunked is supported; send the body as it is"
+            message = "the only supported transfer coding is chunked; send the body unencoded"
             self._reject(ApiError(501, message, code="unsupported_transfer_coding"))
 
     def _make_target_relative(self) -> None:
@@ -224,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
         end = next((i for i, byte in enumerate(rest) if byte in b"/?#"), len(rest))
         host, target = rest[:end], rest[end:]
         if not host or b"@" in host:
-            self._reject(bad_request("the request's target has no host, or a user's name in front of it"))
+            self._reject(bad_request("the request's target has no host, or has a user name before it"))
         self.url = target if target.startswith(b"/") else b"/" + target
         hosts = [i for i, (name, _) in enumerate(self.headers) if name == b"host"]
         if len(hosts) == 1:  # none or several are an error for any target

@@ -139,7 +139,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def repeated_name(name: str) -> ApiError:
     """Return the error about a name that occurs twice in an object."""
-    return bad_request(f"the name {quote(name)} is in one object twice", code="invalid_json")
+    return bad_request(f"the name {quote(name)} appears twice in one object", code="invalid_json")
 
 
 def _refuse_constant(name: str) -> float:
@@ -188,7 +188,7 @@ def check_leaves(value: Any, path: Path = ()) -> None:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             name = format_path(path)
-            message = f"{name or 'a name'} holds half of a surrogate pair at character {error.start}"
+            message = f"{name or 'a name'} contains half of a surrogate pair at character {error.start}"
             raise bad_request(message, name or None, "invalid_encoding") from None
 
 
@@ -229,7 +229,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "finite_number": ("invalid_value", "must be a finite number"),
     "literal_error": ("invalid_value", "must be {expected}"),
     "enum": ("invalid_value", "must be {expected}"),
-    "union_tag_invalid": ("invalid_value", "must be one of {expected_tags}, by its {discriminator}"),
+    "union_tag_invalid": ("invalid_value", "must have {discriminator} set to one of {expected_tags}"),
     "union_tag_not_found": ("missing_required_parameter", "lacks {discriminator}"),
     "string_pattern_mismatch": ("invalid_value", "must match {pattern}"),
     "string_too_long": ("string_above_max_length", "may have at most {max_length} characters"),
@@ -325,7 +325,7 @@ def _judge(error: Mapping[str, Any]) -> tuple[str, str]:
     """Return (code, words) for one of pydantic's errors."""
     kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
     other = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
-    code, words = _KINDS.get(kind, (other, "is wrong: {msg}"))
+    code, words = _KINDS.get(kind, (other, "is invalid: {msg}"))
     if kind == "too_short" and context["actual_length"] == 0:
         code = "empty_array"
     elif kind in ("literal_error", "enum") and not isinstance(value, str):

@@ -49,7 +49,7 @@ def bind(config: ServerConfig) -> socket.socket:
         is_v6 = family == socket.AF_INET6
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
     except OSError as error:
-        remedy = "; another --port, or 0 for a free one, would do" if error.errno == errno.EADDRINUSE else ""
+        remedy = "; choose another --port, or 0 for any free port" if error.errno == errno.EADDRINUSE else ""
         text = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise PortError(f"cannot listen on {config.host} port {config.port}: {str(text).lower()}{remedy}") from None
 

@@ -112,19 +112,21 @@ class ImageReader:
             kind, processor = kind_of(data), image_processor(settings, source.detail == "low")
             shown, file_pixels = await self._shown(data, kind, source, processor)
             if shown.num_tokens >= info.max_model_len:
-                problem = f"needs {shown.num_tokens} tokens, the context has {info.max_model_len - 1}"
+                problem = f"needs {shown.num_tokens} tokens, but the context has only {info.max_model_len - 1}"
                 error = UsageError(f"{problem}: send a smaller one", code="context_length_exceeded")
                 raise _about(source, error, kind)
             num_bytes += _tile_bytes(shown, processor)
             if num_bytes > _MAX_TILE_BYTES:
-                problem = f"is too much: a request has at most {_MAX_TILE_BYTES >> 20} MiB of resized images and pages"
+                problem = (
+                    f"is too much: a request may have at most {_MAX_TILE_BYTES >> 20} MiB of resized images and pages"
+                )
                 error = UsageError(f"{problem}; send fewer pages or smaller images", code="image_too_large")
                 raise _about(source, error, kind)
             num_pixels += file_pixels
             if num_pixels > MAX_PIXELS:
                 problem = (
-                    f"is one too many: the images of a request have at most {MAX_PIXELS // 1_000_000} million pixels; "
-                    "send fewer or smaller ones"
+                    f"is too much: the images of a request may have at most {MAX_PIXELS // 1_000_000} million pixels "
+                    "in total; send fewer or smaller ones"
                 )
                 raise _about(source, UsageError(problem, code="image_too_large"))
             found.append(ImageFile(data, kind, source, processor, shown))
@@ -189,13 +191,13 @@ class ImageReader:
                 return await self._fetcher.fetch(source.text, source.where)
             case "file":
                 return self._local(source)
-        raise _wrong(source, "is not a URL of an image; send data:image/png;base64,...")
+        raise _wrong(source, "is not an image URL; send data:image/png;base64,...")
 
     def _local(self, source: ImageSource) -> bytes:
         """Read a file of this machine, if it is inside the folder for such files."""
         folder = self._config.allowed_local_media_path
         if folder is None:
-            reason = "is a file:// URL, which this server does not read; send the image as data:image/png;base64,..."
+            reason = "is a file:// URL, but this server reads no files; send the image as data:image/png;base64,..."
             raise _wrong(source, f"{reason} or start the server with --allowed-local-media-path")
         parts = urlsplit(source.text)
         root = Path(folder).resolve()

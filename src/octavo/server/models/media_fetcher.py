@@ -78,7 +78,7 @@ class MediaFetcher:
         if not self._domains:
             scheme = urlsplit(url).scheme
             raise UsageError(
-                f"{where} is an {scheme} URL, which this server does not fetch; send the image as "
+                f"{where} is an {scheme} URL, but this server fetches no images; send the image as "
                 "data:image/png;base64,... or start the server with --allowed-media-domains",
                 param=where,
                 code="invalid_value",
@@ -105,7 +105,7 @@ class MediaFetcher:
         scheme, host = parts.scheme.lower(), (parts.hostname or "").rstrip(".").lower()
         port = parts.port or self._ports.get(scheme, 0)
         if parts.username is not None or parts.password is not None or port != self._ports.get(scheme):
-            raise ValueError("a URL with credentials or of another port")
+            raise ValueError("a URL with credentials or another port")
         spellings = {f"http://{host}", "http://*"} if scheme == "http" else {host, "*", f"http://{host}", "http://*"}
         if not host or not spellings & self._domains:
             raise ValueError("a domain that is not allowed")

@@ -200,7 +200,7 @@ class ModelManager:
             found = adapter.parent
         if found is None:
             names = ", ".join([*self._entries, *(adapter.name for adapter in self.adapters.entries)])
-            message = f"there is no model {name!r:.100}; there is {names}"
+            message = f"there is no model {name!r:.100}; available: {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return self._entries[found]
 
@@ -215,7 +215,7 @@ class ModelManager:
         (model_loading) while the server starts or if loading takes too long, or the error that prevented loading.
         """
         if name is None and len(self._entries) > 1:
-            message = f"the request names no model; there is {', '.join(self._entries)}"
+            message = f"the request names no model; available: {', '.join(self._entries)}"
             raise UsageError(message, param="model", code="missing_required_parameter")
         entry = self.entry(name)
         if not self.has_begun:
@@ -225,7 +225,7 @@ class ModelManager:
         residency = self._residency(entry)
         if residency.model is None and residency.num_users >= self._max_waiting:
             raise OverloadedError(
-                f"{residency.num_users} requests wait for {entry.name} to be loaded, the limit",
+                f"{residency.num_users} requests are already waiting for {entry.name} to load, the limit",
                 code="model_loading",
                 retry_after_s=10.0,
             )
@@ -430,7 +430,7 @@ class ModelManager:
             return
         if not newcomer.memory.fits(self._limit):
             raise InsufficientMemoryError(
-                f"{name} needs {newcomer.memory}, and models_memory is {self._limit}; raise it, or lower "
+                f"{name} needs {newcomer.memory}, but models_memory is {self._limit}; raise it, or lower "
                 "kv_cache_memory or max_model_len"
             )
         while not (_memory_of(others := self._resident - {newcomer}) + newcomer.memory).fits(self._limit):

@@ -46,14 +46,14 @@ def read_aliases(given: Iterable[str], names: Sequence[str]) -> dict[str, str]:
         if not separator:
             if len(names) > 1:
                 raise UsageError(
-                    f"alias is {text!r}, and there are {len(names)} models; say whose it is: {names[0]}={text}"
+                    f"alias is {text!r}, but there are {len(names)} models; name its model: {names[0]}={text}"
                 )
             name = names[0]
         if name not in names:
-            raise UsageError(f"alias is {text!r}, but there is no model {name!r}; there is {', '.join(names)}")
+            raise UsageError(f"alias is {text!r}, but there is no model {name!r}; available: {', '.join(names)}")
         for alias in split_names(aliases):
             if found.get(alias, name) != name or (alias in names and alias != name):
-                raise UsageError(f"alias {alias!r} means two models; give each its own")
+                raise UsageError(f"alias {alias!r} is given to two models; give each its own")
             found[alias] = name
     return {alias: name for alias, name in found.items() if alias != name}
 

@@ -79,7 +79,7 @@ class AdapterGiven:
         try:
             value: Any = json.loads(text)
         except ValueError as error:
-            raise UsageError(f"lora_modules is {text!r:.100}, which is not JSON: {error}") from error
+            raise UsageError(f"lora_modules is {text!r:.100}, not valid JSON: {error}") from error
         items = value if isinstance(value, list) else [value]
         return [each for item in items for each in cls._of_item(item)]
 
@@ -105,7 +105,8 @@ class AdapterGiven:
         unknown = value.keys() - {"name", "path", "base_model_name"}
         if unknown or not isinstance(name, str) or not isinstance(path, str) or not isinstance(parent, str | None):
             raise UsageError(
-                f"lora_modules has {dict(value)!r:.100}; an object has name, path and, if wanted, base_model_name"
+                f"lora_modules has {dict(value)!r:.100}; an object must have name and path, and may have "
+                "base_model_name"
             )
         return cls(_checked(name), path, parent)
 
@@ -181,9 +182,9 @@ class ServedAdapters:
         """
         parent = given.parent or self._models[0]
         if parent not in self._models:
-            raise UsageError(f"base_model_name is {parent!r:.100}; there is {', '.join(self._models)}")
+            raise UsageError(f"base_model_name is {parent!r:.100}; available: {', '.join(self._models)}")
         if given.name in self._models:
-            raise UsageError(f"lora_name {given.name!r:.100} is the name of a model; take another", param="lora_name")
+            raise UsageError(f"lora_name {given.name!r:.100} is the name of a model; choose another", param="lora_name")
         old = self._by_name.get(given.name)
         if old is not None and not replaces:
             message = f"the adapter {given.name!r:.100} has been loaded already; unload it, or set load_inplace"
@@ -212,7 +213,7 @@ class ServedAdapters:
         """Remove an adapter. Requests that use it continue. Raises ApiError 404."""
         if (found := self._by_name.pop(name, None)) is None:
             known = ", ".join(self._by_name) or "none"
-            raise ApiError(404, f"there is no adapter {name!r:.100}; loaded are {known}", param="lora_name")
+            raise ApiError(404, f"there is no adapter {name!r:.100}; loaded: {known}", param="lora_name")
         self._applied.pop(found.number, None)
         return found
 
@@ -227,12 +228,12 @@ class ServedAdapters:
         for number, scale in scales:
             if number not in known:
                 there = ", ".join(map(str, known)) or "none"
-                raise UsageError(f"{param}: there is no adapter with id {number}; there is {there}", param=param)
+                raise UsageError(f"{param}: there is no adapter with id {number}; available: {there}", param=param)
             if scale:
                 found.append(replace(known[number], scale=scale))
         if len(found) > 1:
             names = " and ".join(adapter.name for adapter in found[:2])
-            reason = f"{param}: {names} at once; a request has one adapter: give the others scale 0"
+            reason = f"{param}: {names} at once, but a request has one adapter: set the other scales to 0"
             raise UsageError(reason, param=param)
         return found[0] if found else None
 
@@ -254,14 +255,14 @@ class ServedAdapters:
         """Raise ApiError 403 if another key, or the server itself, has loaded the adapter of this name."""
         found = self._by_name.get(name)
         if found is not None and found.owner != owner:
-            raise ApiError(403, f"the adapter {name!r:.100} was loaded by somebody else", code="admin_key_required")
+            raise ApiError(403, f"the adapter {name!r:.100} was not loaded with this key", code="admin_key_required")
 
     def check_inside(self, source: str) -> None:
         """Raise ApiError 403 if there is a folder and the source does not name one of its entries."""
         if self._folder is None:
             return
         if self._in_folder(source) is None:
-            raise ApiError(403, f"lora_path {source!r:.100} is no name in --lora-dir; others need an admin key")
+            raise ApiError(403, f"lora_path {source!r:.100} is not a name in --lora-dir; other paths need an admin key")
 
     def _in_folder(self, name: str) -> Path | None:
         """Return the adapter with this name if it is really in the folder, and not a link to somewhere else."""

@@ -59,7 +59,7 @@ class Sleeper:
         idle_s = time.monotonic() - self._busy_at
         if self._after_s is None or idle_s < self._after_s or (self._task is not None and not self._task.done()):
             return
-        logger.info("no request for %g s: sleep of level %d begins (--sleep-after)", self._after_s, self._level)
+        logger.info("no request for %g s: entering sleep level %d (--sleep-after)", self._after_s, self._level)
         self._task = asyncio.create_task(self.sleep(self._level), name="sleep")
         self._task.add_done_callback(_report_error)
 

@@ -57,7 +57,12 @@ def _cache_layout(info: ModelInfo) -> tuple[str, ...]:
 
 _COUNTERS: tuple[_Row, ...] = (
     ("prompt_tokens", "Prompt tokens of requests that got their first token.", (), lambda f: f.num_prompt_tokens),
-    ("prompt_tokens_cached", "Of these, tokens that were not computed.", (), lambda f: f.num_cached_tokens),
+    (
+        "prompt_tokens_cached",
+        "Prompt tokens of these requests that were already cached.",
+        (),
+        lambda f: f.num_cached_tokens,
+    ),
     ("generation_tokens", "Generated tokens.", (), lambda f: f.num_generated_tokens),
     ("prefix_cache_queries", "Tokens looked up in the prefix cache.", (), lambda f: f.num_prompt_tokens),
     (
@@ -68,28 +73,33 @@ _COUNTERS: tuple[_Row, ...] = (
     ),
     (
         "external_prefix_cache_queries",
-        "Tokens that the prefix cache did not have, looked up in the store beyond it.",
+        "Tokens missing from the prefix cache and looked up in the prompt store.",
         (),
         lambda f: f.totals.num_store_queries_total,
     ),
     (
         "external_prefix_cache_hits",
-        "Tokens that were loaded from there.",
+        "Tokens loaded from the prompt store.",
         (),
         lambda f: f.totals.num_store_hits_total,
     ),
-    ("prompt_store_read_bytes", "Bytes loaded from there.", (), lambda f: f.totals.num_store_bytes_read_total),
-    ("prompt_store_written_bytes", "Bytes given to it.", (), lambda f: f.totals.num_store_bytes_written_total),
+    ("prompt_store_read_bytes", "Bytes read from the prompt store.", (), lambda f: f.totals.num_store_bytes_read_total),
+    (
+        "prompt_store_written_bytes",
+        "Bytes written to the prompt store.",
+        (),
+        lambda f: f.totals.num_store_bytes_written_total,
+    ),
     (
         "prompt_store_dropped_records",
-        "Records of it that were damaged, and computed again.",
+        "Damaged records of the prompt store, whose tokens were computed again.",
         (),
         lambda f: f.totals.num_store_records_dropped_total,
     ),
     ("corrupted_requests", "Requests that ended because of a NaN or infinity.", (), lambda f: f.num_corrupted),
     (
         "prompt_tokens_by_source",
-        "Prompt tokens by where they came from: computed, in the cache of the same engine, or in a store beyond it.",
+        "Prompt tokens by origin: computed, in the engine's own cache, or in the prompt store.",
         ("source",),
         lambda f: {
             ("local_compute",): f.num_prompt_tokens - f.num_cached_tokens,
@@ -99,7 +109,12 @@ _COUNTERS: tuple[_Row, ...] = (
     ),
     ("request_success", "Finished choices.", ("finished_reason",), lambda f: _by(FINISHED_REASONS, f.finished)),
     ("requests_cancelled", "Requests that were cancelled.", ("phase",), lambda f: _by(CANCEL_PHASES, f.cancelled)),
-    ("num_preemptions", "Sequences that gave their KV blocks to others.", (), lambda f: f.totals.num_preemptions_total),
+    (
+        "num_preemptions",
+        "Sequences that gave their KV blocks to other sequences.",
+        (),
+        lambda f: f.totals.num_preemptions_total,
+    ),
     ("kv_block_evictions", "Cached KV blocks that were overwritten.", (), lambda f: f.totals.num_evictions_total),
     ("engine_steps", "Steps of the engine.", (), lambda f: f.totals.num_steps_total),
     (
@@ -110,35 +125,35 @@ _COUNTERS: tuple[_Row, ...] = (
     ),
     (
         "spec_decode_num_draft_tokens",
-        "Guessed tokens that steps computed.",
+        "Draft tokens that steps computed.",
         (),
         lambda f: sum(f.totals.num_draft_tokens_total.values()),
     ),
     (
         "spec_decode_num_accepted_tokens",
-        "Of these, right ones.",
+        "Draft tokens that were right.",
         (),
         lambda f: sum(f.totals.num_accepted_draft_tokens_total.values()),
     ),
     (
         "spec_decode_num_accepted_tokens_per_pos",
-        "Right guesses by their place among the drafts of a step; shares are of all drafts.",
+        "Right draft tokens by position among the drafts of a step.",
         ("position",),
         lambda f: _by_key(f.totals.num_accepted_by_position_total),
     ),
     (
         "spec_decode_num_draft_tokens_by_source",
-        "Guessed tokens by where they came from.",
+        "Draft tokens by the source that guessed them.",
         ("source",),
         lambda f: _by_key(f.totals.num_draft_tokens_total),
     ),
     (
         "spec_decode_num_accepted_tokens_by_source",
-        "Right guesses by where they came from.",
+        "Right draft tokens by the source that guessed them.",
         ("source",),
         lambda f: _by_key(f.totals.num_accepted_draft_tokens_total),
     ),
-    ("engine_restarts", "Times that the engine's process was started again.", (), lambda f: f.num_restarts),
+    ("engine_restarts", "Restarts of the engine's process.", (), lambda f: f.num_restarts),
 )
 # Figures of loaded models.
 _GAUGES: tuple[_Row, ...] = (
@@ -146,27 +161,27 @@ _GAUGES: tuple[_Row, ...] = (
     ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", (), _kv_usage),
     (
         "engine_load_progress",
-        "How much of the model is loaded, 0 to 1.",
+        "Loaded part of the model, 0 to 1.",
         (),
         lambda f: f.status.load_progress if f.status is not None else 0.0,
     ),
-    ("num_requests_running", "Sequences and texts to embed that are being computed.", (), lambda f: f.num_running),
-    ("num_requests_waiting", "Sequences and texts to embed that wait for a place.", (), lambda f: f.num_waiting),
+    ("num_requests_running", "Running sequences and texts to embed.", (), lambda f: f.num_running),
+    ("num_requests_waiting", "Waiting sequences and texts to embed.", (), lambda f: f.num_waiting),
     (
         "num_requests_waiting_by_reason",
-        "Why sequences wait; only a lack of blocks, or of places among --max-num-seqs, makes them wait here.",
+        "Waiting sequences by reason. Only a lack of blocks or the limit --max-num-seqs makes them wait.",
         ("reason",),
         lambda f: {("capacity",): f.num_waiting, ("deferred",): 0},
     ),
     (
         "spec_decode_source_enabled",
-        "1 for a source of drafts in use, 0 for a draft model that has failed.",
+        "1 for a draft source in use, 0 for a draft model that has failed.",
         ("source",),
         lambda f: _by_key(f.info.drafts_in_use(f.current)) if f.info is not None else {},
     ),
     (
         "spec_decode_off_info",
-        "1 if there are no drafts; the label says why.",
+        "1 if speculation is off; the label gives the reason.",
         ("reason",),
         lambda f: {(f.info.no_drafts,): 1} if f.info is not None and f.info.no_drafts else {},
     ),
@@ -174,13 +189,13 @@ _GAUGES: tuple[_Row, ...] = (
     ("grammar_cache_bytes", "Memory of compiled grammars.", (), lambda f: f.current.grammar_cache_bytes),
     (
         "engine_state",
-        "1 for the state that the engine is in.",
+        "1 for the current state of the engine.",
         ("state",),
         lambda f: {(state.value,): f.status is not None and f.status.state is state for state in EngineState},
     ),
     (
         "cache_config_info",
-        "Always 1; the labels say the KV cache's layout.",
+        "Always 1; the labels give the layout of the KV cache.",
         ("block_size", "num_gpu_blocks", "cache_dtype", "kv_bytes_per_token", "max_model_len", "max_num_seqs"),
         lambda f: {_cache_layout(f.info): 1} if f.info is not None else {},
     ),
@@ -199,7 +214,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], Histogram]], ...] =
         lambda m: m.time_per_output_token_s,
     ),
     ("e2e_request_latency_seconds", "From the request to its last token.", lambda m: m.e2e_s),
-    ("request_queue_time_seconds", "Waiting for the engine to begin.", lambda m: m.queue_s),
+    ("request_queue_time_seconds", "Time in the queue.", lambda m: m.queue_s),
     ("request_prefill_time_seconds", "Computing the prompt.", lambda m: m.prefill_s),
     ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.decode_s),
     ("request_inference_time_seconds", "Prefill and decode together.", lambda m: m.inference_s),
@@ -209,7 +224,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], Histogram]], ...] =
         "Prompt tokens of a finished request that were not in the prefix cache.",
         lambda m: m.computed_tokens,
     ),
-    ("request_num_preemptions", "Times that a finished request gave its KV blocks to others.", lambda m: m.preemptions),
+    ("request_num_preemptions", "Preemptions of a finished request.", lambda m: m.preemptions),
     ("request_generation_tokens", "Generated tokens of a finished request, all choices.", lambda m: m.generated_tokens),
     ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", lambda m: m.longest_choice),
     ("request_params_n", "The parameter n.", lambda m: m.params_n),
@@ -267,8 +282,8 @@ def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
     """Yield the metrics of batches, whose lines do not count in the histograms of live requests."""
     counters = (
         ("batches_ended", "Batches that have ended.", "status", BATCH_ENDS, figures.ended),
-        ("batch_lines", "Lines of batches that have their result.", "result", LINE_RESULTS, figures.lines),
-        ("batch_tokens", "Tokens of the answers to lines of batches.", "kind", TOKEN_KINDS, figures.tokens),
+        ("batch_lines", "Batch lines with a result.", "result", LINE_RESULTS, figures.lines),
+        ("batch_tokens", "Tokens of answers to batch lines.", "kind", TOKEN_KINDS, figures.tokens),
     )
     for name, meaning, label, values, counts in counters:
         counter = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=[label])
@@ -280,7 +295,7 @@ def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
     for state, count in states.items():
         gauge.add_metric([state], count)
     yield gauge
-    meaning = "Lines of batches that are being answered or wait for a row."
+    meaning = "Batch lines that are running or waiting for a row."
     yield GaugeMetricFamily(f"{prefix}:batch_lines_running", meaning, value=figures.num_running_lines)
 
 
@@ -295,7 +310,7 @@ def _adapters(prefix: str, metrics: ServerMetrics) -> Iterator[Metric]:
     )
     info.add_metric([running, "", str(metrics.max_loras)], 1)
     yield info
-    loads = CounterMetricFamily(f"{prefix}:lora_loads", "Times that an engine was told of an adapter.", labels=label)
+    loads = CounterMetricFamily(f"{prefix}:lora_loads", "Times that an engine loaded an adapter.", labels=label)
     requests = CounterMetricFamily(f"{prefix}:lora_requests", "Finished requests of an adapter.", labels=label)
     for name, each in figures.items():
         loads.add_metric([name], each.num_loads)

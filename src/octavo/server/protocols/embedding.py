@@ -162,7 +162,7 @@ def _check_size(num_tokens: int, width: int) -> None:
     """Raise UsageError if the vectors of `num_tokens` tokens are too large for one answer."""
     if num_tokens * width > _MOST_VALUES:
         message = (
-            f"the input has {num_tokens} tokens, each with a vector of {width} values, and one answer has at most "
+            f"the input has {num_tokens} tokens, each with a vector of {width} values, but one answer has at most "
             f"{_MOST_VALUES // width} such vectors: send fewer or shorter texts"
         )
         raise UsageError(message, param="prompt", code="invalid_value")
@@ -172,7 +172,7 @@ def check_dimensions(wanted: int | None, model: ServedModel) -> None:
     """Raise UsageError if the number of dimensions differs from the model's own."""
     width = model.info.hidden_size
     if wanted not in (None, width):
-        reason = f"is {quote(wanted)}, but this model's embeddings have {width}; leave it out"
+        reason = f"is {quote(wanted)}, but this model's embeddings have {width} dimensions; leave it out"
         raise refuse("dimensions", reason, "unsupported_parameter")
 
 

@@ -60,7 +60,7 @@ class OtherSamplers(NullIsAbsent):
         """
         for name, values in _OFF.items():
             if (value := getattr(self, name)) is not None and value not in values:
-                reason = f"is {value}; Octavo has no such sampler: leave it out, or send {values[0]}, which is off"
+                reason = f"is {value}; Octavo has no such sampler: leave it out, or send {values[0]} for off"
                 raise refuse(where + name, reason)
 
 

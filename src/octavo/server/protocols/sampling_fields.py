@@ -92,9 +92,11 @@ class ResponseFormat(NullIsAbsent):
             raise UsageError(message, param="response_format", code="unsupported_value")
         for name, kind in (("value", "json_object"), ("json_schema", "json_schema")):
             if getattr(self, name) is not None and self.type != kind:
-                raise refuse(f"response_format.{name}", f"is not for {self.type}", "unsupported_parameter")
+                raise refuse(
+                    f"response_format.{name}", f"cannot be combined with the type {self.type}", "unsupported_parameter"
+                )
         if self.type == "text" and self.schema_ is not None:
-            raise refuse("response_format.schema", "is not for text", "unsupported_parameter")
+            raise refuse("response_format.schema", "cannot be combined with the type text", "unsupported_parameter")
         if len(self._schemas) > 1:
             raise refuse("response_format", "has two schemas; give one of them", "invalid_value")
         if self.type == "json_schema" and not self._schemas:

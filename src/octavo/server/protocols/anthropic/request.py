@@ -371,10 +371,10 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
 
     def to_spec(self, tenant: str) -> ChatSpec:
         if self.thread is not None and self.thread.type == "continue":
-            reason = "continues a conversation that is not kept here; send all its messages, without thread"
+            reason = "continues a conversation that is not stored here; send all its messages and leave thread out"
             raise refuse("thread", reason, THREAD_UNSUPPORTED)
         if isinstance(self.thinking, EnabledThinking) and self.thinking.budget_tokens >= self.max_tokens:
-            reason = "must be below max_tokens, which bounds thinking and answer together"
+            reason = "must be below max_tokens, the limit for thinking and answer together"
             raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
         structured = None
         if self.output_config is not None and (chosen := self.output_config.format) is not None:
@@ -398,7 +398,10 @@ def _loaded_tools(body: CountTokensRequest, choice: ToolChoice) -> list[Tool]:
     own = [tool for tool in body.tools or () if isinstance(tool, Tool)]
     for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, ServerTool) and (not own or choice == NamedTool(tool.name)):
-            raise refuse(f"tools[{i}].type", f"is {tool.type}, which is not here; beside other tools it is left out")
+            raise refuse(
+                f"tools[{i}].type",
+                f"is {tool.type}, a tool that this server does not have; it is ignored if there are other tools",
+            )
     if body.is_searched:
         return own
     loaded = {choice.name} if isinstance(choice, NamedTool) else set()

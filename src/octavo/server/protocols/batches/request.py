@@ -54,7 +54,7 @@ class BatchRequest(RequestModel):
             raise refuse("endpoint", f"is {self.endpoint!r:.80}; it must be one of {', '.join(ENDPOINTS)}")
         for name, value in (self.metadata or {}).items():
             if len(name) > 64 or len(value) > 512:
-                raise refuse("metadata", f"{name!r:.40} is too long: 64 characters of a name, 512 of a value")
+                raise refuse("metadata", f"{name!r:.40} is too long: a name may have 64 characters, a value 512")
         seconds = self._window_s()
         batch = new_batch(
             owner,
@@ -74,7 +74,7 @@ class BatchRequest(RequestModel):
         else:
             seconds = parse_duration("completion_window", text)
         if not 60.0 <= seconds <= _MAX_WINDOW_S:
-            raise refuse("completion_window", f"is {self.completion_window!r:.20}; it may be from 1m to 7d")
+            raise refuse("completion_window", f"is {self.completion_window!r:.20}; it must be from 1m to 7d")
         return seconds
 
 
@@ -197,6 +197,6 @@ def kept_s(fields: dict[str, str], default: int | None) -> int | None:
     if anchor != "created_at" or text is None or not text.isdecimal() or len(text) > 9:
         raise bad_request("expires_after needs the anchor created_at and a number of seconds", "expires_after")
     if not _MIN_KEPT_S <= int(text) <= _MAX_KEPT_S:
-        message = f"expires_after.seconds is {text}; it may be from {_MIN_KEPT_S} to {_MAX_KEPT_S}"
+        message = f"expires_after.seconds is {text}; it must be from {_MIN_KEPT_S} to {_MAX_KEPT_S}"
         raise bad_request(message, "expires_after")
     return int(text)

@@ -102,12 +102,12 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
 
     def to_spec(self, tenant: str) -> TextSpec:
         if self.samplers:
-            raise refuse("samplers", "chooses an order of samplers, and there is one order here; leave it out")
+            raise refuse("samplers", "sets the order of samplers, but the order is fixed here; leave it out")
         if self.max_tokens is not None and self.max_tokens != self.num_predicted:
             raise refuse("max_tokens", f"is {self.max_tokens} and n_predict is {self.n_predict}; give one of them")
         arguments, limit = self.read_sampling(), self.num_predicted
         if limit < -1:
-            reason = f"is {limit}; the smallest value is -1, which is no limit"
+            reason = f"is {limit}; the smallest value is -1, for no limit"
             raise refuse("n_predict", reason, "integer_below_min_value")
         constraint_field, structured = self._constraint()
         params = SamplingParams(
@@ -218,7 +218,7 @@ def read_bias(bias: Bias | None) -> dict[int, float] | None:
     found: dict[int, float] = {}
     for key, value in _pairs(bias):
         if isinstance(key, bool) or not (isinstance(key, int) or _is_id(key)):
-            raise refuse("logit_bias", f"names {key!r:.40}, which is no token", "invalid_value")
+            raise refuse("logit_bias", f"names {key!r:.40}, but there is no such token", "invalid_value")
         if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise refuse("logit_bias", "must have numbers, or false to ban a token", "invalid_type")
         found[int(key)] = _BAN if value is False else float(value)

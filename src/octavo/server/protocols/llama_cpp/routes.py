@@ -123,7 +123,7 @@ def _speculation(entry: ModelEntry, info: ModelInfo) -> dict[str, Any]:
     """Return the sources of drafts in use, and the reason why some or all are missing."""
     metrics = EngineMetrics() if entry.model is None else entry.model.client.status().metrics
     in_use = info.drafts_in_use(metrics)
-    failed = "" if all(in_use.values()) else "the draft model has failed; the log says why"
+    failed = "" if all(in_use.values()) else "the draft model has failed; see the log"
     return {
         "sources": [name for name, is_used in in_use.items() if is_used],
         "max_drafts": info.max_drafts,

@@ -63,9 +63,7 @@ async def act_on_slot(
     salt = separated(RequestOptions(cache_salt=body.cache_salt or ""), tenant_of(request)).cache_salt
     async with state_of(request).models.use(body.model or model) as used:
         if not 0 <= id_slot < used.info.max_num_seqs:
-            raise refuse(
-                "id_slot", f"is {id_slot}; there are {used.info.max_num_seqs} slots, from 0 on", "invalid_value"
-            )
+            raise refuse("id_slot", f"is {id_slot}; it must be from 0 to {used.info.max_num_seqs - 1}", "invalid_value")
         wanted = SlotAction(action, id_slot, path, salt)
         report = await run_unless_gone(request, used.client.act_on_slot(wanted))
     return JSONResponse({"id_slot": id_slot, **_answer(action, body.filename, report)})

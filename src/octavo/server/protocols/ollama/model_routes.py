@@ -156,8 +156,8 @@ async def refuse_blob(request: Request, digest: str) -> Response:
     if await _is_known(request, digest):
         return Response()
     raise UsageError(
-        "/api/blobs takes no files: the models are those that the server was started with; start it with "
-        "`octavo serve NAME=FILE`"
+        "/api/blobs takes no files: the server serves the models it was started with; start it with `octavo serve "
+        "NAME=FILE`"
     )
 
 
@@ -177,7 +177,7 @@ async def _is_known(request: Request, digest: str) -> bool:
 @router.delete("/api/delete", include_in_schema=False)
 async def refuse_change(request: Request) -> Response:
     """Refuse the request, because the server's models are fixed by its command line."""
-    raise UsageError(f"{request.url.path} is not supported: the models are those that the server was started with")
+    raise UsageError(f"{request.url.path} is not supported: the server serves the models it was started with")
 
 
 def _details(files: ModelFiles | None) -> dict[str, Any]:

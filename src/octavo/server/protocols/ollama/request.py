@@ -171,11 +171,11 @@ class GenerateRequest(OllamaRequest):
     def _refuse_unsupported(self) -> None:
         has_form = self.raw or self.suffix
         for name, is_wrong, reason in (
-            ("template", self.template, "is not supported; the chat template of the model is used, or raw: true"),
-            ("system", has_form and self.system, "belongs to the chat template, which raw and suffix leave out"),
+            ("template", self.template, "is not supported; use the model's chat template, or raw: true"),
+            ("system", has_form and self.system, "is part of the chat template; leave it out with raw or suffix"),
             ("context", has_form and self.context, "cannot be combined with raw or suffix"),
             ("raw", self.raw and self.suffix, "cannot be combined with suffix"),
-            ("think", has_form and self.think, "belongs to the chat template, which raw and suffix leave out"),
+            ("think", has_form and self.think, "is part of the chat template; leave it out with raw or suffix"),
         ):
             if is_wrong:
                 raise refuse(name, reason)
@@ -315,7 +315,7 @@ def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str)
     if found is None:  # most clients do not send ids
         found = next((call for call in open_calls if message.tool_name in (None, call[1])), None)
     if found is None:
-        raise refuse(where, "is a tool's result, but no call before it waits for one", "invalid_value")
+        raise refuse(where, "is a tool's result, but no earlier call is waiting for one", "invalid_value")
     open_calls.remove(found)
     return found
 

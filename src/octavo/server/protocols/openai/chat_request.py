@@ -185,7 +185,9 @@ class TemplateFields(NullIsAbsent):
         """
         arguments = dict(self.chat_template_kwargs or {})
         if wrong := sorted(OWN_VARIABLES & arguments.keys()):
-            raise refuse("chat_template_kwargs", f"cannot hold {wrong[0]}, because the server sets it", "invalid_value")
+            raise refuse(
+                "chat_template_kwargs", f"cannot contain {wrong[0]}, because the server sets it", "invalid_value"
+            )
         if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
             reason = "needs an assistant message at the end, and no add_generation_prompt"
             raise refuse("continue_final_message", reason, "invalid_value")
@@ -317,10 +319,10 @@ def _check(message: Message, where: str, known_calls: set[str]) -> None:
     if message.role != "tool":
         return
     if not known_calls:
-        text = f"{where} is a tool's result, but no message of the assistant before it has tool_calls"
+        text = f"{where} is a tool's result, but no earlier message of the assistant has tool_calls"
         raise UsageError(text, param=f"{where}.role", code="invalid_value")
     if message.tool_call_id is None:
-        raise refuse(f"{where}.tool_call_id", "is required in a tool's message", "missing_required_parameter")
+        raise refuse(f"{where}.tool_call_id", "is required in a tool message", "missing_required_parameter")
     if message.tool_call_id not in known_calls:
         raise refuse(f"{where}.tool_call_id", "names no call in an earlier message", "invalid_value")
 
@@ -347,7 +349,7 @@ def _part(part: ContentPart, where: str, position: int) -> MessagePart:
         return PlainText(text)
     if part.type in _MEDIA:
         return replace(_media(part, name), pdf_as=part.pdf_as)
-    text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
+    text = f"{name} has the unknown type {quote(part.type)}; the parts of content must have the type text"
     raise UsageError(text, param=f"{where}.content", code="invalid_value")
 
 

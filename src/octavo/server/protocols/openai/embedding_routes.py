@@ -134,12 +134,12 @@ def _job(body: EmbeddingsRequest) -> EmbeddingJob:
     options, room = read_options(body), body.truncate_prompt_tokens
     if body.messages is None:
         if stray := next((name for name in TemplateFields.model_fields if getattr(body, name) is not None), None):
-            raise refuse(stray, "needs messages, which a template renders", "invalid_value")
+            raise refuse(stray, "needs messages, because only they use the chat template", "invalid_value")
         if body.input is None:
             raise refuse("input", "is required, or messages with one conversation", "missing_required_parameter")
         return EmbeddingJob(list_of_inputs(body.input), options, body.pooling, room)
     if body.input is not None:
-        raise refuse("messages", "cannot be given beside input; send one of them", "invalid_value")
+        raise refuse("messages", "cannot be combined with input; send one of them", "invalid_value")
     chat = ChatSpec(
         params=SamplingParams(max_tokens=1),  # it generates nothing, and needs no room for it
         truncate_prompt_tokens=room,

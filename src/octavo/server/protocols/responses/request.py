@@ -270,7 +270,7 @@ class ItemFields(AnsweredFields):
         """
         messages = _chat_messages(self.all_items, self.instructions, len(self._history))
         if not messages:
-            raise refuse("input", "holds no item that the model can read", "invalid_value")
+            raise refuse("input", "contains no item that the model can read", "invalid_value")
         return messages
 
 
@@ -419,7 +419,7 @@ def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_bef
             conversation.add_call(item.call_id, name, custom_arguments(item.input))
         elif isinstance(item, CompactionItem):
             if (summary := unseal(item.encrypted_content)) is None:
-                reason = "was made by another server and cannot be read here; compact the conversation anew"
+                reason = "was made by another server and cannot be read here; compact the conversation again"
                 raise refuse(f"input[{i}].encrypted_content", reason)
             conversation.add("assistant", plain(summary), "\n\n")
         elif isinstance(item, CallOutputItem):

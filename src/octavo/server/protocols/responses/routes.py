@@ -131,7 +131,7 @@ async def _with_history(request: Request, body: F) -> F:
         return body
     stored = await state_of(request).responses.get(tenant_of(request), previous)
     if stored is None:
-        reason = f"is {previous[:80]!r}, which is no stored response of this API key"
+        reason = f"is {previous[:80]!r}, but this API key has no such stored response"
         raise refuse("previous_response_id", reason, "previous_response_not_found")
     if (status := stored.response["status"]) not in ("completed", "incomplete"):
         raise refuse("previous_response_id", f"names a response that is {status}", "invalid_value")
@@ -210,7 +210,7 @@ async def get_response(
         return JSONResponse(stored.response)
     log = state_of(request).responses.logs.get(response_id)
     if log is None:
-        reason = "needs a response made with background and stream, whose events are kept for a while; fetch it whole"
+        reason = "needs a response made with background and stream, because only their events are kept; fetch it whole"
         raise refuse("stream", reason, "invalid_value")
     return _stream(request, log, 0 if starting_after is None else starting_after + 1)
 
@@ -257,7 +257,7 @@ async def list_input_items(
     if after is not None:
         position = next((i for i, item in enumerate(items) if item["id"] == after), None)
         if position is None:
-            raise refuse("after", f"is {after[:80]!r}, which is not an item of this response", "invalid_value")
+            raise refuse("after", f"is {after[:80]!r}, but this response has no such item", "invalid_value")
         items = items[position + 1 :]
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)

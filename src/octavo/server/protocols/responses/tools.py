@@ -176,7 +176,7 @@ def allowed_functions(
     """
     for i, tool in enumerate(tools or ()):
         if isinstance(tool, HostedTool) and not any(True for _ in offered_tools(tools)):
-            reason = f"is {tool.type}, which is not here; beside other tools it is left out"
+            reason = f"is {tool.type}, a tool that this server does not have; it is ignored if there are other tools"
             raise refuse(f"tools[{i}].type", reason)
     found = list(offered_tools(tools))
     if isinstance(choice, AllowedToolsChoice):

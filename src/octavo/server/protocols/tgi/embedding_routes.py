@@ -51,7 +51,7 @@ class VectorsRequest(OptionFields):
 async def create_vectors(request: Request, body: VectorsRequest) -> Response:
     """Return the vector of each input."""
     if body.prompt_name is not None:
-        raise refuse("prompt_name", "names a prompt, and none are read here; put its text before each input")
+        raise refuse("prompt_name", "names a prompt, but this server has no prompts; put its text before each input")
     truncate_to = -1 if body.truncate else None
     side: Literal["left", "right"] = "left" if body.truncation_direction in ("Left", "left") else "right"
     async with state_of(request).models.use(body.model) as model:

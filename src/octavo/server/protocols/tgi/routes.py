@@ -58,7 +58,7 @@ def _with_adapter(request: Request, body: GenerateRequest) -> GenerateRequest:
     adapter = models.adapter(wanted)
     if adapter is None:
         known = ", ".join(each.name for each in models.adapters.entries) or "none"
-        reason = f"is {quote(wanted)}, and there is no such adapter; there is {known}"
+        reason = f"is {quote(wanted)}, but there is no such adapter; available: {known}"
         raise refuse("parameters.adapter_id", reason, "invalid_value")
     if body.model is not None and models.entry(body.model).name != adapter.parent:
         reason = f"is an adapter of {adapter.parent}, not of {quote(body.model)}"
