@@ -282,7 +282,7 @@ def test_dense_modules_that_are_not_supported_are_refused(
 def test_dense_modules_have_a_place_and_a_file(tmp_path: Path) -> None:
     path = save_pooling(save_encoder("bert", tmp_path), "cls", dense=dense_layers()[:1])
     (path / "2_Dense/model.safetensors").rename(path / "2_Dense/pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match=r"2_Dense/model\.safetensors: no such file\. Where you trust"):
+    with pytest.raises(ModelLoadError, match=r"2_Dense/model\.safetensors: no such file\. If you trust"):
         LLM(str(path))
     modules = json.loads((path / "modules.json").read_text())
     (path / "modules.json").write_text(json.dumps([*modules[:2], modules[3], modules[2]]))

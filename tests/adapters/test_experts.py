@@ -118,7 +118,7 @@ def test_factors_that_no_expert_has(tmp_path: Path) -> None:
     tensors = load_file(path)
     stem = "base_model.model.model.layers.0.mlp.experts.lora_"
     for count, message in (
-        (15, "has 15 rows, which is not a multiple of the rank 4"),
+        (15, "has 15 rows, not a multiple of the rank 4"),
         (12, r"is for a weight of \[3, 64, 96\]"),
     ):
         a, b = tensors[f"{stem}A.weight"][:count], np.ascontiguousarray(tensors[f"{stem}B.weight"][:, :count])

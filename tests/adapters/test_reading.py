@@ -123,7 +123,7 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
     ("settings", "message"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; LORA is supported"),
-        ({"use_dora": True}, "q_proj.lora_A.weight' has no lora_magnitude_vector beside it"),
+        ({"use_dora": True}, "q_proj.lora_A.weight' comes without a lora_magnitude_vector"),
         ({"lora_bias": True}, "lora_bias is True"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         (
@@ -133,14 +133,14 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
         ({"target_parameters": "experts"}, "target_parameters is 'experts'; it must be a list of names"),
         (
             {"target_parameters": ["experts.down_proj_bias"]},
-            r"has 'experts.down_proj_bias', which no adapter can change",
+            r"has 'experts.down_proj_bias', but no adapter can change it",
         ),
         ({"alora_invocation_tokens": [1] * 1025}, "it must be a list of at most 1024 token ids"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'; it must be a number"),
         ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"r": 0}, "r is 0; it must be a number from 1 on"),
         ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is no regular expression"),
-        ({"rank_pattern": {"(?!k)q_proj": 2}}, "no regular expression, or has look-around"),
+        ({"rank_pattern": {"(?!k)q_proj": 2}}, "not a regular expression, or has look-around"),
         ({"rank_pattern": {"^q_proj|k_proj": 2}}, "anchors inside; write the names of modules"),
         ({"rank_pattern": {"q*" * 300: 2}}, "has 600 characters, at most 512"),
         ({"rank_pattern": {"((.{1,30}){1,30}){1,30}!": 2}}, "is too complex; write the names of modules"),
@@ -156,7 +156,7 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({f"{MODULE}.lora_A.weight": A}, "q_proj.lora_A.weight' has no other factor"),
+        ({f"{MODULE}.lora_A.weight": A}, "q_proj.lora_A.weight' comes without its other factor"),
         (
             {**FACTORS, f"{MODULE}.lora_magnitude_vector": B[:5, 0].copy()},
             r"q_proj.lora_magnitude_vector' is \[5\]; it must be \[64\], of finite numbers",
@@ -164,13 +164,13 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ({**FACTORS, f"{MODULE}.lora_B.bias": B[:, 0].copy()}, r"q_proj.lora_B.bias' is not supported: biases"),
         (
             {"base_model.model.model.embed_tokens.lora_embedding_A": A},
-            "lora_embedding_A' has no other factor",
+            "lora_embedding_A' comes without its other factor",
         ),
         ({f"{MODULE}.weight": A}, r"q_proj.weight' is not supported: a whole weight \(modules_to_save\)"),
-        ({**FACTORS, "base_model.model.odd": A}, "odd' is no low-rank factor of a weight"),
+        ({**FACTORS, "base_model.model.odd": A}, "odd' is not a low-rank factor of a weight"),
         (
             {name.replace("self_attn.q_proj", "mlp.experts.3.up_proj"): array for name, array in FACTORS.items()},
-            r"experts.3.up_proj.lora_A.weight' belongs to .*, beside which this model takes no low-rank product",
+            r"experts.3.up_proj.lora_A.weight' belongs to .*, where this model takes no low-rank product",
         ),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B[:, :1].copy()}, r"\[2, 64\] and \[64, 1\] do not"),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B * np.inf}, "is not finite"),
@@ -282,15 +282,15 @@ def test_refused_files(base: AdapterBase, tmp_path: Path) -> None:
     """A model is no adapter, and a pickle is never opened."""
     pair = {"blk.0.attn_q.weight.lora_a": A, "blk.0.attn_q.weight.lora_b": B}
     for message, path in {
-        "no LoRA adapter": save_gguf(tmp_path / "model.gguf", pair, kind="model"),
+        "not a LoRA adapter": save_gguf(tmp_path / "model.gguf", pair, kind="model"),
         "alpha is None": save_gguf(tmp_path / "alpha.gguf", pair, alpha=None),
         "has no blk.0.attn_q.weight.lora_b": save_gguf(tmp_path / "half.gguf", dict([*pair.items()][:1])),
         r"\[64\] and \[64, 2\] do not fit": save_gguf(
             tmp_path / "row.gguf", {**pair, "blk.0.attn_q.weight.lora_a": A[0]}
         ),
-        "no low-rank part": save_gguf(tmp_path / "odd.gguf", {"blk.0.attn_q.weight": A}),
+        "not a low-rank part": save_gguf(tmp_path / "odd.gguf", {"blk.0.attn_q.weight": A}),
         "no such file": tmp_path / "nowhere",
-        "no adapter; a folder has": tmp_path,
+        "not an adapter; a folder needs": tmp_path,
     }.items():
         with pytest.raises(ModelLoadError, match=message):
             read_adapter(path, base)

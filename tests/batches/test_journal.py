@@ -107,9 +107,9 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
         assert output.read_text() == text
     with pytest.raises(UsageError, match="no such directory"):
         Journal(tmp_path / "absent" / "out", None)
-    with pytest.raises(UsageError, match="file of their own"):
+    with pytest.raises(UsageError, match="their own file"):
         Journal(tmp_path / "out", tmp_path / "out")
-    with pytest.raises(UsageError, match="no ordinary file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         Journal(tmp_path, None)
 
 

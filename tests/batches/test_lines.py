@@ -54,9 +54,9 @@ def test_the_url_of_azure_has_no_version() -> None:
 @pytest.mark.parametrize(
     ("line", "code", "part"),
     [
-        ("{", "invalid_json_line", "is no JSON"),
+        ("{", "invalid_json_line", "is not valid JSON"),
         ("[" * 100_000, "invalid_json_line", "too many levels"),
-        ("[1]", "invalid_request", "no JSON object"),
+        ("[1]", "invalid_request", "not a JSON object"),
         (openai_line(custom_id=3), "invalid_custom_id", "1 to 512"),
         (openai_line(custom_id="a" * 513), "invalid_custom_id", "1 to 512"),
         (openai_line(method="GET"), "invalid_request", "'GET'"),
@@ -64,7 +64,7 @@ def test_the_url_of_azure_has_no_version() -> None:
         (openai_line(url=["x"]), "invalid_request", "must be one of"),
         (openai_line(body="x"), "invalid_request", "must be a JSON object"),
         (openai_line(body={"prompt": "x", "stream": True}), "invalid_request", "stream is true"),
-        ('{"x": 1}', "invalid_request", "no prompt, messages or input"),
+        ('{"x": 1}', "invalid_request", "neither a body nor a prompt, messages or input"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(line: str, code: str, part: str) -> None:

@@ -46,7 +46,7 @@ def test_the_column_of_the_prompts_may_be_clear(tmp_path: Path, table: Path) -> 
     (line,) = read_table(tmp_path / "one.tsv", None, None, None)
     assert isinstance(line, BatchLine)
     assert (line.custom_id, line.body["messages"][0]["content"]) == ("q7", "Why?")
-    with pytest.raises(UsageError, match="title, text; name that of the prompts with --column"):
+    with pytest.raises(UsageError, match="title, text; name the column of the prompts with --column"):
         prompts(table)
 
 

@@ -122,7 +122,7 @@ def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
         ("/save", "/save needs a file"),
         ("/save /proc/x/y", "/proc/x/y: No such file"),
         ("/save ~nobody-of-that-name/x", "~nobody-of-that-name/x: No such file"),
-        ("/save /dev/null", "/dev/null: no ordinary file, which could be replaced; write to another name"),
+        ("/save /dev/null", "/dev/null: not a regular file, so it cannot be replaced; write to another name"),
         ("/load /dev/null", "not a conversation"),
         ("/nonsense", "Unknown command /nonsense"),
     ],
@@ -140,7 +140,7 @@ def test_save_keeps_links_and_pipes(tiny_chat: Path, tmp_path: Path) -> None:
     names = ("link.json", "pipe", "a")
     said = octavo_here("chat", tiny_chat, stdin="".join(f"/save {tmp_path}/{name}\n" for name in names)).stdout
     assert f"Saved 0 messages to {tmp_path}/a" in said  # of links that name each other
-    assert "pipe: no ordinary file, which could be replaced" in said
+    assert "pipe: not a regular file, so it cannot be replaced" in said
     assert (tmp_path / "link.json").is_symlink()
     assert (tmp_path / "pipe").is_fifo()
     assert json.loads((tmp_path / "file.json").read_text()) == {"messages": []}

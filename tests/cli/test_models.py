@@ -77,7 +77,7 @@ def test_a_file_that_is_not_what_the_hub_says(tmp_path: Path) -> None:
     with serve(Behaviour(FILES, checksums={"m-Q4_0.gguf": "0" * 64})) as endpoint:
         outcome = run(tmp_path, endpoint, "pull", "org/name")
     assert outcome.returncode == 3
-    assert "as the hub says" in outcome.stderr
+    assert "as the hub reports" in outcome.stderr
     assert listed(tmp_path) == {}
 
 

@@ -83,7 +83,7 @@ def test_a_copy_has_the_settings_and_a_name_is_deleted_alone(modelfile: Path) ->
     [
         ("PARAMETER mirostat 1", "line 1: PARAMETER mirostat is not supported; leave it out"),
         ("PARAMETER temperature warm", "PARAMETER temperature is 'warm'; it must be a number"),
-        ("TEMPLATE {{ .Prompt }}", "TEMPLATE is in Go's language, and Octavo uses Jinja; leave it out"),
+        ("TEMPLATE {{ .Prompt }}", "TEMPLATE is in Go's template language, but Octavo uses Jinja; leave it out"),
         ("MESSAGE user hi", "line 1: MESSAGE is not supported; the supported instructions are FROM"),
         ("SYSTEM", "line 1: SYSTEM has no value"),
         ('FROM smollm2\nSYSTEM """a\nPARAMETER top_k 3', 'line 2: the text has no closing """'),
@@ -104,7 +104,11 @@ def test_a_modelfile_that_cannot_be_had(modelfile: Path, line: str, said: str) -
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("../x", "is not a valid name; use letters"), ("smollm2", "take another name"), ("qwen3:4b", "take another name")],
+    [
+        ("../x", "is not a valid name; use letters"),
+        ("smollm2", "choose another name"),
+        ("qwen3:4b", "choose another name"),
+    ],
 )
 def test_a_name_that_cannot_be_taken(modelfile: Path, name: str, said: str) -> None:
     result = octavo_here("create", name, "-f", modelfile)

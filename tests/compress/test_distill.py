@@ -273,6 +273,6 @@ def test_a_full_disk_is_noticed_before_any_work(folder: Path, monkeypatch: pytes
     options = ("--data", folder / "text.txt", "--length", 32, "--dtype", "f32")
     code, _, error = run(teacher, teacher, full / "h.gguf", *options)
     assert code != 0
-    assert "bytes and 0 are free; free some or write elsewhere" in error
+    assert "bytes, but only 0 are free; free some or write elsewhere" in error
     assert not list(full.iterdir())
     assert not (folder / "cache" / "teachers").exists()

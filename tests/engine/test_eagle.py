@@ -312,7 +312,7 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "wide": (
             {"fc.weight": np.zeros((64, 96), np.float32)},
-            "reads 96 numbers of a token; beside this model it must",
+            "reads 96 numbers of a token; for this model it must",
         ),
         "map": ({"lm_head.weight": np.zeros((61, 64), np.float32)}, r"d2t is I64 \[60\]; it must be integers, 61"),
         "narrow": (
@@ -325,7 +325,9 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match=message):
             LLM(target, draft_model=str(folder), **OPTIONS)
     folder = replace(head, target_ids=head.target_ids + 50).save(tmp_path / "ids")
-    with pytest.raises(ModelLoadError, match=r"d2t names token .*; the model has 96: the head is of another model"):
+    with pytest.raises(
+        ModelLoadError, match=r"d2t names token .*; the model has 96: the head belongs to another model"
+    ):
         LLM(target, draft_model=str(folder), **OPTIONS)
     keys: dict[str, dict[str, Any]] = {
         "norm_before_fc": {"norm_before_fc": True},

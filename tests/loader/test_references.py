@@ -44,8 +44,8 @@ def test_names_that_are_none(name: str) -> None:
     ("name", "message"),
     [
         ("https://example.org/org/name", "models come from"),
-        ("hf.co/org", "not the address of a model"),
-        ("hf.co/org/name/commits/main", "not the address of a model"),
+        ("hf.co/org", "not the address of a hub model"),
+        ("hf.co/org/name/commits/main", "not the address of a hub model"),
         ("hf.co/org/name/blob/main/../../x", "only addresses of GGUF files"),
         ("hf.co/org/name/resolve/main/model.bin", "only addresses of GGUF files"),
         ("hf.co/org/name/tree/..", "no branch, tag or commit"),

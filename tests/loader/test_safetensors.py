@@ -62,11 +62,11 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "length 2^64-1": (with_header(b"{}", length=(1 << 64) - 1), "offset 0: the header has 18446744073709551615 bytes"),
     # the header's text
     "not UTF-8": (with_header(b'{"\xff": 1}'), "offset 10: not UTF-8"),
-    "not JSON after ü": (with_header('{"ü": nothing}'.encode()), "offset 15: not JSON"),
-    "not JSON": (with_header(b"{nothing}"), "offset 9: not JSON"),
+    "not JSON after ü": (with_header('{"ü": nothing}'.encode()), "offset 15: not valid JSON"),
+    "not JSON": (with_header(b"{nothing}"), "offset 9: not valid JSON"),
     "leading space": (with_header(b" {}"), "offset 8: the header starts with b' ' instead of"),
     "array": (with_header(b"[]"), r"offset 8: the header starts with b'\[' instead of"),
-    "trailing garbage": (with_header(b"{} x"), "offset 11: not JSON"),
+    "trailing garbage": (with_header(b"{} x"), "offset 11: not valid JSON"),
     "nested 200,000 deep": (with_header(b'{"a":' * 200_000), "offset 8: JSON nested too deeply"),
     "NaN": (with_header(b'{"t": NaN}'), "NaN is not JSON"),
     # keys
@@ -77,13 +77,16 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "reversed": (header(data_offsets=[32, 0]), r"takes 32 bytes, but its data_offsets \[32, 0\] span -32"),
     "beyond the file": (
         header(shape=[16], data_offsets=[0, 64]),
-        "tensor 't' lies at bytes .*, but the file has .*: truncated?",
+        "tensor 't' is at bytes .*, but the file has .*: truncated?",
     ),
     "not from 0": (
         header(shape=[4], data_offsets=[16, 32]),
         r"offset \d+: the bytes from here to \d+ belong to no tensor",
     ),
-    "not to the end": (header(shape=[4], data_offsets=[0, 16]), "offset .*: the tensors end here, but the file at"),
+    "not to the end": (
+        header(shape=[4], data_offsets=[0, 16]),
+        "offset .*: the tensors end here, but the file ends at",
+    ),
     "overlap": (two((0, 20), (10, 30), 30), "tensor 'b' overlaps tensor 'a'"),
     "the same place": (two((0, 20), (0, 20), 20), "tensor 'b' overlaps tensor 'a'"),
     "hole": (two((0, 10), (20, 30), 30), "the bytes from here to .* belong to no tensor"),
@@ -118,7 +121,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         "offset 8: JSON of 1000002 items, the limit is 524288",
     ),
     # truncation
-    "truncated": (safetensors({"t": ONES})[:-1], "tensor 't' lies at bytes .*, but the file has .*: truncated?"),
+    "truncated": (safetensors({"t": ONES})[:-1], "tensor 't' is at bytes .*, but the file has .*: truncated?"),
 }
 
 
@@ -226,7 +229,7 @@ class TestIndex:
             ({"a": "../x-1.safetensors"}, "shard '../x-1.safetensors' is not the name of"),
             ({"a": "/etc/passwd"}, "shard '/etc/passwd' is not the name of"),
             ({"a": "x\0.safetensors"}, "is not the name of"),
-            ({"a": "x-9.safetensors"}, "1 of 1 shards are missing: x-9.safetensors; take the whole checkpoint"),
+            ({"a": "x-9.safetensors"}, "1 of 1 shards are missing: x-9.safetensors; download the whole checkpoint"),
             ({str(i): f"{i}.safetensors" for i in range(2000)}, "more than 1000 shards"),
             (
                 {"a": "x-2.safetensors", "b": "x-1.safetensors", "c": "x-2.safetensors"},
@@ -272,7 +275,7 @@ class TestIndex:
         self.write(elsewhere)
         shard.unlink()
         shard.symlink_to(elsewhere / "x-1.safetensors")
-        with pytest.raises(ModelLoadError, match=r"a link to .*elsewhere.*, which is outside the model directory"):
+        with pytest.raises(ModelLoadError, match=r"a link to .*elsewhere.*, outside the model directory"):
             open_safetensors(path)
 
 

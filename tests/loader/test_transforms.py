@@ -300,7 +300,7 @@ def test_a_quantized_matrix_cannot_be_transposed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(Transpose("layers.*.mlp.up_proj"),)))
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
-    with pytest.raises(ModelLoadError, match=r"'blk.0.ffn_up.weight' is Q8_0, which cannot be transposed"):
+    with pytest.raises(ModelLoadError, match=r"'blk.0.ffn_up.weight' is Q8_0 and cannot be transposed"):
         open_checkpoint(path).weights[LAYER + "mlp.up_proj.weight"]
 
 
@@ -352,7 +352,7 @@ def test_matrices_of_heads(transposed: bool, tmp_path: Path, monkeypatch: pytest
 def test_rows_that_are_not_those_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transform = Heads("layers.*.mlp.up_proj", "layers.*.heads", lambda _: 7)
     monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(transform,)))
-    with pytest.raises(ModelLoadError, match=r"up_proj.weight' is \[64, 32\], no matrix of 7 heads"):
+    with pytest.raises(ModelLoadError, match=r"up_proj.weight' is \[64, 32\], not a matrix of 7 heads"):
         open_checkpoint(write_directory(tmp_path, plain_tensors()))
 
 

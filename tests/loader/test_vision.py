@@ -47,9 +47,9 @@ def without_class(path: Path) -> None:
     ("name", "damage", "problem"),
     [
         ("internvl", without_class, "class.weight' is missing"),
-        ("internvl", lambda path: with_size(path, 24), "those of a tile are"),
-        ("smolvlm", lambda path: with_size(path, 24), "those of a tile are"),
-        ("gemma3", lambda path: with_size(path, 24), "those of a tile are"),
+        ("internvl", lambda path: with_size(path, 24), "a tile has"),
+        ("smolvlm", lambda path: with_size(path, 24), "a tile has"),
+        ("gemma3", lambda path: with_size(path, 24), "a tile has"),
         ("gemma3", lambda path: with_size(path, 1 << 12), "1024 x 1024 patches; the limit is"),
     ],
 )
@@ -70,9 +70,9 @@ def test_a_part_that_does_not_fit_itself_is_refused_at_the_load(
 @pytest.mark.parametrize(
     ("name", "file", "changes", "problem"),
     [
-        ("smolvlm", "config.json", {"vision_config": {"image_size": 32}}, "those of a tile are"),
-        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 32}}, "those of a tile are"),
-        ("qwen3_vl", "preprocessor_config.json", {"patch_size": 8}, "those of a tile are"),
+        ("smolvlm", "config.json", {"vision_config": {"image_size": 32}}, "a tile has"),
+        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 32}}, "a tile has"),
+        ("qwen3_vl", "preprocessor_config.json", {"patch_size": 8}, "a tile has"),
         ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 3}}, "makes no sense"),
     ],
 )

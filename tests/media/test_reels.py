@@ -135,7 +135,7 @@ def test_turned_videos_are_shown_upright(decoder: PictureDecoder) -> None:
 
 def test_narrow_videos_are_refused_if_they_cannot_be_made_small_enough() -> None:
     processor = read_processor("qwen3_vl", {}, {}).limited(64)
-    with pytest.raises(UsageError, match="is 3000 x 30 pixels: 750 frames so narrow have too many pixels") as error:
+    with pytest.raises(UsageError, match="is 3000 x 30 pixels: 750 frames that narrow have too many pixels") as error:
         processor.reel(VideoHeader(3000, 30, 9000, 24.0))
     assert error.value.code == "image_too_narrow"
     reel = processor.reel(VideoHeader(3000, 140, 48, 24.0))  # more than 20 to 1
@@ -144,9 +144,9 @@ def test_narrow_videos_are_refused_if_they_cannot_be_made_small_enough() -> None
 
 def test_settings_of_videos_are_named_with_their_file() -> None:
     for values, problem in (
-        ({"fps": 0}, "fps is 0: it is the frames a second"),
-        ({"fps": "2"}, "fps is '2', which is no number"),
-        ({"min_frames": 0}, "min_frames is 0; it is an integer from 1"),
+        ({"fps": 0}, "fps is 0: it must be the number of frames per second"),
+        ({"fps": "2"}, "fps is '2'; it must be a number"),
+        ({"min_frames": 0}, "min_frames is 0; it must be an integer from 1"),
         ({"size": {"longest_edge": -1}}, "size.longest_edge is -1"),
     ):
         with pytest.raises(ModelLoadError, match=rf"^video_preprocessor_config\.json: {problem}"):
@@ -157,7 +157,7 @@ def test_settings_of_videos_are_named_with_their_file() -> None:
 
 def test_the_text_layer_of_a_document(decoder: PictureDecoder) -> None:
     assert decoder.text(text_document("One page.", "", "Third.")) == "One page.\n\nThird."
-    with pytest.raises(UsageError, match="has no text, only pictures of its pages: ask a model that sees") as error:
+    with pytest.raises(UsageError, match="has no text, only pictures of its pages: use a vision model") as error:
         decoder.text(DOCUMENT)
     assert error.value.code == "invalid_document"
     with pytest.raises(UsageError, match="is damaged"):

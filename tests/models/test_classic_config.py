@@ -74,7 +74,7 @@ def test_the_table_of_positions_limits_the_length(name: str) -> None:
         ("gpt2", {"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small': must be a number"),
         ("gpt-neox", {"use_parallel_residual": "no"}, "use_parallel_residual is 'no'"),
         ("gpt-neox", {"rope_parameters": {"rope_type": "spiral"}}, r"rope_parameters\.rope_type is 'spiral'"),
-        ("gpt-neox", {"rope_parameters": ..., "rotary_pct": 0.01}, "rotates no even number"),
+        ("gpt-neox", {"rope_parameters": ..., "rotary_pct": 0.01}, "must rotate an even number"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is True"),
         ("phi", {"num_key_value_heads": 3}, "num_key_value_heads is 3: does not divide"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False"),
@@ -103,8 +103,8 @@ def test_hf_refuses(name: str, changes: dict[str, Any], message: str) -> None:
         ("falcon", {"attention__head_count_kv": 3}, r"falcon\.attention\.head_count_kv is 3: does not divide"),
         ("bloom", {"attention__head_count": 5}, r"bloom\.attention\.head_count is 5: does not divide"),
         ("mpt", {"attention__max_alibi_bias": 0.0}, r"mpt\.attention\.max_alibi_bias is 0\.0"),
-        ("opt", {}, "GGUF files of OPT have no standard"),
-        ("gptj", {}, "GGUF files of GPT-J have no standard"),
+        ("opt", {}, "GGUF has no standard for OPT"),
+        ("gptj", {}, "GGUF has no standard for GPT-J"),
     ],
 )
 def test_gguf_refuses(architecture: str, changes: dict[str, Any], message: str) -> None:

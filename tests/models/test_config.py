@@ -293,7 +293,7 @@ def test_gguf_without_embedding() -> None:
             {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}},
             "original_max_position_embeddings is 1: must be a whole number from 2",
         ),
-        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "rotates no even number"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "must rotate an even number"),
     ],
 )
 def test_hf_refuses(changes: dict[str, Any], message: str) -> None:

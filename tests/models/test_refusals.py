@@ -102,7 +102,7 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax': must be sigmoid"),
     ("minimax-m2", {"attn_type_list": [0, 1, 1]}, "attn_type_list is .*: differs between layers"),
     ("minimax-m2", {"use_qk_norm": False}, "use_qk_norm is False: must be true"),
-    ("hunyuan-moe", {"use_cla": True}, "use_cla is True: keys and values that layers share"),
+    ("hunyuan-moe", {"use_cla": True}, "use_cla is True: layers that share keys and values"),
     ("hunyuan-moe", {"moe_topk": [1, 2, 2]}, "moe_topk is .*: differs between layers"),
     ("hunyuan-dense-alpha", {"rope_parameters__alpha": -1.0}, "alpha is -1.0"),
     ("ernie4-5-moe", {"moe_k": 5}, "moe_k is 5: must be a whole number from 1 to 4"),
@@ -158,7 +158,7 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     ("gemma2", {"attn_logit_softcapping": -2.0}, r"attn_logit_softcapping is -2\.0"),
     ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
-    ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is 2.0: Gemma 3 has no cap"),
+    ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is 2.0: Gemma 3 has no softcap"),
     ("phi3", {"sliding_window": 0}, "sliding_window is 0"),
     ("phi3-longrope", {"rope_parameters__long_factor": [1.0]}, r"long_factor is \[1\.0\]: must be 6 numbers"),
     ("olmo3", {"layer_types": ["full_attention"]}, "layer_types is .*: must be 4 strings"),
@@ -167,7 +167,11 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 2, 1, 1, 1]}, "no_rope_layers is 2: must be true or false"),
     ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers is \[1\]: must be 5 values"),
     ("starcoder2", {"norm_epsilon": -1.0}, r"norm_epsilon is -1\.0"),
-    ("stablelm", {"rope_parameters__partial_rotary_factor": 0.01}, "partial_rotary_factor is .*rotates no even number"),
+    (
+        "stablelm",
+        {"rope_parameters__partial_rotary_factor": 0.01},
+        "partial_rotary_factor is .*must rotate an even number",
+    ),
     ("nemotron", {"norm_eps": 0.0}, r"norm_eps is 0\.0"),
     ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True: norms on q and k are not supported"),
     ("cohere2", {"logit_scale": None, "sliding_window": "all"}, "sliding_window is 'all'"),
@@ -193,7 +197,7 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek2-groups", {"topk_group": 5}, "topk_group is 5: must be a whole number from 1 to 4"),
     ("deepseek2-groups", {"topk_group": 1}, "num_experts_per_tok is 3: only 2 experts are in 1 of 4 groups"),
     ("deepseek3", {"scoring_func": "softmax"}, "scoring_func is 'softmax': must be sigmoid"),
-    ("deepseek3", {"n_group": 8}, "n_group is 8: a group of 1 experts has no best 2"),
+    ("deepseek3", {"n_group": 8}, "n_group is 8: a group has only 1 experts, fewer than the best 2"),
     ("deepseek3", {"n_group": ...}, "n_group is missing"),
     ("glm4moe", {"topk_method": "greedy"}, "topk_method is 'greedy': must be noaux_tc"),
     ("glm4moe", {"n_routed_experts": 2}, "num_experts_per_tok is 3: must be a whole number from 1 to 2"),
@@ -339,7 +343,7 @@ def test_what_is_near_to_published_architectures(name: str, near: str | None) ->
     reader = ConfigReader(AutoConfig.for_model(name).to_dict())
     with pytest.raises(ModelLoadError) as caught:
         find_architecture(name, reader, lambda module, own: module.Config.from_hf(own))
-    expected = "and no supported one is near it" if near is None else f"nearest of the supported ones: {near}"
+    expected = "and no supported one is similar" if near is None else f"the nearest supported ones: {near}"
     assert expected in str(caught.value)
 
 
@@ -359,13 +363,13 @@ def test_published_architectures_that_are_not_supported_name_a_relative_or_nothi
     reader = ConfigReader(AutoConfig.for_model(name).to_dict())
     with pytest.raises(ModelLoadError) as caught:
         find_architecture(name, reader, lambda module, own: module.Config.from_hf(own))
-    expected = f"supported ones: {NEAREST[name]}, which has" if name in NEAREST else "and no supported one is near it"
+    expected = f"supported ones: {NEAREST[name]}, which has" if name in NEAREST else "and no supported one is similar"
     assert expected in str(caught.value)
 
 
 def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
     message = nearest_to("llama", conv_width=4, gate_kind="tanh", resid_dropout=0.1, unused=None, off=False)
-    assert "'novel' is not supported; nearest of the supported ones: " in message
+    assert "'novel' is not supported; the nearest supported ones: " in message
     assert "which has no key conv_width, gate_kind (docs" in message
     assert "granite, which has no key router_kind (" in nearest_to("granite", router_kind="top")
     assert "which has all its keys" in nearest_to("granite")
@@ -376,7 +380,7 @@ def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
         nearest_to("llama", **{f"key{i}": i for i in range(20)}),
         nearest_to("llama", vocab_size=-1),
     ):
-        assert "'novel' is not supported, and no supported one is near it (docs" in message
+        assert "'novel' is not supported, and no supported one is similar (docs" in message
 
 
 def test_contexts_that_an_indexer_would_choose_from() -> None:
@@ -384,7 +388,7 @@ def test_contexts_that_an_indexer_would_choose_from() -> None:
     config = config_of("deepseek32")
     assert config.max_position_embeddings == 40
     assert config.for_length(40) is config
-    with pytest.raises(ModelLoadError, match=r"max_model_len 41 is more than index_topk, 40: .*; ask for at most 40"):
+    with pytest.raises(ModelLoadError, match=r"max_model_len 41 is more than index_topk, 40: .*; set it to at most 40"):
         config.for_length(41)
     assert config_of("deepseek32", index_topk=4096).max_position_embeddings == 64
 

@@ -245,7 +245,7 @@ def test_unknown_text_parts_are_named(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     values["text_config"]["model_type"] = "lamas"
     path.write_text(json.dumps(values))
-    with pytest.raises(ModelLoadError, match="'lamas' is not supported; nearest of the supported ones: ll"):
+    with pytest.raises(ModelLoadError, match="'lamas' is not supported; the nearest supported ones: ll"):
         open_checkpoint(tmp_path)
 
 

@@ -213,7 +213,7 @@ def test_weights_that_are_no_numbers_are_named(name: str, value: float, tiny: Pa
     for command in (("--window", "16"), ("--task", _task(tmp_path))):
         result = CliRunner().invoke(evaluate, [str(path), *map(str, command)])
         assert isinstance(result.exception, NumericalError)
-        assert re.search(r"tensor '.*' has a NaN or an infinity.*; take an intact model", str(result.exception))
+        assert re.search(r"tensor '.*' has a NaN or an infinity.*; use an intact model", str(result.exception))
         assert "\n" not in str(result.exception)
 
 

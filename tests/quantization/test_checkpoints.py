@@ -267,13 +267,17 @@ def test_a_configuration_without_codes(tmp_path: Path, caplog: pytest.LogCapture
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.quantization is None
     (note,) = caplog.messages
-    assert "quant_method is 'gptq', but no weight is quantized: they are used as they are" in note
+    assert "quant_method is 'gptq', but no weight is quantized: the weights are used as they are" in note
     assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "offset 1: not JSON"), ("[]", "a JSON object is needed"), ('{"group_size": 64}', "bits is missing; supp")],
+    [
+        ("{", "offset 1: not valid JSON"),
+        ("[]", "a JSON object is needed"),
+        ('{"group_size": 64}', "bits is missing; supp"),
+    ],
 )
 def test_a_damaged_quantize_config(text: str, reason: str, tmp_path: Path) -> None:
     write(tiny_model(), tmp_path, *CASES["gptq-4"])

@@ -159,11 +159,11 @@ def test_a_database_without_room_fails_the_batch(
 
 def test_a_store_has_one_server_and_limits_a_key(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, b"first")
-    with pytest.raises(UsageError, match="used by another server"):
+    with pytest.raises(UsageError, match="in use by another server"):
         BatchStore(tmp_path, b"second")
     for _ in range(MAX_ACTIVE_BATCHES):
         store.add_batch(prepared(store, 1))
-    with pytest.raises(StoreFullError, match="64 batches run or wait"):
+    with pytest.raises(StoreFullError, match="64 batches are running or waiting"):
         store.add_batch(prepared(store, 1))
     store.close()
     again = BatchStore(tmp_path, b"second")

@@ -263,7 +263,7 @@ def test_a_scan_asked_for_as_text_says_what_reads_it(server: ScriptedServer) -> 
     for path, part in (("/v1/chat/completions", FILE), ("/v1/messages", BLOCK)):
         body = {**chat({**part, "pdf_as": "text"}), "max_tokens": 9}
         error = server.post(path, body).json()["error"]
-        assert "the document has no text, only pictures of its pages: ask a model that sees" in error["message"]
+        assert "the document has no text, only pictures of its pages: use a vision model" in error["message"]
         assert "with pdf_as pages" in error["message"]
 
 
@@ -284,7 +284,7 @@ def test_a_model_that_reads_says_what_to_send(smollm2_tokenizer: Tokenizer) -> N
     with scripted_server(smollm2_tokenizer, "openai", "anthropic") as server:
         for path, part in (("/v1/chat/completions", FILE), ("/v1/messages", BLOCK)):
             error = server.post(path, {**chat(part), "max_tokens": 9}).json()["error"]
-            assert "the document has no text, only pictures of its pages: ask a model that sees" in error["message"]
+            assert "the document has no text, only pictures of its pages: use a vision model" in error["message"]
         error = server.post("/v1/chat/completions", chat(film)).json()["error"]
         assert error["message"] == (
             f"{WHERE}.type is a file, but fake reads text only: send its text, or use a vision model"

@@ -271,8 +271,8 @@ def url(value: str, **fields: Any) -> dict[str, Any]:
         (
             url(data_url(encoded(noise(2100, 10), "PNG"))),
             "image_too_narrow",
-            f"{WHERE}: the image is 2100 x 10 pixels: one side is more than 200 times the other, which this model "
-            "cannot take; crop it",
+            f"{WHERE}: the image is 2100 x 10 pixels: one side is more than 200 times the other, too much for "
+            "this model; crop it",
         ),
         (
             url("http://example.com/a.png"),

@@ -28,8 +28,8 @@ def checked_targets(path: Path, settings: Mapping[str, object]) -> frozenset[str
     for name in found:
         if name.rpartition(".")[2] not in _NAMES:
             raise ModelLoadError(
-                f"{path}: target_parameters has {name!r:.80}, which no adapter can change; the last part of each name "
-                f"must be one of {', '.join(_NAMES)}"
+                f"{path}: target_parameters has {name!r:.80}, but no adapter can change it; the last part of each "
+                f"name must be one of {', '.join(_NAMES)}"
             )
     return frozenset(found)
 

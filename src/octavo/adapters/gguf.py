@@ -36,7 +36,7 @@ def checked_alpha(path: Path, metadata: Mapping[str, Any]) -> float:
     """Return the alpha of a LoRA adapter. Raises ModelLoadError if the file has none, or contains something else."""
     kind, form = metadata.get("general.type"), metadata.get("adapter.type")
     if kind != "adapter" or form != "lora":
-        raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")
+        raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: not a LoRA adapter")
     alpha = metadata.get(_ALPHA)
     if not isinstance(alpha, int | float) or not np.isfinite(alpha):
         raise ModelLoadError(f"{path}: {_ALPHA} is {alpha!r:.40}; it must be a number")
@@ -52,13 +52,13 @@ def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, Stored
         weight, suffix = tensor[:-7], tensor[-7:]
         name = renamed(weight, stems)
         if suffix not in _SUFFIXES or name is None:
-            raise ModelLoadError(f"{path}: tensor {tensor!r:.80} is no low-rank part of a weight of this model")
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.80} is not a low-rank part of a weight of this model")
         if suffix == _SUFFIXES[1]:
             if weight + _SUFFIXES[0] not in file.tensors:
-                raise ModelLoadError(f"{path}: tensor {tensor!r:.80} has no {weight}{_SUFFIXES[0]} beside it")
+                raise ModelLoadError(f"{path}: tensor {tensor!r:.80} comes without {weight}{_SUFFIXES[0]}")
             continue
         if weight + _SUFFIXES[1] not in file.tensors:
-            raise ModelLoadError(f"{path}: tensor {tensor!r:.80} has no {weight}{_SUFFIXES[1]} beside it")
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.80} comes without {weight}{_SUFFIXES[1]}")
         a, b = (file.weight(weight + each).dequantize().astype(np.float32) for each in _SUFFIXES)
         if name == EMBEDDING:  # a table has a row of A for each token
             a = np.ascontiguousarray(a.T)

@@ -41,7 +41,7 @@ class ModulePatterns:
         if len(numbers) > MAX_PATTERNS or len(expressions) > MAX_EXPRESSIONS:
             raise ModelLoadError(
                 f"{where} has {len(numbers)} patterns, {len(expressions)} of them with more than names and dots; at "
-                f"most {MAX_PATTERNS} and {MAX_EXPRESSIONS} are read: write the names of modules"
+                f"most {MAX_PATTERNS} and {MAX_EXPRESSIONS} are allowed: write the names of modules"
             )
         self._rules = [(_matcher(where, pattern), number) for pattern, number in numbers.items()]
 
@@ -62,8 +62,8 @@ def _matcher(where: str, pattern: str) -> Callable[[str], bool]:
 
     if len(pattern) > MAX_EXPRESSION_CHARS:
         raise ModelLoadError(
-            f"{where}: {pattern!r:.80} has {len(pattern)} characters, at most {MAX_EXPRESSION_CHARS} are read: write "
-            "the names of modules"
+            f"{where}: {pattern!r:.80} has {len(pattern)} characters, at most {MAX_EXPRESSION_CHARS} are allowed: "
+            "write the names of modules"
         )
     limits = LLParserLimits(
         initial_lexer_fuel=100_000, step_lexer_fuel=20_000, max_lexer_states=1_000, verbose_errors=False
@@ -72,8 +72,8 @@ def _matcher(where: str, pattern: str) -> Callable[[str], bool]:
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise ModelLoadError(
-            f"{where}: {pattern!r:.80} is no regular expression, or has look-around, backreferences or anchors inside; "
-            "write the names of modules"
+            f"{where}: {pattern!r:.80} is not a regular expression, or has look-around, backreferences or anchors "
+            "inside; write the names of modules"
         )
 
     def matches(module: str) -> bool:

@@ -55,8 +55,10 @@ _REFUSED = {
 _REFUSED_TENSORS = {
     r"\.lora_B\.bias": _BIAS,
     r"\.(?:trainable_tokens_delta|token_adapter\..*)": _TOKENS,
-    r"(?<!\.lora_[AB])(?<!\.lora_magnitude_vector)\.weight": "a whole weight (modules_to_save) replaces that of the "
-    "embedding or of the output head; any other would be another model for each adapter",
+    r"(?<!\.lora_[AB])(?<!\.lora_magnitude_vector)\.weight": (
+        "a whole weight (modules_to_save) may only replace the embedding or the output head; any other would mean a "
+        "whole model for each adapter"
+    ),
 }
 
 
@@ -113,7 +115,7 @@ def weights_file(folder: Path) -> Path:
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
-        raise ModelLoadError(f"{path}: no such file; an adapter needs it beside {CONFIG_NAME}")
+        raise ModelLoadError(f"{path}: no such file; an adapter needs it next to {CONFIG_NAME}")
     return path
 
 
@@ -136,13 +138,13 @@ def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, objec
             if re.search(pattern + r"\Z", name):
                 raise ModelLoadError(f"{path}: tensor {name!r:.120} is not supported: {reason}")
         if ending is None or not name.startswith(PREFIX):
-            raise ModelLoadError(f"{path}: tensor {name!r:.120} is no low-rank factor of a weight: not supported")
+            raise ModelLoadError(f"{path}: tensor {name!r:.120} is not a low-rank factor of a weight: not supported")
 
 
 def checked_scales(path: Path, settings: Mapping[str, object]) -> AdapterScales:
     """Return the scale of each module. Raises ModelLoadError naming a setting that is wrong or not supported."""
     if settings.get("peft_type") != "LORA":
-        raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
+        raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; only LORA is supported")
     for key, what in _REFUSED.items():
         if settings.get(key):
             raise ModelLoadError(f"{path}: {key} is {settings[key]!r:.80}: {what} are not supported")
@@ -188,11 +190,13 @@ def _parts(
         give_way()
         if not tensors.keys() >= {"a", "b"}:
             tensor = next(iter(tensors.values()))
-            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} comes without its other factor")
         a, b = (_numbers(file, tensors[each]) for each in "ab")
         tensor, parameter = tensors["a"], parameter_of(module, scales.targets)
         if parameter is not None and (name := tensors.get("magnitudes")) is not None:
-            raise ModelLoadError(f"{path}: tensor {name!r:.120} is not supported: magnitudes (DoRA) beside {parameter}")
+            raise ModelLoadError(
+                f"{path}: tensor {name!r:.120} is not supported: magnitudes (DoRA) together with {parameter}"
+            )
         part = LowRank.checked(a, b, scales.of(parameter or module), tensor)
         if "magnitudes" in tensors:
             part = part.with_magnitudes(_numbers(file, tensors["magnitudes"]), tensors["magnitudes"])
@@ -202,7 +206,7 @@ def _parts(
         rank = int(scales.rank_of(parameter))
         if part.rank % rank:
             raise ModelLoadError(
-                f"{path}: tensor {tensor!r:.120} has {part.rank} rows, which is not a multiple of the rank {rank}"
+                f"{path}: tensor {tensor!r:.120} has {part.rank} rows, not a multiple of the rank {rank}"
             )
         named = parts_of_parameter(parameter, part, rank, base)
         found |= {name: StoredPart(tensor, each) for name, each in named}
@@ -212,7 +216,7 @@ def _parts(
 def _check_magnitudes(parts: Mapping[str, StoredPart]) -> None:
     for part in parts.values():
         if part.low_rank.gain is None:
-            raise part.refuse("has no lora_magnitude_vector beside it, and use_dora is true")
+            raise part.refuse("comes without a lora_magnitude_vector, but use_dora is true")
 
 
 def _whole_parts(file: TensorFiles, names: Iterable[str], base: AdapterBase) -> dict[str, StoredPart]:
@@ -237,7 +241,7 @@ def _tied(parts: Mapping[str, StoredPart], base: AdapterBase) -> dict[str, Store
     for name in {EMBEDDING} & base.tables & parts.keys():
         part = parts[name]
         if part.low_rank.gain is not None and part.low_rank.a is not None:
-            raise part.refuse("has magnitudes (DoRA) of columns, which a head that is tied to it has as rows")
+            raise part.refuse("has magnitudes (DoRA) per column, but a head tied to it needs them per row")
         found[HEAD_PLACE] = replace(part, low_rank=part.low_rank.transposed())
     return found
 

@@ -61,7 +61,7 @@ def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: File
 def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ...]]) -> None:
     shape = places.get(name)
     if shape is None:
-        raise part.refuse(f"belongs to {name}, beside which this model takes no low-rank product")
+        raise part.refuse(f"belongs to {name}, where this model takes no low-rank product")
     if part.low_rank.a is None and part.low_rank.shape != shape:
         raise part.refuse(
             f"is {list(part.low_rank.shape)}, but {name} is {list(shape)}: an adapter with added tokens needs a "
@@ -96,7 +96,7 @@ def _apply(transform: Transform, group: _Group, base: AdapterBase) -> Iterator[t
             yield from group.items()
         case Fold() | NegativeExp() | Flatten():
             part = next(iter(group.values()))
-            raise part.refuse(f"belongs to {transform.stem}, which is no matrix of a product")
+            raise part.refuse(f"belongs to {transform.stem}, but that is not the matrix of a product")
 
 
 def _rows(part: StoredPart, index: NDArray[np.intp] | slice, expected: int) -> StoredPart:
@@ -134,7 +134,7 @@ def _stacked(
         for number, part in experts.items():
             found = part.low_rank
             if found.gain is not None or found.a is None:
-                raise part.refuse("is more than a low-rank product, which a stack of experts does not take")
+                raise part.refuse("is more than a low-rank product, but a stack of experts takes nothing else")
             if number >= count or found.shape != first.low_rank.shape:
                 raise part.refuse(f"is for {list(found.shape)} of expert {number}, unlike {first.tensor!r:.120}")
             a[number, : found.rank] = found.a
@@ -147,12 +147,12 @@ def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
     found = part.low_rank
     if found.gain is not None and transposed:
         raise part.refuse(
-            "has magnitudes (DoRA) beside a weight that is kept transposed, which is not supported: merge the adapter "
+            "has magnitudes (DoRA) for a weight that is stored transposed. That is not supported: merge the adapter "
             "into the model"
         )
     if found.a is None:
         raise part.refuse(
-            "replaces a whole weight that is cut into heads, which is not supported: merge the adapter into the model"
+            "replaces a whole weight that is cut into heads. That is not supported: merge the adapter into the model"
         )
     out_features, in_features = found.shape
     b = found.b.reshape(heads, out_features // heads, found.rank)

@@ -73,5 +73,5 @@ def _found(path: Path) -> Path:
         return path
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) != 1:
-        raise ModelLoadError(f"{path}: no adapter; a folder has {CONFIG_NAME}, or one GGUF file")
+        raise ModelLoadError(f"{path}: not an adapter; a folder needs {CONFIG_NAME} or one GGUF file")
     return ggufs[0]

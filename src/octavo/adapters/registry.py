@@ -148,7 +148,7 @@ class AdapterRegistry:
             if len(self._held) <= self._max_held and num_bytes <= self._max_bytes:
                 return
             dropped, _ = self._held.popitem(last=False)
-            logger.info("adapter %s leaves the memory; its next request reads it again", dropped)
+            logger.info("adapter %s is removed from memory; its next request reads it again", dropped)
 
     # --- slots, on the engine's thread ---
 

@@ -38,7 +38,7 @@ def resolve_adapter(source: str) -> Path:
     if len(files) < 2:
         files = sorted(name for name in names if name.endswith(".gguf") and "/" not in name)[:2]
         if len(files) != 1:
-            check_no_pickles(wanted.repository, names, "Take an adapter with safetensors")
+            check_no_pickles(wanted.repository, names, "Use an adapter with safetensors")
             raise ModelLoadError(
                 f"{wanted.repository}: no adapter there: {CONFIG_NAME} with {WEIGHTS_NAME}, or one GGUF file, is needed"
             )

@@ -69,7 +69,7 @@ def _factors(
     parts: dict[str, tuple[str, Float32, Float32]] = {}
     for name, tensors in found.items():
         if tensors.keys() != {"A", "B"}:
-            raise ModelLoadError(f"tensor {next(iter(tensors.values()))!r:.120} has no other factor beside it")
+            raise ModelLoadError(f"tensor {next(iter(tensors.values()))!r:.120} comes without its other factor")
         a, b = (_of_task(file, tensors[factor], index, num_tasks) for factor in "AB")
         # A table is [in, out], so its factors are stored the other way round.
         parts[name] = (tensors["A"], *((a.T, b.T) if name in (EMBEDDING, _TYPES) else (a, b)))
@@ -83,7 +83,7 @@ def _with_types(parts: dict[str, tuple[str, Float32, Float32]]) -> Mapping[str, 
         return parts
     tensor, a_types, b_types = types
     if a_types.shape[1] != 1 or EMBEDDING not in parts:
-        raise ModelLoadError(f"tensor {tensor!r:.120} is for {a_types.shape[1]} types of tokens; one is supported")
+        raise ModelLoadError(f"tensor {tensor!r:.120} is for {a_types.shape[1]} types of tokens; only one is supported")
     name, a, b = parts[EMBEDDING]
     LowRank.checked(a_types, b_types, 1.0, tensor)
     LowRank.checked(a, b, 1.0, name)

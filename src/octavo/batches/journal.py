@@ -34,7 +34,7 @@ class Journal:
         self.usage: Counter[str] = Counter()  # tokens, by their names in the usage of a batch
         self._done: set[bytes] = set()  # the digests of ids
         if errors is not None and errors.resolve() == path.resolve():
-            raise UsageError(f"{path} is named for the output and for the errors; give the errors a file of their own")
+            raise UsageError(f"{path} is both the output and the error file; give the errors their own file")
         self._output = self._open(path, retry_failed)
         try:
             self._errors = self._output if errors is None else self._open(errors, retry_failed)
@@ -134,14 +134,16 @@ class Journal:
 
 def _locked(path: Path) -> BinaryIO:
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such directory; make it first")
+        raise UsageError(f"{path.parent}: no such directory; create it first")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no ordinary file; results are kept in one, so that a batch can go on")
+        raise UsageError(f"{path} is not a regular file; results need one, so that a batch can resume")
     try:
         file = path.open("a+b")
         locks.lock_now(file.fileno())
     except BlockingIOError:
-        raise UsageError(f"{path} is being written by another batch; wait for its end, or name another file") from None
+        raise UsageError(
+            f"{path} is being written by another batch; wait for it to end, or name another file"
+        ) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     file.seek(0)
@@ -157,7 +159,7 @@ def _read_record(line: bytes, path: Path) -> tuple[str, bool, Mapping[str, int]]
             return str(record["custom_id"]), True, {}
         return str(record["custom_id"]), response["status_code"] != 200, usage_of(response["body"])
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise UsageError(f"{path} holds something else than the results of a batch; name another file") from None
+        raise UsageError(f"{path} contains something other than batch results; name another file") from None
 
 
 def _without_failed(file: BinaryIO, path: Path) -> BinaryIO:

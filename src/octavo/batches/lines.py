@@ -148,9 +148,9 @@ def _read(number: int, text: bytes, endpoint: str | None) -> BatchLine | LineErr
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else "too many levels"
-        return LineError(number, _id_of(number), "invalid_json_line", f"is no JSON: {reason}")
+        return LineError(number, _id_of(number), "invalid_json_line", f"is not valid JSON: {reason}")
     if not isinstance(value, dict):
-        return LineError(number, _id_of(number), "invalid_request", "is no JSON object")
+        return LineError(number, _id_of(number), "invalid_request", "is not a JSON object")
     custom_id = value.get("custom_id", _id_of(number))
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARS:
         reason = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters"
@@ -176,7 +176,7 @@ def _request(value: dict[str, Any], endpoint: str | None) -> tuple[str, dict[str
         body = {name: content for name, content in value.items() if name != "custom_id"}
         kinds = [url for url, field in ENDPOINTS.items() if field in body]
         if not kinds:
-            return _Wrong("body", "has no body, and no prompt, messages or input of its own")
+            return _Wrong("body", "has neither a body nor a prompt, messages or input")
         url = kinds[0]
     else:
         url, given = value.get("url", ""), value.get("body")
@@ -190,9 +190,9 @@ def _request(value: dict[str, Any], endpoint: str | None) -> tuple[str, dict[str
         if not isinstance(url, str) or url not in ENDPOINTS:
             return _Wrong("url", f"url is {value.get('url')!r:.80}; it must be one of {', '.join(ENDPOINTS)}")
         if endpoint is not None and url != endpoint:
-            return _Wrong("url", f"url is {url}, and the batch's endpoint is {endpoint}")
+            return _Wrong("url", f"url is {url}, but the batch's endpoint is {endpoint}")
     if body.pop("stream", None):
-        return _Wrong("stream", "stream is true; the answers of a batch are whole")
+        return _Wrong("stream", "stream is true; batches do not stream: leave it out")
     return url, body
 
 

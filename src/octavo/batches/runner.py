@@ -123,7 +123,9 @@ class BatchRunner:
                     break
                 num_faults += answer.is_fault
                 delay = max(delay, answer.retry_after_s)
-                result = failed(line, "request_timeout", f"there was no room for the request in {self._patience_s:g} s")
+                result = failed(
+                    line, "request_timeout", f"the server had no capacity for the request within {self._patience_s:g} s"
+                )
             if asyncio.get_running_loop().time() - began > self._patience_s:
                 self._put(result)
                 return

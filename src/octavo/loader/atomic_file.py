@@ -35,7 +35,7 @@ class AtomicFile:
         self.position = 0
         with _errors_of(path):
             if path.exists() and not path.is_file():
-                raise ModelWriteError(f"{path}: no ordinary file, which could be replaced; write to another name")
+                raise ModelWriteError(f"{path}: not a regular file, so it cannot be replaced; write to another name")
         with _errors_of(self.partial if path.parent.is_dir() else path):
             self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | files.O_CLOEXEC | files.O_NOFOLLOW, 0o666)
         self._is_complete = False
@@ -147,5 +147,6 @@ def check_free_space(directory: Path, num_bytes: int) -> None:
         free = files.free_bytes(directory)
     if num_bytes > free:
         raise ModelWriteError(
-            f"{directory}: the result takes {num_bytes:,} bytes and {free:,} are free; free some or write elsewhere"
+            f"{directory}: the result takes {num_bytes:,} bytes, but only {free:,} are free; free some or write "
+            "elsewhere"
         )

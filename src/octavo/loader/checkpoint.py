@@ -204,7 +204,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     quantization = section.text("quant_method") if section and packed else None
     if section and not packed:
         method = section.text("quant_method")
-        logger.warning("%s: quant_method is %r, but no weight is quantized: they are used as they are", path, method)
+        logger.warning(
+            "%s: quant_method is %r, but no weight is quantized: the weights are used as they are", path, method
+        )
     stored_infos = list(sources.values())
     return Checkpoint(path, "safetensors", architecture, config, weights, file, stored_infos, quantization, pooling)
 
@@ -231,7 +233,7 @@ def _architecture(
     """Return the module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.40}"
-        raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture, one of docs/models.md")
+        raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture from docs/models.md")
     with errors_of(path):
         module = models.find_architecture(name, reader, read)
     return models.architecture_name(name, reader), module
@@ -283,7 +285,7 @@ def errors_of(path: Path) -> Iterator[None]:
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
+        raise ModelLoadError(f"{path}: the configuration is inconsistent: {error!r:.200}") from error
 
 
 def checkpoint_name(name: str, table: WeightTable) -> str:

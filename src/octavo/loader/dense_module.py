@@ -55,8 +55,8 @@ class DenseModule:
         path = self.folder / "model.safetensors"
         if not path.is_file():
             raise ModelLoadError(
-                f"{path}: no such file. Where you trust the model, SentenceTransformer(MODEL).save(DIRECTORY) of "
-                "sentence-transformers writes it"
+                f"{path}: no such file. If you trust the model, write it with "
+                "SentenceTransformer(MODEL).save(DIRECTORY) of sentence-transformers"
             )
         shapes: dict[str, tuple[int, ...]] = {"linear.weight": (self.out_features, self.in_features)}
         if self.has_bias:

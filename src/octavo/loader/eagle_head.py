@@ -46,7 +46,7 @@ def open_eagle_head(path: Path, target: Checkpoint) -> EagleHead:
     """Open the head. Raise ModelLoadError naming file and reason, also for another model's head."""
     path = find_model_file(path)
     if not isinstance(target.config, DecoderConfig):
-        raise ModelLoadError(f"{path}: an EAGLE-3 head drafts for a decoder, and {target.architecture} is none")
+        raise ModelLoadError(f"{path}: an EAGLE-3 head drafts for a decoder, but {target.architecture} is not one")
     file = open_safetensors(path)
     try:
         return _opened(path, file, target, target.config)
@@ -91,5 +91,5 @@ def _target_ids(file: TensorFiles, num_rows: int, vocab_size: int) -> NDArray[np
     found: NDArray[np.int64] = np.arange(num_rows) + differences
     if found.min(initial=0) < 0 or found.max(initial=0) >= vocab_size:
         worst = found[(found < 0) | (found >= vocab_size)][0]
-        raise ModelLoadError(f"d2t names token {worst}; the model has {vocab_size}: the head is of another model")
+        raise ModelLoadError(f"d2t names token {worst}; the model has {vocab_size}: the head belongs to another model")
     return found.astype(np.int32)

@@ -30,8 +30,8 @@ def check_weights(model: str, revision: str | None = None) -> None:
             weight = checkpoint.weights[name]
             if isinstance(weight, DenseWeight) and not _is_finite(weight):
                 raise NumericalError(
-                    f"{checkpoint.path}: tensor {name!r} has a NaN or an infinity, so its answers mean nothing; take "
-                    "an intact model"
+                    f"{checkpoint.path}: tensor {name!r} has a NaN or an infinity, so answers would be meaningless; "
+                    "use an intact model"
                 )
 
 

@@ -106,7 +106,7 @@ def _check_parts(path: Path, paths: Sequence[Path], headers: Sequence[TensorFile
         if (count := first.get("split.count", 1)) not in (0, 1):
             raise ModelLoadError(
                 f"{path}: a part of a model split into {count!r:.20} files, but its name is not "
-                "NAME-00001-of-00002.gguf: give the parts their names back"
+                "NAME-00001-of-00002.gguf: give the parts their original names"
             )
         return
     num_tensors = sum(len(header.tensors) for header in headers)
@@ -122,7 +122,9 @@ def _check_parts(path: Path, paths: Sequence[Path], headers: Sequence[TensorFile
                     f"not a part of {path.name}?"
                 )
         if both := seen.intersection(header.tensors):
-            raise ModelLoadError(f"{part}: tensor {min(both)!r} is also in an earlier part: parts of two models")
+            raise ModelLoadError(
+                f"{part}: tensor {min(both)!r} is also in an earlier part: these are parts of two models"
+            )
         seen.update(header.tensors)
 
 
@@ -369,7 +371,7 @@ class _HeaderReader:
         at = self.position
         offset = self._u64(f"the offset of {name!r:.80}")
         if offset % alignment:
-            raise self._error(at, f"{tensor} lies at offset {offset}, which is not a multiple of {alignment}")
+            raise self._error(at, f"{tensor} is at offset {offset}, which is not a multiple of {alignment}")
         nbytes = prod(shape) // values_per_block * bytes_per_block
         return TensorInfo(name, type_name, shape, self.file.path, offset, nbytes)
 

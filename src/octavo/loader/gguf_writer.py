@@ -144,7 +144,7 @@ def _write_part(
         for chunk in tensor.chunks():
             file.write(chunk)
         if (written := file.position - start) != tensor.nbytes:
-            raise ModelWriteError(f"tensor {tensor.name!r:.80} has {written} bytes; its type asks for {tensor.nbytes}")
+            raise ModelWriteError(f"tensor {tensor.name!r:.80} has {written} bytes; its type needs {tensor.nbytes}")
         file.pad(alignment)
     file.complete()
 
@@ -189,7 +189,7 @@ def _value(value: object) -> bytes:
         return pack("<IIQ", _ARRAY, _number_type(value.dtype), len(value)) + _little_endian(value)
     if isinstance(value, list | tuple):
         if not all(issubclass(kind, str) for kind in set(map(type, value))):
-            raise TypeError("a list of anything but strings; use a numpy array for numbers")
+            raise TypeError("a list of items other than strings; use a numpy array for numbers")
         texts = [text.encode() for text in value]  # a vocabulary may have 300,000
         lengths = map(_LENGTH.pack, map(len, texts))
         return pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(

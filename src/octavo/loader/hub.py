@@ -73,7 +73,7 @@ def resolve_model(
     """
     offline = env.is_offline() if offline is None else offline
     if alias := ALIASES.get(name.lower()):
-        _check_no_revision(name, revision, "a short name, which stands for one revision")
+        _check_no_revision(name, revision, "a short name for one fixed revision")
         path = resolve_alias(alias, lambda a, d: _alias_from_hub(a, d, progress), offline=offline, progress=progress)
         library.mark_used(name.lower())
         return path
@@ -86,8 +86,9 @@ def resolve_model(
     if (wanted := parse(name)) is None:
         near = nearest(name, ALIASES)
         raise ModelLoadError(
-            f"{name}: no such file or directory, and no model of that name{f'; did you mean {near}?' if near else '.'} "
-            "Give a path, a hub repository as org/name or org/name:Q4_K_M, or a short name (`octavo list --all`)"
+            f"{name}: no such file or directory, and no model with that "
+            f"name{f'; did you mean {near}?' if near else '.'} Give a path, a hub repository as org/name or "
+            "org/name:Q4_K_M, or a short name (`octavo list --all`)"
         )
     wanted = with_revision(wanted, revision)
     if not refresh and (record := library.find(wanted.label)) is not None:
@@ -136,7 +137,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     check_no_pickles(
         repository,
         names,
-        "Take a repository with safetensors or GGUF files, or a revision of this one that has them, often refs/pr/N "
+        "Use a repository with safetensors or GGUF files, or a revision of this one that has them, often refs/pr/N "
         "(option revision)",
     )
     raise ModelLoadError(f"{repository}: neither GGUF nor safetensors files in this repository")
@@ -158,7 +159,7 @@ def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | Non
         try:
             commit, checksums = list_files(repository, revision=wanted.revision)
         except UnreachableError as error:
-            logger.warning("%s; looking among the models downloaded before", error)
+            logger.warning("%s; using models that were downloaded earlier", error)
         else:
             files = files_of(wanted, checksums)
             paths = [download(repository, name, commit, None, progress) for name in files]
@@ -186,8 +187,8 @@ def _check_content(record: library.Record, checksums: Mapping[str, str | None]) 
         if expected is not None and expected != file.sha256:
             Path(record.snapshot, file.name).resolve().unlink(missing_ok=True)
             raise ModelLoadError(
-                f"{record.label}: {file.name} has SHA-256 {file.sha256}, not {expected} as the hub says; the file is "
-                "removed, try again"
+                f"{record.label}: {file.name} has SHA-256 {file.sha256}, not {expected} as the hub reports; the file "
+                "was removed, try again"
             )
 
 

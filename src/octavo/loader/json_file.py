@@ -49,7 +49,7 @@ def parse_json_object(
         raise ModelLoadError(f"{path}: offset {offset + error.start}: not UTF-8") from error
     except json.JSONDecodeError as error:
         at = offset + len(error.doc[: error.pos].encode())
-        raise ModelLoadError(f"{path}: offset {at}: not JSON: {error.msg}") from error
+        raise ModelLoadError(f"{path}: offset {at}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise ModelLoadError(f"{path}: offset {offset}: JSON nested too deeply") from error
     except ValueError as error:
@@ -72,4 +72,4 @@ def _infinity(constant: str) -> object:
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"{constant} is not valid JSON")

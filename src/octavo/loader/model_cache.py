@@ -128,4 +128,4 @@ def _check_trusted(directory: Path) -> None:
     if status.st_uid not in (files.user_id(), 0):
         raise PermissionError(0, f"it belongs to user {status.st_uid}")
     if files.permissions(status) & stat.S_IWOTH:
-        raise PermissionError(0, "everybody may write to it")
+        raise PermissionError(0, "everyone may write to it")

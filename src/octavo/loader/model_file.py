@@ -51,7 +51,7 @@ def find_model_file(path: Path) -> Path:
         raise ModelLoadError(f"{path / 'config.json'}: no such file; safetensors models need it")
     if found := sorted(p.name for p in [*ggufs, *safetensors]):
         raise ModelLoadError(f"{path}: {len(found)} models; name one of them: {', '.join(found[:10])}")
-    check_no_pickles(path, names, "Take the safetensors or GGUF files of the same model")
+    check_no_pickles(path, names, "Use the safetensors or GGUF files of the same model")
     raise ModelLoadError(f"{path}: no model; a .gguf or .safetensors file is needed")
 
 

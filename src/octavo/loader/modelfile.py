@@ -55,8 +55,8 @@ def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
         elif instruction == "TEMPLATE":
             if _GO.search(value):
                 raise UsageError(
-                    f"{where}: TEMPLATE is in Go's language, and Octavo uses Jinja; leave it out, and the model's own "
-                    "template is used"
+                    f"{where}: TEMPLATE is in Go's template language, but Octavo uses Jinja; leave it out to use the "
+                    "model's own template"
                 )
             options["chat_template"] = value
         elif instruction == "ADAPTER":

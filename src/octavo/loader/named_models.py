@@ -81,13 +81,13 @@ def store(named: NamedModel) -> None:
             "my-model:4b"
         )
     if name.lower() in ALIASES or catalogue.find(name) is not None:
-        raise UsageError(f"{name} is a model of `octavo list --all`; take another name")
+        raise UsageError(f"{name} is a model in `octavo list --all`; choose another name")
     folder = _folder()
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise ModelWriteError(f"{folder}: cannot be made ({error.strerror}); set OCTAVO_CACHE") from error
+        raise ModelWriteError(f"{folder}: cannot be created ({error.strerror}); set OCTAVO_CACHE") from error
     if not is_trusted(folder):
         raise ModelWriteError(f"{folder}: other users may write to it; run chmod 700 on it, or set OCTAVO_CACHE")
     content = {"model": named.model, "options": named.options}

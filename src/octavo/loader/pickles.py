@@ -18,7 +18,7 @@ def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
     pickles = [name for name in names if name.endswith(_SUFFIXES)]
     if pickles:
         raise ModelLoadError(
-            f"{place}: {pickles[0]} is a pickle; pickle checkpoints are not supported, because opening one can run any "
-            f"code. {remedy}, or convert it where you trust it: with transformers, "
+            f"{place}: {pickles[0]} is a pickle; pickle checkpoints are not supported, because opening one can run "
+            f"any code. {remedy}, or convert it if you trust it: with transformers, "
             "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes safetensors"
         )

@@ -126,7 +126,7 @@ def _sparse(path: Path) -> PoolingConfig:
     """Return SPLADE's pooling: the largest logit of each token in the vocabulary, through relu and log(1 + x)."""
     folders = dict(_modules(path))
     for kind in sorted(folders.keys() - {"MLMTransformer", "Transformer", "SpladePooling"}):
-        raise ModelLoadError(f"{path}: the module {kind} beside SpladePooling is not supported")
+        raise ModelLoadError(f"{path}: the module {kind} together with SpladePooling is not supported")
     config = path.parent / folders["SpladePooling"] / "config.json"
     values = read_json_object(config, _MAX_BYTES)
     if values.get("pooling_strategy", "max") != "max":
@@ -145,7 +145,7 @@ def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
             width = dense[-1].out_features if dense else hidden_size
             dense.append(_dense(path.parent / folder, width, of_tokens=True))
         elif kind not in ("Transformer", "MultiVectorMask", "Normalize"):
-            raise ModelLoadError(f"{path}: the module {kind} in a model of vectors of tokens is not supported")
+            raise ModelLoadError(f"{path}: the module {kind} in a model of token vectors is not supported")
     return PoolingConfig("all", normalize=True, is_embedder=True, dense=tuple(dense))
 
 
@@ -156,7 +156,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     try:
         modules = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: is not JSON: {error}") from None
+        raise ModelLoadError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(modules, list) or not 0 < len(modules) <= _MAX_MODULES:
         raise ModelLoadError(f"{path}: must be a list of 1 to {_MAX_MODULES} modules")
     found = []

@@ -59,7 +59,7 @@ def with_revision(reference: Reference, revision: str | None) -> Reference:
     if revision is None:
         return reference
     if not _REVISION.fullmatch(revision):
-        raise ModelLoadError(f"revision {revision!r:.80} is no branch, tag or commit of the hub")
+        raise ModelLoadError(f"revision {revision!r:.80} is not a branch, tag or commit of the hub")
     return replace(reference, revision=revision)
 
 
@@ -73,7 +73,7 @@ def _from_address(name: str, path: str, *, is_short: bool) -> Reference:
     match = _HUB_ID.fullmatch("/".join(pieces[:2]))
     rest = pieces[2:]
     if match is None or (rest and (rest[0] not in _PAGES or len(rest) < 2)):
-        raise ModelLoadError(f"{name:.200}: not the address of a model of the hub, such as hf.co/org/name:Q4_K_M")
+        raise ModelLoadError(f"{name:.200}: not the address of a hub model, such as hf.co/org/name:Q4_K_M")
     reference = Reference(match["repository"], match["variant"])
     if not rest:
         return reference

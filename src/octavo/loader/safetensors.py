@@ -75,14 +75,14 @@ def _read_index(path: Path) -> tuple[dict[str, Path], object]:
         if isinstance(name, str) and name in shards:
             continue
         if not isinstance(name, str) or Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
-            raise ModelLoadError(f"{path}: shard {name!r:.80} is not the name of a .safetensors file beside the index")
+            raise ModelLoadError(f"{path}: shard {name!r:.80} is not the name of a .safetensors file next to the index")
         shards[name] = path.parent / name
         if len(shards) > MAX_SHARDS:
             raise ModelLoadError(f"{path}: more than {MAX_SHARDS} shards")
         _check_link(shards[name])
     if missing := sorted(shard.name for shard in shards.values() if not shard.exists()):
         found = f"{len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}"
-        raise ModelLoadError(f"{path}: {found}{', ...' if missing[3:] else ''}; take the whole checkpoint")
+        raise ModelLoadError(f"{path}: {found}{', ...' if missing[3:] else ''}; download the whole checkpoint")
     notes = index.get("metadata")
     total_size = notes.get("total_size") if isinstance(notes, dict) else None
     return {tensor: shards[name] for tensor, name in weight_map.items()}, total_size
@@ -113,7 +113,7 @@ def _read_header(file: MappedFile) -> dict[str, TensorInfo]:
         begin, end = gaps[0]
         raise ModelLoadError(f"{file.path}: offset {begin}: the bytes from here to {end} belong to no tensor")
     if (end := data_start + sum(tensor.nbytes for tensor in tensors.values())) != file.size:
-        raise ModelLoadError(f"{file.path}: offset {end}: the tensors end here, but the file at {file.size}")
+        raise ModelLoadError(f"{file.path}: offset {end}: the tensors end here, but the file ends at {file.size}")
     return tensors
 
 
@@ -150,4 +150,4 @@ def _check_link(shard: Path) -> None:
         raise ModelLoadError(f"{shard}: {error}") from error
     in_store = target.parent.name == "blobs" and target.parent.parent in directory.parents
     if target.parent != directory and not in_store:
-        raise ModelLoadError(f"{shard}: a link to {target}, which is outside the model directory")
+        raise ModelLoadError(f"{shard}: a link to {target}, outside the model directory")

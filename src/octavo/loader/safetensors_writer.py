@@ -51,7 +51,9 @@ def write_safetensors(path: Path, tensors: Sequence[SafeTensor]) -> None:
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % _ALIGNMENT)
     if len(header) > MAX_HEADER_BYTES:
-        raise ModelWriteError(f"{path}: {len(tensors)} tensors take a header of {len(header):,} bytes, too long a one")
+        raise ModelWriteError(
+            f"{path}: {len(tensors)} tensors take a header of {len(header):,} bytes; the limit is {MAX_HEADER_BYTES:,}"
+        )
     with AtomicFile(path, struct.pack("<Q", len(header))) as file:
         file.write(header)
         for tensor in tensors:
@@ -74,7 +76,7 @@ def write_model(folder: Path, tensors: Sequence[SafeTensor], max_shard_bytes: in
     """
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) > MAX_SHARDS:
-        raise ModelWriteError(f"{folder}: {len(shards)} shards; the limit is {MAX_SHARDS}: allow larger ones")
+        raise ModelWriteError(f"{folder}: {len(shards)} shards; the limit is {MAX_SHARDS}: allow larger shards")
     total = sum(tensor.nbytes for tensor in tensors)
     check_free_space(folder, total)
     if len(shards) == 1:

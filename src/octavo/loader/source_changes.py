@@ -71,7 +71,7 @@ def two_frames(first: Source, second: Source) -> Source:
     if first.shape != second.shape or len(first.shape) != 4:
         raise ModelLoadError(
             f"tensor {second.tensors[0]!r:.80} is {list(second.shape)}, {first.tensors[0]!r:.80} {list(first.shape)}; "
-            "the kernels of two frames are alike"
+            "the kernels of two frames must be alike"
         )
 
     def make() -> Weight:
@@ -216,7 +216,7 @@ def by_heads(source: Source, heads: int, transposed: bool) -> Source:
     Raises ModelLoadError if `heads` does not divide the number of rows.
     """
     if len(source.shape) != 2 or source.shape[0] % heads:
-        raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, no matrix of {heads} heads")
+        raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, not a matrix of {heads} heads")
     rows, width = source.shape
     size = rows // heads
 
@@ -248,7 +248,7 @@ def one_matrix(source: Source, transposed: bool) -> Source:
     def make() -> Weight:
         weight = source.make()
         if not isinstance(weight, DenseWeight):
-            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name}, which cannot be joined")
+            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name} and cannot be joined")
         data = weight.data.swapaxes(-1, -2) if transposed else weight.data
         return DenseWeight(np.ascontiguousarray(data).reshape(heads * rows, width))
 
@@ -347,7 +347,7 @@ def transposed(source: Source) -> Source:
     def make() -> Weight:
         weight = source.make()
         if not isinstance(weight, DenseWeight):
-            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name}, which cannot be transposed")
+            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name} and cannot be transposed")
         return DenseWeight(weight.data.swapaxes(-1, -2))
 
     shape = (*source.shape[:-2], source.shape[-1], source.shape[-2])

@@ -137,7 +137,7 @@ def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int
         if info.offset + info.nbytes > file.size:
             last = info.offset + info.nbytes
             raise ModelLoadError(
-                f"{where} lies at bytes {info.offset} to {last}, but the file has {file.size}: truncated?"
+                f"{where} is at bytes {info.offset} to {last}, but the file has {file.size}: truncated?"
             )
         if info.offset < end:
             raise ModelLoadError(f"{where} overlaps tensor {before!r:.80}, which ends at {end}")

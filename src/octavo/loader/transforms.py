@@ -142,7 +142,7 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
             return found | {
                 n: source_changes.as_rows(s, rows(config)) for n, s in chosen.items() if n.kind == ".weight"
             }
-    raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
+    raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} cannot be converted back")
 
 
 def _turned_back(found: _Group, transpose: Transpose) -> _Group:
@@ -320,7 +320,7 @@ def _stacked(group: _Group, stack: Stack, config: Any) -> Iterator[tuple[TensorN
         first = parts[0] if parts else next(iter(experts.values()))
         if len(parts) < len(experts):
             missing = next(i for i in range(len(experts)) if i not in experts)
-            raise ModelLoadError(f"expert {missing} of {layer} is missing beside {first.tensors[0]!r:.80}")
+            raise ModelLoadError(f"expert {missing} of {layer} is missing; the file has {first.tensors[0]!r:.80}")
         for part in parts:
             if (part.type_name, part.shape) != (first.type_name, first.shape):
                 raise ModelLoadError(

@@ -78,8 +78,8 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
     if checkpoint.format == "safetensors":
         if mmproj is not None:
             raise ModelLoadError(
-                f"mmproj {mmproj!r:.200} is for GGUF models; {checkpoint.path} has its encoder of images in its own "
-                "files, if it has one: leave it out"
+                f"mmproj {mmproj!r:.200} is for GGUF models; {checkpoint.path} has its image encoder, if any, in its "
+                "own files: leave mmproj out"
             )
         return _from_safetensors(checkpoint, max_tokens)
     if mmproj is not None:
@@ -90,7 +90,7 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
     try:
         if len(beside) > 1:
             names = ", ".join(path.name for path in beside)
-            raise ModelLoadError(f"{len(beside)} files may be its part that sees: name one with --mmproj: {names}")
+            raise ModelLoadError(f"{len(beside)} files may be its vision encoder: name one with --mmproj: {names}")
         return _from_mmproj(checkpoint, beside[0], max_tokens)
     except ModelLoadError as error:
         logger.warning("%s reads text only: %s", checkpoint.path, error)
@@ -99,14 +99,14 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
 
 def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> VisionPart:
     if not path.is_file():
-        raise ModelLoadError(f"{path}: no such file, which mmproj names; --mmproj none loads the model without it")
+        raise ModelLoadError(f"{path}: no such file, but mmproj names it; --mmproj none loads the model without it")
     file = open_gguf(path)
     try:
         with errors_of(path):
             projector = projector_type(file.metadata)
             tower = tower_of_projector(projector)
             if tower is None:
-                raise ModelLoadError(f"clip.projector_type is {projector!r:.80}, which Octavo does not know")
+                raise ModelLoadError(f"clip.projector_type is {projector!r:.80}, but Octavo does not support it")
             names = {tensor: _gguf_name(tensor, tower.WEIGHTS.names) for tensor in file.tensors}
             stored = {name: file.source(tensor) for tensor, name in names.items() if name is not None}
             shapes = {name: source.shape for name, source in stored.items()}
@@ -115,8 +115,8 @@ def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> 
             width = checkpoint.config.hidden_size * (1 + config.sight.num_added)
             if config.output_width != width:
                 raise ModelLoadError(
-                    f"the encoder makes rows of {config.output_width} columns, {checkpoint.path.name} takes {width}: "
-                    "the two files do not belong together"
+                    f"the encoder makes rows of {config.output_width} columns, but {checkpoint.path.name} takes "
+                    f"{width}: the two files do not belong together"
                 )
             weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "gguf"), file)
             config = config.with_numbers(_numbers(weights))
@@ -141,14 +141,14 @@ def _check(part: VisionPart) -> None:
     try:
         inputs = part.graph().inputs
     except GraphError as error:
-        raise ModelLoadError(f"the encoder of images: {error}") from error
+        raise ModelLoadError(f"the image encoder: {error}") from error
     config, processor, shapes = part.config, part.processor, part.weights.shapes
     if missing := [name for name in config.host_tables if name not in shapes]:
-        raise ModelLoadError(f"the encoder of images: weight {missing[0]!r} is missing")
+        raise ModelLoadError(f"the image encoder: weight {missing[0]!r} is missing")
     tile = processor.layout(_PROBE_SIDE, _PROBE_SIDE).tiles[0]
     rows, cols = tile.grid_rows, tile.grid_cols
     if rows * cols > _MOST_PATCHES:
-        raise ModelLoadError(f"the encoder of images: a tile has {rows} x {cols} patches; the limit is {_MOST_PATCHES}")
+        raise ModelLoadError(f"the image encoder: a tile has {rows} x {cols} patches; the limit is {_MOST_PATCHES}")
     further = config.inputs([tile], {name: np.broadcast_to(np.float32(0), shapes[name]) for name in config.host_tables})
     block = np.zeros((processor.patch_size * processor.merge_size,) * 2 + (3,), np.uint8)
     patches = (rows * cols, processor.rows((block,)).shape[1])
@@ -157,7 +157,7 @@ def _check(part: VisionPart) -> None:
     wanted = [*((counts[value.rows.name], value.cols) for value in inputs), counts[MERGED.name]]
     if found != wanted:
         raise ModelLoadError(
-            f"the encoder of images takes patches, tables and tokens of shapes {wanted}; those of a tile are {found}"
+            f"the image encoder takes patches, tables and tokens of shapes {wanted}; a tile has {found}"
         )
 
 
@@ -225,6 +225,6 @@ def _settings(folder: Path, name: str, section: str) -> dict[str, Any]:
     if (folder / _PROCESSOR).is_file():
         stored = read_json_object(folder / _PROCESSOR, MAX_CONFIG_BYTES).get(section)
         if stored is not None and not isinstance(stored, Mapping):
-            raise ModelLoadError(f"{folder / _PROCESSOR}: {section} is {stored!r:.80}; it is an object")
+            raise ModelLoadError(f"{folder / _PROCESSOR}: {section} is {stored!r:.80}; it must be an object")
         found |= stored or {}
     return found

@@ -103,7 +103,7 @@ class PictureDecoder:
         found = "\n\n".join(filter(None, self._asked("document", data, None, request)[0]))
         if not found:
             raise UsageError(
-                "has no text, only pictures of its pages: ask a model that sees, with pdf_as pages",
+                "has no text, only pictures of its pages: use a vision model, with pdf_as pages",
                 code="invalid_document",
             )
         return found
@@ -157,7 +157,7 @@ def check_installed(kind: FileKind) -> None:
     for module, name, extra in _LIBRARIES[kind]:
         if find_spec(module) is None:
             raise UsageError(
-                f"cannot be read: {name} is missing here; pip install 'octavo[{extra}]'", code="unsupported_value"
+                f"cannot be read: {name} is not installed; pip install 'octavo[{extra}]'", code="unsupported_value"
             )
 
 

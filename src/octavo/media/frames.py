@@ -56,7 +56,7 @@ class Frames:
             if frame is None:
                 raise EOFError
             if frame.width * frame.height > self._max_pixels:
-                raise UsageError("has larger frames than its header says")
+                raise UsageError("has larger frames than its header declares")
             pixels = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
             yield number, Picture(np.ascontiguousarray(pixels))
 

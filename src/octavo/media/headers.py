@@ -115,7 +115,7 @@ def _read_png(data: bytes) -> ImageHeader:
         body = data[at + 8 : at + 8 + length] if name in (b"IHDR", b"eXIf", b"iTXt") else b""
         if i == 0:
             if name != b"IHDR":
-                raise damaged("its first part is no header")
+                raise damaged("its first part is not a header")
             width, height = struct.unpack_from(">II", body)
             size = width, height
         elif name == b"eXIf":

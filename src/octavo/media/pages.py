@@ -32,7 +32,7 @@ class Pages:
                 raise UsageError("is protected by a password: remove the password and send it again") from None
             raise
         if not 0 < len(self._document) <= MAX_PAGES:
-            raise UsageError(f"has {len(self._document)} pages; 1 to {MAX_PAGES} are read: send a part of it")
+            raise UsageError(f"has {len(self._document)} pages; 1 to {MAX_PAGES} are allowed: send a part of it")
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return (width, height) of each page in pixels."""

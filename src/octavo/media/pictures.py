@@ -53,7 +53,7 @@ def picture_of_array(pixels: npt.NDArray[Any]) -> Picture:
     is_known = flat.ndim == 2 or (flat.ndim == 3 and flat.shape[2] in {3, 4})
     if pixels.dtype != np.uint8 or not is_known or 0 in flat.shape:
         raise UsageError(
-            f"an image is an array of {pixels.dtype} {list(pixels.shape)}; it is uint8 [height, width] or "
+            f"an image is an array of {pixels.dtype} {list(pixels.shape)}; it must be uint8 [height, width] or "
             "[height, width, 1, 3 or 4]",
             code="invalid_image",
         )

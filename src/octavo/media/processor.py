@@ -167,7 +167,7 @@ def read_processor(
     """
     if model_type not in image_families():
         known = ", ".join(sorted(image_families()))
-        raise ModelLoadError(f"images of {model_type!r:.80} cannot be read; those of {known} can")
+        raise ModelLoadError(f"images of {model_type!r:.80} cannot be read; supported: {known}")
     settings = ImageSettings(model_type, dict(config), dict(preprocessor or {}))
     processor: ImageProcessor = _family(image_families()[model_type]).read(settings)
     return processor

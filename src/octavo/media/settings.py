@@ -51,7 +51,7 @@ class ImageSettings:
         """Return the settings for videos, from video_preprocessor_config.json, in place of those for images."""
         stored = self.preprocessor.get("video") or {}
         if not isinstance(stored, Mapping):
-            raise ModelLoadError(f"the settings of videos are {stored!r:.80}; they are an object")
+            raise ModelLoadError(f"the settings of videos are {stored!r:.80}; they must be an object")
         return replace(self, preprocessor=stored, file=VIDEO_FILE)
 
     def refuse(self, key: str, reason: str) -> NoReturn:
@@ -87,7 +87,7 @@ class ImageSettings:
         if isinstance(stored, int):
             stored = dict.fromkeys(defaults, stored)
         if not isinstance(stored, Mapping):
-            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, which is no size")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}; it must be a size")
         sides = {name: value for name, value in stored.items() if value is not None}
         return {
             name: _integer(f"{self.file}: {key}.{name}", sides.get(name), default, most)
@@ -104,7 +104,7 @@ class ImageSettings:
         if stored is None:
             return default
         if not isinstance(stored, bool):
-            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, which is not true or false")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}; it must be true or false")
         return stored
 
     def resample(self, default: int) -> int:
@@ -129,7 +129,7 @@ class ImageSettings:
 
     def _number(self, key: str, stored: object) -> float:
         if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
-            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, which is no number")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}; it must be a number")
         return float(stored)
 
     def _triple(self, key: str, default: Triple, may_be_zero: bool = True) -> Triple:
@@ -138,10 +138,10 @@ class ImageSettings:
             return default
         values = [stored] * 3 if isinstance(stored, int | float) else stored
         if not isinstance(values, list | tuple) or len(values) != 3:
-            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}; it has three numbers")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}; it must have three numbers")
         first, second, third = (self._number(key, value) for value in values)
         if not may_be_zero and 0 in (first, second, third):
-            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, by which nothing can be divided")
+            raise ModelLoadError(f"{self.file}: {key} is {stored!r:.80}, but it is a divisor and must not be 0")
         return first, second, third
 
 
@@ -149,5 +149,5 @@ def _integer(place: str, stored: object, default: int, most: int) -> int:
     if stored is None:
         return default
     if isinstance(stored, bool) or not isinstance(stored, int) or not 1 <= stored <= most:
-        raise ModelLoadError(f"{place} is {stored!r:.80}; it is an integer from 1 to {most}")
+        raise ModelLoadError(f"{place} is {stored!r:.80}; it must be an integer from 1 to {most}")
     return stored

@@ -120,7 +120,7 @@ def find_architecture(
         return load_architecture(architecture_name(name, reader))
     modules = {known: load_architecture(known) for known in sorted(set(known_architectures().values()))}
     near = nearest(name, modules, reader, read)
-    found = f"; nearest of the supported ones: {near}" if near else ", and no supported one is near it"
+    found = f"; the nearest supported ones: {near}" if near else ", and no supported one is similar"
     raise ModelLoadError(f"architecture {name!r:.80} is not supported{found} (docs/models.md lists them all)")
 
 

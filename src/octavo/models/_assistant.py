@@ -52,7 +52,9 @@ def assistant_config(reader: ConfigReader, model: gemma4.Config) -> AssistantCon
     config = AssistantConfig.from_hf(own.replaced("num_kv_shared_layers", 0))  # all are, with another model
     assert isinstance(config, AssistantConfig)
     if config.vocab_size != model.vocab_size:
-        raise own.error("vocab_size", config.vocab_size, f"must be {model.vocab_size}, that of the model")
+        raise own.error(
+            "vocab_size", config.vocab_size, f"must be {model.vocab_size}, the vocabulary size of the model"
+        )
     if config.input_width or config.mlp.experts is not None:
         key = "hidden_size_per_layer_input" if config.input_width else "enable_moe_block"
         raise own.error(key, own.value(key), "is not supported in an assistant")

@@ -96,7 +96,7 @@ class ClassicConfig(ModelConfig):
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
-            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or not a matrix")
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         if f"layers.{num_layers - 1}.input_layernorm.weight" not in shapes:
             raise reader.error("block_count", num_layers, f"the file has no tensors of block {num_layers - 1}")

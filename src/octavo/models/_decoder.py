@@ -133,7 +133,7 @@ class DecoderConfig(ModelConfig):
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
-            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or not a matrix")
         if "mlp" not in fields:
             fields["mlp"] = MLPConfig.from_gguf(reader)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)

@@ -124,5 +124,5 @@ def check_taps(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], hidden
     if found is None or found[-1] != _NUM_TAPS * hidden_size:
         reads = "has no fc.weight" if found is None else f"reads {found[-1]} numbers of a token"
         raise ModelLoadError(
-            f"the head {reads}; beside this model it must read {_NUM_TAPS * hidden_size}, {_NUM_TAPS} hidden states"
+            f"the head {reads}; for this model it must read {_NUM_TAPS * hidden_size}, {_NUM_TAPS} hidden states"
         )

@@ -121,9 +121,9 @@ class EncoderConfig(ModelConfig):
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
-            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or not a matrix")
         if reader.flag("attention.causal", False):
-            raise reader.error("attention.causal", True, "only attention both ways is supported")
+            raise reader.error("attention.causal", True, "only bidirectional attention is supported")
         pooling, has_classifier = pooling_of_gguf(reader)
         return cls._made(
             reader,
@@ -166,7 +166,7 @@ def head_dim_of(reader: ConfigReader, heads: str, width: str) -> int:
     """
     num_heads, size = reader.integer(heads, high=MAX_WIDTH), reader.integer(width, high=MAX_WIDTH)
     if size % (2 * num_heads):
-        raise reader.error(heads, num_heads, f"heads of the width {size} have no even number of columns")
+        raise reader.error(heads, num_heads, f"heads of the width {size} do not have an even number of columns")
     return size // num_heads
 
 

@@ -62,7 +62,7 @@ class StateSpaceConfig(ModelConfig):
         """
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
-            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or not a matrix")
         return cls(
             vocab_size=embedding[0],
             num_layers=reader.integer("block_count", high=MAX_LAYERS),

@@ -82,7 +82,7 @@ def text_section(reader: ConfigReader, defaults: dict[str, object]) -> ConfigRea
     reader = (reader.section("text_config") if reader.has("text_config") else reader).with_defaults(defaults)
     key = "use_bidirectional_attention"
     if reader.value(key) not in (None, False, "vision"):
-        raise reader.error(key, reader.value(key), "attention to later tokens is not supported")
+        raise reader.error(key, reader.value(key), "bidirectional attention is not supported")
     return reader
 
 

@@ -71,7 +71,7 @@ class ConfigReader:
         if isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0:
             # GGUF files may give one number a layer; one graph can serve them only if they agree.
             if any(v != value[0] for v in value):
-                raise self.error(key, value, "differs between layers, which this architecture does not support")
+                raise self.error(key, value, "differs between layers, but this architecture needs one value")
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
             raise self.error(key, value, f"must be a whole number from {low} to {high}")

@@ -183,7 +183,7 @@ def rope_from_hf(
         return proportional(head_dim, theta, share, _number(section, "factor", 1.0))
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
-        raise section.error("partial_rotary_factor", rotary_dim / head_dim, "rotates no even number of columns")
+        raise section.error("partial_rotary_factor", rotary_dim / head_dim, "must rotate an even number of columns")
     kind = section.text("rope_type", section.text("type", "default"))
     if kind in ("default", "dynamic", "mrope"):
         # Dynamic scaling starts beyond max_position_embeddings, where no request may go; the three

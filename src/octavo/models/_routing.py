@@ -20,7 +20,9 @@ def checked(routing: Routing, reader: ConfigReader, count: int, *, groups: str, 
         raise reader.error(groups, num_groups, f"does not divide {count} experts")
     size = count // num_groups
     if size < routing.group_best:
-        raise reader.error(groups, num_groups, f"a group of {size} experts has no best {routing.group_best}")
+        raise reader.error(
+            groups, num_groups, f"a group has only {size} experts, fewer than the best {routing.group_best}"
+        )
     if size * routing.top_groups < routing.top_k:
         within = f"{routing.top_groups} of {num_groups} groups"
         raise reader.error(chosen, routing.top_k, f"only {size * routing.top_groups} experts are in {within}")

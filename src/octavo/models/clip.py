@@ -62,7 +62,7 @@ class Config(ClassicConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:  # noqa: ARG003
-        raise ModelLoadError("a GGUF file of this architecture is the part of a model that sees: name it with --mmproj")
+        raise ModelLoadError("a GGUF file of this architecture is the vision encoder of a model: name it with --mmproj")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -79,8 +79,8 @@ class Config(DecoderConfig):
     def for_length(self, max_model_len: int) -> Config:
         if self.index_topk is not None and max_model_len > self.index_topk:
             raise ModelLoadError(
-                f"max_model_len {max_model_len} is more than index_topk, {self.index_topk}: the choice of tokens by an "
-                f"indexer is not supported; ask for at most {self.index_topk} tokens"
+                f"max_model_len {max_model_len} is more than index_topk, {self.index_topk}: choosing tokens with an "
+                f"indexer is not supported; set it to at most {self.index_topk} tokens"
             )
         return self
 
@@ -235,7 +235,7 @@ def _first_experts(reader: ConfigReader) -> int:
     kinds = reader.texts("mlp_layer_types", reader.integer("num_hidden_layers", high=MAX_LAYERS))
     first = kinds.count("dense")
     if kinds != ("dense",) * first + ("sparse",) * (len(kinds) - first):
-        raise reader.error("mlp_layer_types", kinds, "must be dense in the first layers and sparse in the others")
+        raise reader.error("mlp_layer_types", kinds, "must be dense in the first layers and sparse in the rest")
     return first
 
 

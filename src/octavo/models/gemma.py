@@ -26,7 +26,7 @@ class Config(DecoderConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         reader = reader.with_defaults({"head_dim": 256, "tie_word_embeddings": True})
         if reader.flag("use_bidirectional_attention", False):
-            raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
+            raise reader.error("use_bidirectional_attention", True, "bidirectional attention is not supported")
         # The first files say gelu and mean its approximation.
         return cls.read_hf(
             reader,

@@ -69,7 +69,7 @@ class Config(DecoderConfig):
         null = [key for key in caps if reader.is_null(key)]  # no cap
         reader = reader.with_defaults(_DEFAULTS)
         if reader.flag("use_bidirectional_attention", False):
-            raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
+            raise reader.error("use_bidirectional_attention", True, "bidirectional attention is not supported")
         attention_cap, logit_cap = (None if key in null else reader.number(key) for key in caps)
         scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
         return cls.read_hf(

@@ -71,9 +71,9 @@ class Config(gemma2.Config):
     def from_hf(cls, reader: ConfigReader) -> Config:
         reader = text_config(reader)
         if reader.flag("use_bidirectional_attention", False):
-            raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
+            raise reader.error("use_bidirectional_attention", True, "bidirectional attention is not supported")
         if cap := reader.optional_number("attn_logit_softcapping"):
-            raise reader.error("attn_logit_softcapping", cap, "Gemma 3 has no cap in its attention")
+            raise reader.error("attn_logit_softcapping", cap, "Gemma 3 has no softcap in its attention")
         scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
         plain = cls.read_hf(
             reader,

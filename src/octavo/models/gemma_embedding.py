@@ -46,7 +46,7 @@ class Config(EncoderConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         if is_classifier(reader):
             names = reader.value("architectures")
-            raise reader.error("architectures", names, "a head of classification needs attention to earlier tokens")
+            raise reader.error("architectures", names, "a classification head needs causal attention")
         key = reader.prefix + "use_bidirectional_attention"
         return cls._of(gemma3.Config.from_hf(ConfigReader({**reader.values, key: False}, reader.prefix)))
 

@@ -44,7 +44,7 @@ class Config(ClassicConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:  # noqa: ARG003
-        raise ModelLoadError("GGUF files of GPT-J have no standard; take the safetensors checkpoint")
+        raise ModelLoadError("GGUF has no standard for GPT-J; use the safetensors checkpoint")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -45,7 +45,7 @@ class Config(hunyuan_dense.Config):
             if not reader.flag(key, True):
                 raise reader.error(key, False, "must be true")
         if reader.flag("use_cla", False):
-            raise reader.error("use_cla", True, "keys and values that layers share are not supported")
+            raise reader.error("use_cla", True, "layers that share keys and values are not supported")
         experts = Routing(reader.integer("moe_topk", 1, high=reader.integer("num_experts", 1)))
         config = super(Config, cls).from_hf(reader)
         return replace(config, mlp=MLPConfig.from_hf(reader, experts, shared="plain"))

@@ -50,7 +50,7 @@ class Config(EncoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:  # noqa: ARG003
-        raise ModelLoadError("GGUF files of SigLIP have no standard; take the safetensors checkpoint")
+        raise ModelLoadError("GGUF has no standard for SigLIP; use the safetensors checkpoint")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -101,7 +101,7 @@ class Config(ModelConfig):
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
-            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or not a matrix")
         is_gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in shapes
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         has_head = "lm_head.weight" in shapes

@@ -55,7 +55,7 @@ class Config(ModelConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         encoder, decoder = (gemma2.Config.from_hf(reader.section(name)) for name in ("encoder", "decoder"))
         if encoder.vocab_size != decoder.vocab_size:
-            problem = f"must be that of the decoder, {decoder.vocab_size}"
+            problem = f"must be the decoder's value, {decoder.vocab_size}"
             raise reader.section("encoder").error("vocab_size", encoder.vocab_size, problem)
         first = reader.integer("bos_token_id", reader.section("decoder").integer("bos_token_id", 2, low=0), low=0)
         return cls(

@@ -63,9 +63,9 @@ def read(settings: ImageSettings) -> ImageProcessor:
     shorter = settings.size("size", {"shortest_edge": side})["shortest_edge"] if keeps_shape else None
     square = settings.size("size", {"height": side, "width": side}) if not keeps_shape else {}
     if is_cropped and (set(crop.values()) != {side} or (shorter is not None and shorter < side)):
-        settings.refuse("crop_size", f"it is the image_size of vision_config, {side}, and no more than size")
+        settings.refuse("crop_size", f"it must be the image_size of vision_config, {side}, and at most size")
     if (not is_cropped and keeps_shape) or (square and set(square.values()) != {side}):
-        settings.refuse("size", f"the result is no square of {side} pixels, the image_size of vision_config")
+        settings.refuse("size", f"the result must be a square of {side} pixels, the image_size of vision_config")
     return ClipImages(
         settings=settings,
         side=side,

@@ -72,7 +72,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
     patch_size, merge_size = settings.side("patch_size", 16), settings.side("pooling_kernel_size", 3)
     max_tokens = settings.side("max_soft_tokens", 280)
     if max_tokens not in _BUDGETS:
-        raise ModelLoadError(f"preprocessor_config.json: max_soft_tokens is {max_tokens}; it is one of {_BUDGETS}")
+        raise ModelLoadError(f"preprocessor_config.json: max_soft_tokens is {max_tokens}; it must be one of {_BUDGETS}")
     factor, mean, std = settings.statistics(HALF, HALF)
     is_normalized = settings.flag("do_normalize", False)
     return Gemma4Images(

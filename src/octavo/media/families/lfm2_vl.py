@@ -127,7 +127,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
     bounds = settings.side("min_tiles", 2), settings.side("max_tiles", 10)
     is_cut = settings.flag("do_image_splitting", True) and bounds != (1, 1)
     if is_cut and bounds[0] > bounds[1]:
-        settings.refuse("min_tiles", f"it is at most max_tiles, {bounds[1]}")
+        settings.refuse("min_tiles", f"it must be at most max_tiles, {bounds[1]}")
     tiles = TileRule(
         settings.side("tile_size", 512),
         bounds,

@@ -48,8 +48,8 @@ def read(settings: ImageSettings) -> ImageProcessor:
     vision = settings.config.get("vision_config") or {}
     if settings.model_type == "llava" and vision.get("model_type", "pixtral") != "pixtral":
         raise ModelLoadError(
-            f"images of a llava model with a vision part {vision.get('model_type')!r:.80} cannot be read; those with "
-            "pixtral can"
+            f"images of a llava model with a vision part {vision.get('model_type')!r:.80} cannot be read; only "
+            "pixtral is supported"
         )
     is_merged = settings.model_type == "mistral3"
     stored = settings.preprocessor.get("patch_size")

@@ -154,7 +154,7 @@ class QwenImages(ImageProcessor):
             size = self._fitted(height, width, 0, most)
         if size[0] * size[1] > most:
             raise UsageError(
-                f"is {video.width} x {video.height} pixels: {count} frames so narrow have too many pixels together; "
+                f"is {video.width} x {video.height} pixels: {count} frames that narrow have too many pixels in total; "
                 "crop it or send a shorter one",
                 code="image_too_narrow",
             )
@@ -185,8 +185,8 @@ class QwenImages(ImageProcessor):
 def _check_ratio(width: int, height: int) -> None:
     if max(width, height) > _MAX_RATIO * min(width, height):
         raise UsageError(
-            f"is {width} x {height} pixels: one side is more than {_MAX_RATIO} times the other, which "
-            "this model cannot take; crop it",
+            f"is {width} x {height} pixels: one side is more than {_MAX_RATIO} times the other, too much for this "
+            "model; crop it",
             code="image_too_narrow",
         )
 
@@ -219,7 +219,7 @@ def _video_rule(settings: ImageSettings) -> VideoRule:
     least, most = (128 * 28 * 28, 768 * 28 * 28) if is_second else (1 << 12, 3 << 23)
     rate = video.number("fps", 2.0)
     if rate <= 0:
-        video.refuse("fps", "it is the frames a second that are seen, more than 0")
+        video.refuse("fps", "it must be the number of frames per second, above 0")
     bounds = video.size("size", {"shortest_edge": least, "longest_edge": most}, most=1 << 28)
     return VideoRule(
         rate=rate,

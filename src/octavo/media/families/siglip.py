@@ -97,7 +97,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
     side = settings.vision("image_size", 224)
     size = settings.size("size", {"height": side, "width": side})
     if set(size.values()) != {side} or side < patch_size:
-        settings.refuse("size", f"it is the image_size of vision_config, {side} x {side} pixels")
+        settings.refuse("size", f"it must be the image_size of vision_config, {side} x {side} pixels")
     return SiglipImages(
         settings=settings,
         side=side,

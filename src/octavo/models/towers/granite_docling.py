@@ -49,7 +49,7 @@ class Config(SiglipConfig):
         layers = tuple(sorted(layer_numbers(vision, "deepstack_visual_indexes", (3, 7, 10))))
         width = text.integer("hidden_size", 1024, high=MAX_WIDTH)
         if width % 4:
-            raise text.error("hidden_size", width, "must be a multiple of four, for sines and cosines of two places")
+            raise text.error("hidden_size", width, "must be a multiple of four, for sines and cosines of two positions")
         return cls.read(
             vision,
             merge_size=vision.integer("scale_factor", 4, high=16),

@@ -50,7 +50,7 @@ class Config(SiglipConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         vision = reader.section("vision_config")
         if not vision.flag("vision_use_head", True):
-            raise vision.error("vision_use_head", False, "without its head this model makes no vectors of images")
+            raise vision.error("vision_use_head", False, "without its head this model cannot embed images")
         if reader.values.get("model_type") == "siglip2":
             side = square_side(vision, "num_patches", vision.integer("num_patches", 256, high=MAX_WIDTH))
         else:
