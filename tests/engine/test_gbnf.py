@@ -200,7 +200,7 @@ def test_control_tokens() -> None:
         ("root ::= [b-a]", "the ends of a range before this are out of order"),
         ("root ::= []", "the class before this is empty"),
         ("root ::= (a", "expecting )"),
-        ('root ::= "a"{,2}', "expecting {m}, {m,} or {m,n}"),
+        ('root ::= "a"{,2}', "expected {m}, {m,} or {m,n}"),
         ('root ::= "a"{3,2}', "{3,2}: the numbers are out of order"),
         ("root ::= *", "expected something to repeat"),
         ('\nroot = "a"\nx ::= "a"', "line 2: expecting ::="),

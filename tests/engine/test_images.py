@@ -343,7 +343,7 @@ def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:
         ({"multi_modal_data": {"image": b"no image"}}, "an image is not"),
         ({"multi_modal_data": {"image": "/no/such/file.png"}}, "No such file"),
         ({"multi_modal_data": {"image": np.zeros((2, 2), np.float32)}}, "an image is an array of float32"),
-        ({"multi_modal_data": {"image": b""}, "mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs has 'fps'"),
+        ({"multi_modal_data": {"image": b""}, "mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs has the unsupported option 'fps'"),
         ({"multi_modal_data": {"image": b""}, "multi_modal_uuids": {"image": ["a", "b"]}}, "multi_modal_uuids is"),
     ],
 )
