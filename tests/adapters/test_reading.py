@@ -122,7 +122,7 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; LORA is supported"),
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA is supported"),
         ({"use_dora": True}, "q_proj.lora_A.weight' comes without a lora_magnitude_vector"),
         ({"lora_bias": True}, "lora_bias is True"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
@@ -139,7 +139,7 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
         ({"lora_alpha": "x"}, "lora_alpha is 'x'; it must be a number"),
         ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"r": 0}, "r is 0; it must be a number from 1 on"),
-        ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is no regular expression"),
+        ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is not a regular expression"),
         ({"rank_pattern": {"(?!k)q_proj": 2}}, "not a regular expression, or has look-around"),
         ({"rank_pattern": {"^q_proj|k_proj": 2}}, "anchors inside; write the names of modules"),
         ({"rank_pattern": {"q*" * 300: 2}}, "has 600 characters, at most 512"),

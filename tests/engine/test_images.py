@@ -343,7 +343,7 @@ def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:
         ({"multi_modal_data": {"image": b"no image"}}, "an image is not"),
         ({"multi_modal_data": {"image": "/no/such/file.png"}}, "No such file"),
         ({"multi_modal_data": {"image": np.zeros((2, 2), np.float32)}}, "an image is an array of float32"),
-        ({"multi_modal_data": {"image": b""}, "mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs has the unsupported option 'fps'"),
+        ({"multi_modal_data": {"image": b""}, "mm_processor_kwargs": {"fps": 1}}, "unsupported option 'fps'"),
         ({"multi_modal_data": {"image": b""}, "multi_modal_uuids": {"image": ["a", "b"]}}, "multi_modal_uuids is"),
     ],
 )
@@ -493,7 +493,7 @@ def test_a_file_that_sees_is_for_gguf_models(folders: dict[str, Path], tmp_path:
     del config["vision_config"]
     (text / "config.json").write_text(json.dumps(config))
     for folder in (folders["qwen3_vl"], text):
-        with pytest.raises(ModelLoadError, match=r"mmproj 'x.gguf' is for GGUF models; .* leave it out"):
+        with pytest.raises(ModelLoadError, match=r"mmproj 'x.gguf' is for GGUF models; .* leave mmproj out"):
             loaded(folder, mmproj="x.gguf")
 
 

@@ -106,7 +106,7 @@ def test_parts_have_llama_cpps_names_and_keys(tmp_path: Path) -> None:
         (OutputTensor("a", "Q4_K", (2, 32), list), "a row of 32 values is not a whole number of Q4_K blocks of 256"),
         (OutputTensor("a", "F32", (2,), lambda: [b"1234"]), "has 4 bytes; its type needs 8"),
         (OutputTensor("x" * 64, "F32", (2,), list), "a name of 64 bytes"),
-        (OutputTensor("a", "F32", (1 << 40, 64), list), "the result takes 281,474,976,710,688 bytes and"),
+        (OutputTensor("a", "F32", (1 << 40, 64), list), "the result takes 281,474,976,710,688 bytes, but only"),
     ],
 )
 def test_a_wrong_tensor_is_refused_and_leaves_nothing(tmp_path: Path, tensor: OutputTensor, reason: str) -> None:

@@ -20,12 +20,12 @@ def test_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"ü": nothing}'.encode(), "offset 107: not JSON: Expecting value"),
+        ('{"ü": nothing}'.encode(), "offset 107: not valid JSON: Expecting value"),
         (b'{"a": "\xff"}', "offset 107: not UTF-8"),
         (b"[]", "offset 100: a JSON object is needed, not list"),
         (b"1", "offset 100: a JSON object is needed, not int"),
         (b'{"a": {"b": 1, "b": 2}}', "offset 100: key 'b' appears twice"),
-        (b'{"a": -Infinity}', "offset 100: -Infinity is not JSON"),
+        (b'{"a": -Infinity}', "offset 100: -Infinity is not valid JSON"),
         (b'{"a": ' + b"[" * 100_000, "offset 100: JSON nested too deeply"),
         (b"{" + b"[]," * 200_000, "offset 100: JSON of 400001 items, the limit is 262144"),
     ],

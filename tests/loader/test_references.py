@@ -48,7 +48,7 @@ def test_names_that_are_none(name: str) -> None:
         ("hf.co/org/name/commits/main", "not the address of a hub model"),
         ("hf.co/org/name/blob/main/../../x", "only addresses of GGUF files"),
         ("hf.co/org/name/resolve/main/model.bin", "only addresses of GGUF files"),
-        ("hf.co/org/name/tree/..", "no branch, tag or commit"),
+        ("hf.co/org/name/tree/..", "not a branch, tag or commit"),
     ],
 )
 def test_strange_addresses(name: str, message: str) -> None:
@@ -60,5 +60,5 @@ def test_labels() -> None:
     assert Reference("o/n").label == "o/n"
     assert Reference("o/n", "Q8_0").label == "o/n:Q8_0"
     assert with_revision(Reference("o/n", None, "m.gguf"), "v1").label == "o/n:m.gguf at revision v1"
-    with pytest.raises(ModelLoadError, match="no branch, tag or commit"):
+    with pytest.raises(ModelLoadError, match="not a branch, tag or commit"):
         with_revision(Reference("o/n"), "a..b")

@@ -68,7 +68,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "array": (with_header(b"[]"), r"offset 8: the header starts with b'\[' instead of"),
     "trailing garbage": (with_header(b"{} x"), "offset 11: not valid JSON"),
     "nested 200,000 deep": (with_header(b'{"a":' * 200_000), "offset 8: JSON nested too deeply"),
-    "NaN": (with_header(b'{"t": NaN}'), "NaN is not JSON"),
+    "NaN": (with_header(b'{"t": NaN}'), "NaN is not valid JSON"),
     # keys
     "duplicate tensor": (with_header(b'{"t": {}, "t": {}}'), "offset 8: key 't' appears twice"),
     "metadata not strings": (with_header(b'{"__metadata__": {"a": 1}}'), "offset 8: __metadata__ must map strings"),

@@ -170,7 +170,7 @@ MANY = encoded_document([Image.new("1", (8, 8))] * (pages.MAX_PAGES + 1))
 @pytest.mark.parametrize(
     ("data", "kind", "text"),
     [
-        (MANY, "document", "has 101 pages; 1 to 100 are read"),
+        (MANY, "document", "has 101 pages; 1 to 100 are allowed"),
         (b"%PDF-1.7 nothing", "document", "is damaged"),
         (DOCUMENT[: len(DOCUMENT) // 3], "document", "is damaged"),
         (FILM[: len(FILM) // 2], "video", "is damaged"),

@@ -320,7 +320,7 @@ def test_adapters_of_the_command_line() -> None:
     for text, reason in (
         ("sql", "write NAME=PATH"),
         ("[1]", "write NAME=PATH"),
-        ("[", "not JSON"),
+        ("[", "not valid JSON"),
         ('{"name": "x"}', "an object must have name and path"),
         ('{"name": "x", "path": "p", "rank": 4}', "an object must have name and path"),
     ):
