@@ -73,7 +73,7 @@ def test_a_part_that_does_not_fit_itself_is_refused_at_the_load(
         ("smolvlm", "config.json", {"vision_config": {"image_size": 32}}, "a tile has"),
         ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 32}}, "a tile has"),
         ("qwen3_vl", "preprocessor_config.json", {"patch_size": 8}, "a tile has"),
-        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 3}}, "makes no sense"),
+        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 3}}, "is inconsistent"),
     ],
 )
 def test_settings_that_do_not_fit_the_weights_are_refused_at_the_load(
