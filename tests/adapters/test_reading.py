@@ -178,7 +178,7 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ({f"{MODULE}.lora_A.weight": A[:, :32].copy(), f"{MODULE}.lora_B.weight": B}, r"is \[64, 64\]"),
         (
             {name.replace("q_proj", "x_proj"): array for name, array in FACTORS.items()},
-            "x_proj.lora_A.weight' belongs to layers.0.self_attn.x_proj.weight, beside which",
+            "x_proj.lora_A.weight' belongs to layers.0.self_attn.x_proj.weight, where this",
         ),
         (
             {name.replace("self_attn.q_proj", "input_layernorm"): array for name, array in FACTORS.items()},
@@ -284,7 +284,7 @@ def test_refused_files(base: AdapterBase, tmp_path: Path) -> None:
     for message, path in {
         "not a LoRA adapter": save_gguf(tmp_path / "model.gguf", pair, kind="model"),
         "alpha is None": save_gguf(tmp_path / "alpha.gguf", pair, alpha=None),
-        "has no blk.0.attn_q.weight.lora_b": save_gguf(tmp_path / "half.gguf", dict([*pair.items()][:1])),
+        "comes without blk.0.attn_q.weight.lora_b": save_gguf(tmp_path / "half.gguf", dict([*pair.items()][:1])),
         r"\[64\] and \[64, 2\] do not fit": save_gguf(
             tmp_path / "row.gguf", {**pair, "blk.0.attn_q.weight.lora_a": A[0]}
         ),

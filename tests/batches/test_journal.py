@@ -102,7 +102,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     output = tmp_path / "notes.txt"
     for text in ("my notes\n", '{"custom_id": "a"}\n', "[]\n"):
         output.write_text(text)
-        with pytest.raises(UsageError, match="something else"):
+        with pytest.raises(UsageError, match="something other"):
             Journal(output, None)
         assert output.read_text() == text
     with pytest.raises(UsageError, match="no such directory"):

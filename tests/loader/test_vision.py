@@ -63,7 +63,7 @@ def test_a_part_that_does_not_fit_itself_is_refused_at_the_load(
         assert found is not None
         found.close()
         damage(beside)
-        with pytest.raises(ModelLoadError, match=f"mmproj.gguf: the encoder of images.*{problem}"):
+        with pytest.raises(ModelLoadError, match=f"mmproj.gguf: the image encoder.*{problem}"):
             open_vision(checkpoint, str(beside))
 
 

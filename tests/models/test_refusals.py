@@ -89,7 +89,7 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3n", {"altup_num_inputs": 1}, "altup_num_inputs is 1: must be a whole number from 2"),
     ("gemma3n", {"altup_active_idx": 4}, "altup_active_idx is 4: must be a whole number from 0 to 3"),
     ("gemma3n", {"intermediate_size": [96]}, r"intermediate_size is \[96\]: must be 6 whole numbers"),
-    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': attention to later"),
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': bidirectional attention"),
     ("gemma4", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5: no layer without a window is left"),
     ("gemma4", {"per_layer_config__1__head_dim": 31}, r"per_layer_config\.1\.head_dim is 31: must be even"),
     ("gemma4", {"per_layer_config__1__head_dim": 16}, "per_layer_config is .*: differs between layers"),
