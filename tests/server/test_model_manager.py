@@ -312,7 +312,7 @@ def test_waiting_for_a_load_has_limits(run: Callable[..., None]) -> None:
         loader.delay_s = 0.3
         waiting = [asyncio.create_task(_name_of(manager, "b")) for _ in range(2)]
         await wait_until_async(lambda: manager.entry("b").state == "loading")
-        with pytest.raises(OverloadedError, match="wait for b") as caught:
+        with pytest.raises(OverloadedError, match="waiting for b") as caught:
             await _name_of(manager, "b")
         assert caught.value.code == "model_loading"
         results = await asyncio.gather(*waiting, return_exceptions=True)
