@@ -231,7 +231,7 @@ def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture)
     blocks = plan.num_blocks * STATEFUL.block_bytes(16)
     assert plan.num_states * STATEFUL.state_bytes + blocks <= GIB
     assert plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, ONE_GROUP, 10 * GIB).num_states == 0
-    with pytest.raises(InsufficientMemoryError, match=r"the states of a sequence 32\.0 MiB"):
+    with pytest.raises(InsufficientMemoryError, match=r"the states of a sequence take 32\.0 MiB"):
         plan_cache(EngineConfig(kv_cache_memory="33MiB"), 8192, STATEFUL, 10 * GIB)
 
 

@@ -141,7 +141,7 @@ SENSELESS: dict[str, tuple[dict[str, Value | None], str]] = {
         {"general.architecture": "x" * 10_000_000},
         "offset 56: the value of 'general.architecture'",
     ),
-    "unknown architecture": ({"general.architecture": "lama"}, "'lama' is not supported; nearest .*: llama"),
+    "unknown architecture": ({"general.architecture": "lama"}, "'lama' is not supported; the nearest .*: llama"),
     "traversal": ({"general.architecture": "../models"}, "'../models' is not supported"),
     "private module": ({"general.architecture": "_decoder"}, "'_decoder' is not supported"),
     "no layers": ({"llama.block_count": None}, "llama.block_count"),

@@ -186,7 +186,7 @@ def test_an_option_on_a_quantized_checkpoint(tmp_path: Path) -> None:
         LLM(str(tmp_path / "a"), quantization="nf4")
     result = octavo_here("show", tmp_path / "a", "--quantization", "int8")
     assert (result.returncode, result.stderr.count("\n")) == (3, 1)
-    assert "quantized already (awq)" in result.stderr
+    assert "already quantized (awq)" in result.stderr
 
 
 def test_an_option_on_a_quantized_file(smollm2_path: Path) -> None:
