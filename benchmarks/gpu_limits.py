@@ -1,4 +1,4 @@
-"""What the data sheet of an H200 allows for targets that are not met: the time of their bytes or their operations."""
+"""Limits of an H200's data sheet for the targets that are not met: the time that their bytes or operations need."""
 
 from __future__ import annotations
 

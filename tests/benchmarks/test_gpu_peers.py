@@ -85,7 +85,7 @@ def test_a_peer_that_refuses_has_a_line_with_its_reason_and_ours_keeps_its_time(
 
 
 def package(folder: Path, backend: str) -> None:
-    """Write a source package `zzpeer-1.tar.gz` to the folder, which the module with the text `backend` builds."""
+    """Write a source package `zzpeer-1.tar.gz` to the folder. A module with the text `backend` builds it."""
     source = folder / "zzpeer-1"
     source.mkdir()
     (source / "backend.py").write_text(backend)

@@ -1,4 +1,4 @@
-"""What `show` and `doctor` list about kernel libraries on a machine with a GPU, whose properties are replaced here."""
+"""Kernel libraries in `show` and `doctor` on a machine with a GPU, whose properties are replaced here."""
 
 from __future__ import annotations
 

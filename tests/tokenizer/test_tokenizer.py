@@ -31,7 +31,7 @@ KINDS = [name for name in REFERENCE_IDS if not name.endswith(".gguf") and name n
 
 
 def differs_in_llama_cpp(kind: str, text: str) -> bool:
-    """True if llama.cpp's patterns differ from those of the published tokenizer, which Octavo follows.
+    """True if llama.cpp's patterns differ from the published tokenizer's, which Octavo follows.
 
     In two kinds llama.cpp recognizes capitals only among ASCII letters and ignores combining marks. In patterns
     without a Unicode category it treats every non-ASCII space as a vertical tab.

@@ -258,7 +258,7 @@ class Engine:
 
     @property
     def identity(self) -> CacheIdentity:
-        """The cache identity, from which the keys of blocks are derived."""
+        """The cache identity. The keys of blocks are derived from it."""
         return self._kv_cache.identity
 
     @property

@@ -42,7 +42,7 @@ class ScheduledSequence:
 
     @property
     def num_drafts(self) -> int:
-        """How many of its last tokens are guesses."""
+        """Number of guesses among its last tokens."""
         return max(self.start + self.num_tokens - len(self.sequence.token_ids), 0)
 
     @property

@@ -38,7 +38,7 @@ _OF_TOKENS = ("MultiVectorMask", _PYLATE_DENSE)  # modules of models that have a
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """How a checkpoint computes vectors and scores of texts.
+    """A checkpoint's settings for vectors and scores of texts.
 
     pooling: the pooling of embeddings.
     normalize: scale vectors to length 1.

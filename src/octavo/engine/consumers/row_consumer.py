@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RowKind(enum.Enum):
-    """What a row of a step's output contains."""
+    """The content of a row in a step's output."""
 
     SAMPLE = "sample"  # the next token, drawn by the sequence's parameters
     LOGPROB = "logprob"  # the log-probability of the token that follows
@@ -35,7 +35,7 @@ class RowUse:
 
 @dataclass(slots=True)  # like `RowUse`
 class Outcome:
-    """What a consumer's rows mean for its group. The engine carries it out.
+    """The result of a consumer's rows for its group. The engine carries it out.
 
     tokens: new tokens for each use, in the order of the uses; further drafts are dropped. Empty if no sequence
     continues by itself.

@@ -95,10 +95,9 @@ def memory_needs(
     config: EngineConfig = _DEFAULTS,
     draft: DraftNeeds | None = None,
 ) -> MemoryNeeds:
-    """Calculate the memory from the graph and the headers.
+    """Calculate the memory from the graph and the headers, with `max_num_seqs` raised to `users`.
 
     context: tokens of each user, by default the model's own limit.
-    config: `max_num_seqs` is raised to `users`.
     """
     model_context: int = checkpoint.config.max_position_embeddings
     wanted, (config, users, memory) = context or model_context, _of_replica(config, users, memory)

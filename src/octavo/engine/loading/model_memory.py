@@ -1,4 +1,4 @@
-"""How much main memory and GPU memory models take, and how several models share it."""
+"""Main memory and GPU memory of models, and the shares of several models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """How the models of a server divide its memory.
+    """The shares of a server's memory for its models.
 
     limit: for all loaded models together.
     machine: the memory they may use without a limit. None if they may not use all of it; in that case no model may run

@@ -31,7 +31,7 @@ class Draft:
 
 
 class Guesser(Protocol):
-    """What a source knows about one sequence."""
+    """A draft source's knowledge of one sequence."""
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
         """Guess at most `limit` tokens after the sequence's own and `tail`, its next tokens.

@@ -35,7 +35,7 @@ _LIKELY = 0.5  # odds of the next token from which the following step waits for 
 
 @dataclass(slots=True)
 class Guesses:
-    """What the sources know about a sequence, and their last draft.
+    """The knowledge of all draft sources about a sequence, and their last draft.
 
     guessers: each with its most drafts per step.
     position: number of tokens that the draft follows.

@@ -43,7 +43,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextHeads:
-    """What follows pooling.
+    """The steps after pooling.
 
     yes_no: the head of a causal reranker.
     dense: layers applied to vectors of texts, in this order.

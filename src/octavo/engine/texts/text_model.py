@@ -1,4 +1,4 @@
-"""What a loaded model can do besides answering: compute vectors of texts and score pairs."""
+"""Vectors and scores of texts, computed by a loaded model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Scoring = Literal["none", "label", "yes_no", "cosine", "dot", "late"]
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What a model can do with texts.
+    """The tasks that a model can perform on texts.
 
     generates: it answers prompts.
     takes_whole_texts: it sees all tokens of a text at once.
