@@ -33,7 +33,8 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel):  # type: ignore[misc]
         return self.lm_head
 
     def forward(self, input_ids: torch.Tensor, **options: Any) -> CausalLMOutput:
-        return CausalLMOutput(logits=self.lm_head(self.model(input_ids, **options).last_hidden_state))
+        output = self.model(input_ids, **options)
+        return CausalLMOutput(logits=self.lm_head(output.last_hidden_state), hidden_states=output.hidden_states)
 
 
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
