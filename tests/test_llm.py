@@ -256,7 +256,7 @@ def test_a_model_that_takes_spans(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"prompt": "a", "multi_modal_data": {"image": "a.png"}}, "the prompt has images, but fake reads text only"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "needs one of prompt and prompt_token_ids"),
         ({}, "needs one of prompt and prompt_token_ids"),
-        ({"prompt": [1]}, "prompt is [1]; prompt is a text"),
+        ({"prompt": [1]}, "prompt is [1]; prompt must be a text"),
         ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'"),
     ],
 )

@@ -389,7 +389,7 @@ def test_wrong_options(options: dict[str, object], reason: str) -> None:
     [
         ("--gpu-layers", "-1", "--gpu-layers is '-1'; it must be 0 or more layers, or auto"),
         ("--gpu-layers", "abc", "--gpu-layers is 'abc'; it must be 0 or more layers, or auto"),
-        ("--gpu-layers", "2", "there is no GPU here"),
+        ("--gpu-layers", "2", "torch finds no usable GPU"),
         ("--gpu-layers", "3", "--gpu-layers is 3, and the model has 2 layers; give at most that many, or auto"),
         ("--gpu-memory", "-1", "--gpu-memory is '-1'; write a fraction of the GPU's memory above 0"),
         ("--gpu-memory", "abc", "--gpu-memory is 'abc'; write a fraction of the GPU's memory above 0"),

@@ -268,7 +268,7 @@ def test_large_images_are_made_smaller_or_refused(small: LLM, folders: dict[str,
         item = item_of(other, big, b"a")
     assert item.num_rows > 16
     placeholder = model("qwen3_vl").config.image_token_id
-    with pytest.raises(UsageError, match=r"256 patches; this engine takes 64 at once.*image_max_tokens") as refusal:
+    with pytest.raises(UsageError, match=r"256 patches; this engine takes at most 64.*image_max_tokens") as refusal:
         small.generate(place_items([placeholder], [item], placeholder, small.tokenizer.encode), PARAMS)
     assert refusal.value.code == "image_too_large"
 
