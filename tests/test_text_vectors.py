@@ -209,7 +209,7 @@ def test_what_an_encoder_refuses(tmp_path: Path) -> None:
             llm.embed([[5] * 65])
         with pytest.raises(UsageError, match="pooling is 'cls', but this model uses 'mean'"):
             llm.embed("x", pooling="cls")
-        with pytest.raises(UsageError, match="data_1 has 2 texts and data_2 3"):
+        with pytest.raises(UsageError, match="data_1 has 2 texts and data_2 has 3"):
             llm.score(["a", "b"], ["a", "b", "c"])
 
 
