@@ -86,7 +86,7 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "--kv-cache-memory is 'much'"),
         (("MODEL", "ab"), 2, "no chat template"),
         (("MODEL", "ab" * 100, "--raw"), 2, "at most 63, to leave room for one new token. Shorten it\n"),
-        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise --max-model-len (up to 64 for this model)"),
+        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise --max-model-len, up to 64 for this model"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "--kv-cache-memory"),
         (("/nowhere/model.gguf", "x"), 3, "/nowhere/model.gguf"),
         (("smolm2", "x"), 3, "did you mean smollm2"),

@@ -53,7 +53,7 @@ def test_a_context_that_does_not_fit_is_reduced_and_said(caplog: pytest.LogCaptu
     (record,) = caplog.records
     assert f"the context is {plan.max_model_len} tokens instead of the model's 131072" in record.getMessage()
     assert "one token takes 32 KiB of cache" in record.getMessage()
-    assert record.getMessage().endswith("For the full length free 2.44 GiB more")  # no option would be taken
+    assert record.getMessage().endswith("For the full length, free 2.44 GiB more")  # no option would be taken
     assert plan_cache(EngineConfig(), 131072, ONE_GROUP, int(4.45 * GIB)).max_model_len == 131072
 
 
@@ -88,7 +88,7 @@ def test_explicit_cache_memory_is_taken_exactly() -> None:
 
 
 def test_where_not_even_a_short_request_fits_the_error_says_how_much_is_missing() -> None:
-    with pytest.raises(InsufficientMemoryError, match=r"not even a short request fits: .* hold 0 tokens, .* is 256"):
+    with pytest.raises(InsufficientMemoryError, match=r"not even a short request fits: .* holds 0 tokens, but at least 256"):
         plan_cache(EngineConfig(), 8192, ONE_GROUP, 200 * 2**20)
 
 

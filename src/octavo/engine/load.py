@@ -394,7 +394,7 @@ def _longer_context(wanted: int, fitting: int, trained: int) -> str:
     """Return the end of an error message about the length of a prompt."""
     if fitting < wanted:
         return ", or raise kv_cache_memory or free memory: the model allows more"
-    return f", or raise max_model_len (up to {trained} for this model)" if fitting < trained else ""
+    return f", or raise max_model_len, up to {trained} for this model" if fitting < trained else ""
 
 
 def _executor(
