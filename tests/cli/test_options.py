@@ -75,6 +75,6 @@ def test_the_advice_of_a_warning_can_be_typed(tmp_path: Path) -> None:
     path.write_bytes(tiny_gguf({"llama.context_length": 1 << 20}))
     command = ("run", path, "--raw", "a", "--max-tokens", "1")
     result = octavo(*command, "--kv-cache-memory", "1MiB")
-    advice = re.search("For the full length give (--kv-cache-memory) (\\w+)$", result.stderr.strip())
+    advice = re.search("For the full length, use (--kv-cache-memory) (\\w+)$", result.stderr.strip())
     assert advice is not None, result.stderr
     assert octavo(*command, *advice.groups()).stderr == ""

@@ -61,7 +61,7 @@ def test_the_advice_of_a_cache_that_is_too_small_works(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         plan = plan_cache(EngineConfig(kv_cache_memory="64MiB"), 8192, ONE_GROUP, 2 * GIB)
     assert plan.max_model_len == 2048
-    advice = re.search(r"For the full length, set kv_cache_memory to (\w+)$", caplog.text.strip())
+    advice = re.search(r"For the full length, use kv_cache_memory (\w+)$", caplog.text.strip())
     assert advice is not None, caplog.text
     assert plan_cache(EngineConfig(kv_cache_memory=advice[1]), 8192, ONE_GROUP, 2 * GIB).max_model_len == 8192
 
@@ -224,7 +224,7 @@ def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture)
     plan = plan_cache(replace(no_drafts, max_num_seqs=64, kv_cache_memory="1GiB"), 1024, STATEFUL, 10 * GIB)
     assert (plan.max_num_seqs, plan.num_states, plan.max_model_len) == (16, 32, 1024)
     assert "at most 16 sequences run at the same time instead of 64: each needs 32.0 MiB for its states" in caplog.text
-    assert caplog.text.strip().endswith("To run all of them, set kv_cache_memory to 4096MiB")
+    assert caplog.text.strip().endswith("To run all of them, use kv_cache_memory 4096MiB")
     caplog.clear()
     assert plan_cache(EngineConfig(kv_cache_memory="4096MiB"), 1024, STATEFUL, 10 * GIB).max_num_seqs == 64
     assert not caplog.text

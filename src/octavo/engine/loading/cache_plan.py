@@ -107,7 +107,7 @@ def _more_cache(needed: int, available_bytes: int) -> str:
     """Explain how to get a cache of `needed` bytes: with an option, if it would be accepted, or more free memory."""
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
-        return f"set kv_cache_memory to {mebibytes}MiB"
+        return f"use kv_cache_memory {mebibytes}MiB"
     return f"free {size(MemoryBudget.with_usable(needed) - available_bytes)} more"
 
 
