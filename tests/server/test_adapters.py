@@ -102,7 +102,7 @@ def test_every_protocol_finds_an_adapter_by_name(model: Path, folder: Path) -> N
             assert {request.options.adapter for request in client.requests} == {"0:1:sql", ""}
             unknown = {"inputs": PROMPT, "parameters": {"adapter_id": "poem"}}
             answer = await http.post("/generate", json=unknown)
-            assert (answer.status_code, "there is sql" in answer.text) == (400, True)
+            assert (answer.status_code, "available: sql" in answer.text) == (400, True)
             answer = await http.post("/v1/completions", json={"model": "model", "prompt": PROMPT, "adapter": "poem"})
             assert (answer.status_code, "there is no adapter 'poem'" in answer.text) == (400, True)
 
@@ -144,7 +144,7 @@ def test_loading_and_unloading(model: Path, folder: Path, tmp_path: Path) -> Non
             assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 404
             assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 200
             assert await text_of(http, "sql") == first
-            for path, reason in ((tmp_path / "no", "no such file"), (tmp_path, "no adapter"), (model, "no adapter")):
+            for path, reason in ((tmp_path / "no", "no such file"), (tmp_path, "not an adapter"), (model, "not an adapter")):
                 answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": str(path)})
                 assert (answer.status_code, reason in answer.text) == (400, True), answer.text
             named = {**load, "lora_name": "model"}

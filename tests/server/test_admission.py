@@ -47,7 +47,7 @@ def test_the_queue_is_bounded_by_sequences(model: ServedModel) -> None:
         admission = Admission(ServerConfig(max_queue=4))
         tickets = [admit(admission, model, f"r{i}", num_sequences=2) for i in range(10)]
         assert admission.is_full(model)
-        with pytest.raises(OverloadedError, match=r"20 sequences .* at most 20 ") as error:
+        with pytest.raises(OverloadedError, match=r"20 sequences .* limit is 20 ") as error:
             admit(admission, model, "late")
         assert error.value.code == "server_overloaded"
         tickets[0].release()
