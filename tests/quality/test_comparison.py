@@ -339,7 +339,7 @@ def test_a_page_escapes_everything() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "there is nothing to compare"),
+        ((), "nothing to compare: name models"),
         (("--types", "q8_0"), "--types needs --reference"),
         (("--engine", "vllm"), "is none of: octavo, llama.cpp=PROGRAM, NAME=http://HOST:PORT"),
         (("--engine", "llama.cpp=/nowhere"), "/nowhere is not a program"),
