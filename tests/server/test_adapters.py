@@ -144,7 +144,8 @@ def test_loading_and_unloading(model: Path, folder: Path, tmp_path: Path) -> Non
             assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 404
             assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 200
             assert await text_of(http, "sql") == first
-            for path, reason in ((tmp_path / "no", "no such file"), (tmp_path, "not an adapter"), (model, "not an adapter")):
+            wrong = "not an adapter"
+            for path, reason in ((tmp_path / "no", "no such file"), (tmp_path, wrong), (model, wrong)):
                 answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": str(path)})
                 assert (answer.status_code, reason in answer.text) == (400, True), answer.text
             named = {**load, "lora_name": "model"}
