@@ -47,7 +47,7 @@ class MemoryBudget:
 
 
 def host_memory(proc: Path = memory.PROC, cgroups: Path = memory.CGROUPS) -> MemoryBudget:
-    """Return the budget in main memory: the minimum of what the system and each enclosing control group have left.
+    """Return the budget in main memory: the least memory that the system or an enclosing control group has free.
 
     A limit on the address space (`ulimit -v`) counts too. proc, cgroups: the mount points of Linux's file systems of
     these names; without the first, only free memory counts.

@@ -56,5 +56,5 @@ def system() -> str:
 
 
 def processor() -> dict[str, str]:
-    """Return what the system knows about the first processor, at least its name."""
+    """Return the system's description of the first processor, at least its name."""
     return processors.description() or {"model name": platform.processor() or platform.machine()}

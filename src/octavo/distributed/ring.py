@@ -23,7 +23,7 @@ class RingEndedError(Exception):
 
 
 class Ring:
-    """One end of a ring. Its descriptors stand for the memory, the bytes written and the bytes read (see `create`)."""
+    """One end of a ring. It has descriptors for the memory, the bytes written and the bytes read (see `create`)."""
 
     def __init__(self, descriptors: Sequence[int], *, is_new: bool = False) -> None:
         """Take over the descriptors.

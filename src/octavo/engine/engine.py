@@ -102,7 +102,7 @@ class Engine:
         identity: CacheIdentity | None = None,
         store: BlockStore | None = None,
     ) -> None:
-        """texts: what the model can do with texts.
+        """texts: the text tasks that the model supports.
         heads: what follows pooling.
         identity: see `KVCacheManager`.
         store: holds evicted blocks and the states of prefixes. Needs prefix caching.
@@ -267,7 +267,7 @@ class Engine:
         return self._kv_cache.tier is not None and self._kv_cache.tier.has_losses
 
     def save_computed(self) -> None:
-        """Save what the last step computed to the store, in a step of its own. Only without requests."""
+        """Save the last step's blocks and states to the store in a separate step. Call it only without requests."""
         if self.has_unsaved and not (self._is_asleep or self._in_flight or self._ended):
             self._move_alone()
             self.admission.observe_state()

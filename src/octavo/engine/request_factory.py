@@ -47,7 +47,7 @@ class RequestFactory:
         texts: TextModel = ANSWERS_ONLY,
         heads: TextHeads = NO_HEADS,
     ) -> None:
-        """texts: what the model can do with texts.
+        """texts: the text tasks that the model supports.
         heads: what follows pooling.
         """
         self._tokenizer = tokenizer

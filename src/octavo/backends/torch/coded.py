@@ -41,7 +41,7 @@ def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noq
 class CodedRows:
     """codes: int8 or uint8 (the bits of E4M3) [rows, cols].
     scales: float32 [rows, groups].
-    dtype: type of the numbers that they stand for.
+    dtype: type of the dequantized numbers.
     """
 
     codes: Tensor

@@ -1,4 +1,4 @@
-"""Steps with parts of prompts in captured pieces, which lie between the operations that depend on sequences.
+"""Steps with parts of prompts in captured pieces between the operations that depend on sequences.
 
 Within a piece, each row of a step is computed independently. A piece captured for 640 tokens can therefore compute a
 step of 543: the last 97 rows contain numbers that nobody reads. Attention and states are launched for the actual step

@@ -37,7 +37,7 @@ class TokenBoard:
         self._computed = torch.zeros(max(num_tokens, 1), dtype=torch.int64, device=device)
 
     def keep_drawn(self, token_ids: Tensor) -> None:
-        """Keep the drawn tokens [R]; -1 stands for a row without an outcome."""
+        """Keep the drawn tokens [R]; -1 marks a row without an outcome."""
         self.tokens[: len(token_ids)].copy_(token_ids)
 
     def keep_guesses(self, token_ids: Tensor, first: int) -> None:

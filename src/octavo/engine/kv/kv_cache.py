@@ -430,7 +430,7 @@ class KVCacheManager:
         return saved._replace(moves=moves)
 
     def saving_batch(self) -> Batch | None:
-        """Return a step of one dummy token to save what the last step computed, or None if there is no room."""
+        """Return a step of one dummy token that saves the last step's results, or None if there is no room."""
         if not self.pool.num_free_blocks or (self.states is not None and not self.states.pool.num_free_blocks):
             return None
         block_id, slot = self.pool.allocate(), -1

@@ -63,7 +63,8 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
         first = first * len(second)
     if len(first) != len(second):
         message = (
-            f"data_1 has {len(first)} texts and data_2 has {len(second)}; give one, or the same number as in data_2"
+            f"data_1 has {len(first)} texts and data_2 has {len(second)}; give one text in data_1, or the same number "
+            "as in data_2"
         )
         raise UsageError(message, param="data_1", code="invalid_value")
     return list(zip(first, second, strict=True))

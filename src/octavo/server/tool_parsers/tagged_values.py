@@ -38,7 +38,7 @@ class ValueTags:
     end_of_call: str
 
     @property
-    def say_type(self) -> bool:
+    def have_types(self) -> bool:
         """True if the tags give the value's type, text or JSON."""
         return self.behind != self.json_behind
 
@@ -152,12 +152,12 @@ def _value(tags: ValueTags, function: Mapping[str, Any], name: str, schema: obje
     choices = _choices(tags, parts) if types <= {"string", "null"} else []
     lengths = [part for part in parts if "minLength" in part or "maxLength" in part]
     if choices:
-        choices += ["null"] if "null" in types and "null" not in choices and not tags.say_type else []
+        choices += ["null"] if "null" in types and "null" not in choices and not tags.have_types else []
         text = f"({' | '.join(map(literal, choices))}) {end}"
     else:
         text = f"{_bounded(tags, lengths[0]) if is_strict and lengths else 'text'} {literal(chr(10))}"
     text = f"{literal(tags.behind)} {text}"
-    return f"({text} | {as_json})" if tags.say_type and types != {"string"} else text
+    return f"({text} | {as_json})" if tags.have_types and types != {"string"} else text
 
 
 def _refuse_if_strict(function: Mapping[str, Any], name: str, keyword: str) -> None:
@@ -178,7 +178,7 @@ def _choices(tags: ValueTags, parts: Sequence[Mapping[str, Any]]) -> list[str]:
         values = part.get("enum", [part["const"]] if "const" in part else [])
         if not values and "string" in str(part.get("type", "")):
             return []
-        texts = [value for value in values if value is not None] if tags.say_type else values
+        texts = [value for value in values if value is not None] if tags.have_types else values
         choices += ["null" if value is None else str(value) for value in texts]
     return [] if any(tags.end in choice for choice in choices) else list(dict.fromkeys(choices))
 
