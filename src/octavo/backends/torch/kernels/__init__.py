@@ -1,1 +1,1 @@
-"""Triton kernels, one family a file; each has a plain function that takes torch tensors and launches it."""
+"""Triton kernels, one family per file. Each has a plain function that takes torch tensors and launches it."""

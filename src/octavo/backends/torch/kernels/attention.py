@@ -1,8 +1,8 @@
-"""Attention over the paged cache: decode in parts of the keys (split KV) with a merge, and prompts in tiles.
+"""Attention over the paged cache: split-KV decode with a merge, and tiled prefill.
 
-A tile has rows of several tokens and of all heads that share keys, so that keys are read once for them (GQA). Softmax
-runs online in float32 (arXiv 2205.14135). Split and merge: flash decoding. A row's sum depends on the length of a part,
-and that on the number of sequences.
+A tile combines rows of several tokens with all heads that share the same keys, so the keys are read once for all of
+them (GQA). Softmax runs online in float32 (arXiv 2205.14135). Splitting and merging follow flash decoding. The order of
+additions within a row depends on the part length, which in turn depends on the number of sequences.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from octavo.backends.torch.kernels.common import INTERPRETED, power_of_two, requ
 from octavo.graph.ops.attention import AttentionParams
 
 _LOG2E = tl.constexpr(1.4426950408889634)
-_PART_TOKENS = (128, 512)  # of the cache that one program of a decode step reads, least and most
-_FEW_PROGRAMS = 64  # sequences times heads, up to which parts are short, so that there are enough of them
-_MOST_PARTS = 64  # of them: a grid has one program for each part of the longest context
+_PART_TOKENS = (128, 512)  # fewest and most cached tokens that one program of a decode step reads
+_FEW_PROGRAMS = 64  # up to this many sequences times heads, parts are short, so that there are enough of them
+_MOST_PARTS = 64  # a grid has one program for each part of the longest context
 
 
 class Sequences(NamedTuple):
-    """Tensors of a step on the device, int32. N = sequences, T = tokens.
+    """Device tensors that describe a step, int32. N = sequences, T = tokens.
 
-    starts: where the tokens of each begin, [N + 1].
-    lengths: tokens in the cache after the step, [N], or 0 if a padding row, whose output is zero.
-    tables: blocks, [N, max_blocks], any row stride.
+    starts: index of each sequence's first token, [N + 1].
+    lengths: tokens in the cache after the step, [N]; 0 for a padding row, whose output is zero.
+    tables: block tables, [N, max_blocks], any row stride.
     """
 
     starts: Tensor
@@ -39,7 +39,7 @@ class Sequences(NamedTuple):
 
 @triton.jit
 def _tile_place(starts, tile, N, TOKENS: tl.constexpr, DECODE: tl.constexpr):
-    """(sequence, first token in it) of a tile. Sequence i has its tiles from starts[i] // TOKENS + i on."""
+    """Return (sequence, first token within it) of a tile. The tiles of sequence i start at starts[i] // TOKENS + i."""
     if DECODE:
         return tile, 0
     low = tile * 0
@@ -55,10 +55,11 @@ def _tile_place(starts, tile, N, TOKENS: tl.constexpr, DECODE: tl.constexpr):
 @triton.jit
 def _scored(scores, j, i, slopes, limit, scale, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
             MASKED: tl.constexpr):  # fmt: skip
-    """Scores [BM, BN] of keys j [BN] and queries at positions i [BM]; -inf for a key not seen.
+    """Return scores [BM, BN] of queries at positions i [BM] and keys j [BN]; -inf for keys that a query does not see.
 
-    They are to be multiplied by `scale`, which makes them exponents of two. MASKED: whether some query does not see one
-    of these keys.
+    The caller multiplies them by `scale`, which turns them into exponents of two. MASKED: whether any query must not
+    see
+    some of these keys.
     """
     distance = j[None, :] - i[:, None]
     if SOFTCAP > 0:
@@ -82,7 +83,7 @@ def _add_keys(
     DR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state of `_attend` with the keys [first, first + BN) added; MASKED: only those in [begin, end) are."""
+    """Add the keys [first, first + BN) to the state of `_attend`. MASKED: add only those in [begin, end)."""
     d, dv = tl.arange(0, D0), tl.arange(0, acc.shape[1])
     j = first + tl.arange(0, BN)
     seen = (j >= begin) & (j < end) if MASKED else j >= 0
@@ -113,7 +114,7 @@ def _add_keys(
         v = loaded(value_at + dv[None, :], seen[:, None] & (dv < DV)[None, :], q, KIND)
         if KIND == 3:
             factor_at = kv.value_scales + block * kv.vfb + head * kv.vfh + slot
-    if KIND == 3:  # a weight times a scale may be too small for 16 bits, but not times its share of the largest scale
+    if KIND == 3:  # weight * scale can underflow in 16 bits; weight * (scale / largest scale) does not
         factor = tl.load(factor_at, seen, 0)
         most = tl.max(factor, 0)
         weights *= (factor * tl.where(most == 0, 0.0, 1.0 / most))[None, :]
@@ -129,10 +130,10 @@ def _attend(
     D: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
 ):  # fmt: skip
-    """(sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end).
+    """Return (sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end).
 
-    clear: up to here every query sees every key, so that none is masked; only without a window. Scores are exponents of
-    two.
+    clear: every query sees all keys before this one, so these need no mask. Used only without a window. Scores are
+    exponents of two.
     """
     BM: tl.constexpr = q.shape[0]
     largest = tl.full((BM,), float("-inf"), tl.float32)
@@ -236,7 +237,7 @@ def _merge(
 
 
 def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
-    """Compile-time constants for tiles of up to so many rows."""
+    """Return the compile-time constants for tiles of up to `rows` rows."""
     group, dim, value_dim = p.num_heads // p.num_kv_heads, p.head_dim, p.cache.value_dim
     if dim & (dim - 1):
         whole = 1 << dim.bit_length() - 1
@@ -261,9 +262,11 @@ def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
 
 
 def _warps(rows: int, wide: int, kind: int) -> dict[str, int]:
-    """kind: of the cache. Numbers of eight bits have most of their time in arithmetic, which fewer warps do as fast.
+    """Choose the number of warps and stages. kind: `CacheView.kind`.
 
-    With int8 the products of a tile are apart from their sums, for which two warps have too few registers.
+    Kernels for eight-bit caches spend most of their time in arithmetic, for which fewer warps are just as fast. With
+    int8,
+    a tile's products are kept apart from the running sums; two warps have too few registers for both.
     """
     if INTERPRETED:
         return {}
@@ -279,7 +282,7 @@ def _slopes(p: AttentionParams, q: Tensor, slopes: Tensor | None) -> Tensor | No
 
 
 def part_tokens_of(p: AttentionParams, sequences: int, max_length: int) -> int:
-    """Tokens of a part: with few sequences short parts, so that there are many."""
+    """Choose the tokens per part. With few sequences the parts are short, so that there are enough of them."""
     least, most = _PART_TOKENS
     if sequences * p.num_kv_heads > _FEW_PROGRAMS:
         return most
@@ -289,7 +292,10 @@ def part_tokens_of(p: AttentionParams, sequences: int, max_length: int) -> int:
 def parts_shape(
     p: AttentionParams, sequences: int, max_length: int, part_tokens: int | None = None
 ) -> tuple[int, ...] | None:
-    """float32 numbers of a decode step whose contexts are divided: mixed values, and the weight of each; None: none."""
+    """Return the shape of the float32 scratch space for a decode step that splits its contexts, or None if it does not.
+
+    It holds each part's weighted sum of values and, in one more column, its log-sum-exp.
+    """
     parts = -(-max_length // (part_tokens or part_tokens_of(p, sequences, max_length)))
     return (sequences, p.num_heads, parts, p.cache.value_dim + 1) if parts > 1 else None
 
@@ -309,13 +315,13 @@ def decode_attention(
     part_tokens: int | None = None,
     memory: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
-    """One query a sequence: q [N, heads, key dim] -> [N, heads, value dim] in the type of q.
+    """Attend with one query per sequence: q [N, heads, key dim] -> [N, heads, value dim] in the dtype of q.
 
-    q: any strides but adjacent columns. seqs.starts is 0, 1, ... N.
-    max_length: an upper bound of seqs.lengths, which decides the grid, and therefore fixed in a graph.
-    tables_of: sinks and ALiBi slopes, [heads] each.
-    part_tokens: keys of one program, a multiple of 128, on which results depend; None means of `part_tokens_of`.
-    memory: of the result, and of `parts_shape`.
+    q: contiguous columns, otherwise any strides. seqs.starts is 0, 1, ... N.
+    max_length: upper bound of seqs.lengths. It determines the grid, so it is fixed within a CUDA graph.
+    tables_of: attention sinks and ALiBi slopes, [heads] each.
+    part_tokens: keys per program, a multiple of 128; results depend on it. None means `part_tokens_of`.
+    memory: output tensor, and scratch space of shape `parts_shape`.
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])
@@ -356,10 +362,11 @@ def prefill_attention(
     tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
     out: Tensor | None = None,
 ) -> Tensor:
-    """Any number of queries a sequence, its last tokens: q [T, heads, key dim] -> [T, heads, value dim].
+    """Attend with any number of queries per sequence, its last tokens: q [T, heads, key dim] -> [T, heads, value dim].
 
-    The keys and values of the step are in the cache. Otherwise as `decode_attention`, which suits single queries over
-    long contexts better.
+    The step's keys and values are already in the cache. Everything else is as in `decode_attention`, which is better
+    for
+    single queries over long contexts.
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])

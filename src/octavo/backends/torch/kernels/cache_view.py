@@ -1,4 +1,6 @@
-"""The paged cache of one layer as kernels see it: keys and values in blocks, in any of the cache's number types."""
+"""The paged cache of one layer as kernels see it: keys and values in blocks, in any number type that the cache
+supports.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +18,42 @@ from octavo.backends.torch.kernels.common import LOAD_F32, as_bytes, from_e4m3, 
 
 @lru_cache
 def _converts_e4m3(device: torch.device) -> bool:
-    """True if an instruction of the GPU does; without one, arithmetic with the bits is faster than Triton's own."""
+    """Return True if the GPU has an instruction that converts E4M3.
+
+    Without one, arithmetic on the bits is faster than Triton's own conversion.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """Views of one layer: [blocks, kv heads, slots, dim] with any strides; columns of a slot are adjacent.
+    """Views of one layer: [blocks, kv heads, slots, dim] with any strides, except that a slot's columns are contiguous.
 
-    The engine's tensor is [block, layer, 2, head, slot, dim]. Types: float32, float16, bfloat16; float8 (E4M3, E5M2),
-    whose numbers are multiplied by one factor; int8, with a factor for each token and head.
+    The engine's tensor is [block, layer, 2, head, slot, dim]. Number types: float32, float16 and bfloat16; float8
+    (E4M3,
+    E5M2) with one factor for all numbers; int8 with one factor per token and head.
     """
 
     keys: Tensor
     values: Tensor | None  # None if values are the first columns of the keys
-    key_scales: Tensor | None = None  # of int8: float32 [blocks, kv heads, slots]
+    key_scales: Tensor | None = None  # for int8: float32 [blocks, kv heads, slots]
     value_scales: Tensor | None = None
-    key_factor: float = 1.0  # of float8
+    key_factor: float = 1.0  # for float8
     value_factor: float = 1.0
 
     @property
     def kind(self) -> int:
-        """The number type, for kernels: 0 plain, 1 E4M3, 2 E5M2, 3 int8, 4 E4M3 where a GPU converts it."""
+        """The number type, for kernels: 0 plain, 1 E4M3, 2 E5M2, 3 int8, 4 E4M3 that the GPU converts."""
         if self.keys.dtype is torch.float8_e4m3fn:
             return 4 if _converts_e4m3(self.keys.device) else 1
         return {torch.float8_e5m2: 2, torch.int8: 3}.get(self.keys.dtype, 0)
 
 
 class CacheOperands(NamedTuple):
-    """Pointers and strides of `CacheView`: b, h, s are those of blocks, heads and slots."""
+    """Pointers and strides of a `CacheView`. In the names of strides, b, h and s mean block, head and slot."""
 
     key_data: Any
-    value_data: Any  # Triton's tuples have a `values` of their own
+    value_data: Any  # not `values`, which Triton's tuples define
     key_scales: Any
     value_scales: Any
     kb: int
@@ -63,7 +69,7 @@ class CacheOperands(NamedTuple):
 
 
 def cache_operands(c: CacheView) -> CacheOperands:
-    """`c` as the argument of a kernel."""
+    """Return `c` as a kernel argument."""
 
     require_columns(c.keys, c.values)
 
@@ -76,7 +82,7 @@ def cache_operands(c: CacheView) -> CacheOperands:
     )  # fmt: skip
 
 
-# PTX that makes four float16 of four bytes of int8: a code plus 128 in the lowest bits of 1,024 is 1,152 and the code.
+# PTX that converts four int8 bytes to four float16: code + 128, placed in the lowest bits of 1,024, is 1,152 + code.
 _HALVES = tl.constexpr(
     "{ .reg .b32 t, z; xor.b32 t, $2, 0x80808080; mov.b32 z, 0x64806480; "
     "prmt.b32 $0, t, 0x64646464, 0x4140; prmt.b32 $1, t, 0x64646464, 0x4342; "
@@ -87,7 +93,9 @@ _MOST_HALF = tl.constexpr(65504.0)
 
 @triton.jit
 def query_of(q, KIND: tl.constexpr):
-    """Queries in the type of `loaded`: float16 beside numbers of eight bits, to which a GPU converts these at once."""
+    """Convert queries to the type of `loaded`: float16 for eight-bit caches, because GPUs convert eight bits to it
+    directly.
+    """
     if LOAD_F32:
         return q.to(tl.float32)
     elif KIND >= 3:
@@ -99,7 +107,7 @@ def query_of(q, KIND: tl.constexpr):
 
 @triton.jit
 def loaded(pointers, mask, like, KIND: tl.constexpr):
-    """Numbers of the cache without their scales, as operands of a product with `like`, which is of `query_of`."""
+    """Load numbers from the cache, without their scales, as operands of a product with `like` (see `query_of`)."""
     x = tl.load(pointers, mask, 0)
     if KIND == 1:
         x = from_e4m3(x)

@@ -1,7 +1,8 @@
-"""Products of coded rows with coded weights: int8 with int8, E4M3 with E4M3, on the matrix units for such codes.
+"""Products of quantized rows with quantized weights: int8 with int8, E4M3 with E4M3, on the tensor cores for these
+types.
 
-Sums of int8 are exact; those of E4M3 are float32 from 128 columns on, as the units keep fewer bits within. Scales of
-groups of columns are multiplied group by group, those of whole rows at the end.
+int8 sums are exact. E4M3 sums are added up in float32 every 128 columns, because the tensor cores themselves keep fewer
+bits. Scales of column groups are applied group by group, scales of whole rows at the end.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 32})
 _FEW = tile({"BM": 16, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 5})
 _SOME = tile({"BM": 64, "BN": 64, "BK": 128, "num_warps": 4, "num_stages": 4}, {"BM": 32})
 _MANY = tile({"BM": 128, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": 3}, {"BM": 64, "BN": 64})
-_GROUPED = tile({"BM": 64, "BN": 128, "BK": 128, "num_warps": 4, "num_stages": 3}, {"BN": 64})  # has a second sum
-_VECTOR_ROWS, _FEW_ROWS, _SOME_ROWS = 4, 16, 64  # up to which each of them is taken
+_GROUPED = tile({"BM": 64, "BN": 128, "BK": 128, "num_warps": 4, "num_stages": 3}, {"BN": 64})  # keeps a second sum
+_VECTOR_ROWS, _FEW_ROWS, _SOME_ROWS = 4, 16, 64  # most rows for each of these tiles
 
 
 @triton.jit
 def _factor(at, mask, IS_INT: tl.constexpr):
-    """Codes as the factor of a product; under the interpreter the numbers of E4M3."""
+    """Load codes as the operand of a product. Under the interpreter, E4M3 codes are converted to numbers."""
     if IS_INT:
         return tl.load(at, mask, 0)
     elif LOAD_F32:
@@ -104,11 +105,11 @@ def coded_linear(
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
+    """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
 
-    p: with `inputs`, the form of x.
-    dtype: of the result, else that of the numbers of x.
-    deterministic: one tile for every M, so that a row's result depends on it alone.
+    p: its `inputs` is the form of x.
+    dtype: dtype of the result, by default that of the dequantized x.
+    deterministic: use the same tile for every M, so that a row's result does not depend on the other rows.
     """
     require_columns(residual)
     count, width, features = len(x), p.shape[1], p.shape[0]
@@ -134,5 +135,5 @@ def coded_linear(
 
 
 def _numbers(codes: Tensor) -> Tensor:
-    """Codes in the type that matrix units take."""
+    """View codes in the dtype that the tensor cores take."""
     return codes if codes.dtype == torch.int8 or INTERPRETED else codes.view(torch.float8_e4m3fn)

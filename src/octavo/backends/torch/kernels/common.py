@@ -1,7 +1,7 @@
-"""Conventions of all kernels: the interpreter's switch, tiles, and the arithmetic that several kernels share.
+"""Conventions of all kernels: the interpreter's switch, tiles, and arithmetic that several kernels share.
 
-Kernels take explicit strides and compute in float32. Under Triton's interpreter (no GPU) bfloat16 arithmetic is wrong
-without an error, so operands of products become float32 there: `LOAD_F32`.
+Kernels take explicit strides and compute in float32. Under Triton's interpreter (no GPU), bfloat16 arithmetic gives
+wrong results without an error, so operands of products become float32 there: `LOAD_F32`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from triton.runtime.interpreter import InterpretedFunction
 
 @triton.jit
 def operand(x):
-    """An operand of a product in its own type, or in float32 under the interpreter."""
+    """Return an operand of a product: in its own type, or in float32 under the interpreter."""
     if LOAD_F32:
         return x.to(tl.float32)
     else:
         return x
 
 
-# Triton decides when a kernel is defined: TRITON_INTERPRET=1 at import time.
+# Triton decides this when it defines a kernel, so TRITON_INTERPRET=1 must be set at import time.
 INTERPRETED = isinstance(operand, InterpretedFunction)
 LOAD_F32 = tl.constexpr(INTERPRETED)
 
@@ -33,7 +33,7 @@ FLOAT8_LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 @triton.jit
 def tanh(x):
-    """tanh of float32, which neither overflows nor needs libdevice."""
+    """Return tanh of a float32 without overflow and without libdevice."""
     a = tl.exp(-2.0 * tl.abs(x))
     y = (1.0 - a) / (1.0 + a)
     return tl.where(x < 0, -y, y)
@@ -47,7 +47,7 @@ def sigmoid(x):
 
 @triton.jit
 def activation(x, KIND: tl.constexpr):
-    """The functions of `octavo.graph.ops.rowwise.ACTIVATIONS`; None means x itself."""
+    """Apply one of the functions of `octavo.graph.ops.rowwise.ACTIVATIONS`. KIND "" returns x itself."""
     if KIND == "silu":
         x = x * sigmoid(x)
     elif KIND == "gelu":
@@ -73,13 +73,13 @@ def activation(x, KIND: tl.constexpr):
 
 @triton.jit
 def rint(x):
-    """The nearest whole number, halves to even, for |x| < 2^22."""
+    """Round to the nearest integer, halves to even, for |x| < 2^22."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def from_e4m3(bits):
-    """Float32 of the bits (uint8) of E4M3 numbers. A float16 has the same fields, with a bias larger by 8."""
+    """Convert E4M3 bits (uint8) to float32. A float16 has the same fields, with an exponent bias larger by 8."""
     wide = bits.to(tl.uint16)
     half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -88,7 +88,7 @@ def from_e4m3(bits):
 
 @triton.jit
 def to_e4m3(x):
-    """The bits (uint8) of the nearest E4M3 numbers, halves to even; magnitudes above 448 become 448."""
+    """Return the bits (uint8) of the nearest E4M3 numbers, halves to even. Magnitudes above 448 become 448."""
     magnitude = tl.minimum(tl.abs(x), 448.0)
     bits = magnitude.to(tl.uint32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
@@ -101,13 +101,13 @@ def to_e4m3(x):
 
 @triton.jit
 def from_e5m2(bits):
-    """Float32 of the bits (uint8) of E5M2 numbers: the upper half of a float16."""
+    """Convert E5M2 bits (uint8) to float32. They are the upper half of a float16."""
     return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def coded(x, scale, KIND: tl.constexpr):
-    """The codes of x / scale: int8 for -127 to 127, or the bits of E4M3."""
+    """Return the codes of x / scale: int8 from -127 to 127, or E4M3 bits."""
     if KIND == "int8":
         return tl.minimum(tl.maximum(rint(x / scale), -127.0), 127.0).to(tl.int8)
     else:
@@ -117,22 +117,22 @@ def coded(x, scale, KIND: tl.constexpr):
 
 @triton.jit
 def code_scale(largest, KIND: tl.constexpr):
-    """The scale with which magnitudes up to `largest` fill the codes, or 1 for nothing."""
+    """Return the scale that maps magnitudes up to `largest` to the full range of codes; 1 if `largest` is zero."""
     LARGEST: tl.constexpr = 127.0 if KIND == "int8" else 448.0
     return tl.where(largest > 0, largest / LARGEST, 1.0)
 
 
 @triton.jit
 def store_coded(out, scales, value, mask, groups, KIND: tl.constexpr, GROUP: tl.constexpr):
-    """Store a row's codes at out and the scales of its groups of columns.
+    """Store a row's codes at `out`, and the scales of its column groups.
 
-    value: zero outside of the mask.
+    value: must be zero where the mask is False.
     """
     BLOCK: tl.constexpr = value.shape[0]
     COUNT: tl.constexpr = BLOCK // GROUP
     parts = tl.reshape(value, (COUNT, GROUP))
-    # Zero times a number is zero, or not a number where it is not finite: then the product's result is not finite
-    # either. (A difference of two equal products would become the rounding error of one.)
+    # parts * 0.0 is zero for finite numbers and NaN for all others, so that the product is not finite either.
+    # (Subtracting two equal products instead could leave the rounding error of one.)
     scale = code_scale(tl.max(tl.abs(parts), 1), KIND) + tl.sum(parts * 0.0, 1)
     g = tl.arange(0, COUNT)
     tl.store(scales + g, scale, g < groups)
@@ -142,7 +142,7 @@ def store_coded(out, scales, value, mask, groups, KIND: tl.constexpr, GROUP: tl.
 
 @triton.jit
 def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
-    """acc [..] of output rows `at` and columns, + bias + residual."""
+    """Return acc + bias + residual, for output rows `at` and the given columns."""
     if bias is not None:
         acc += tl.load(bias + column, row_mask, 0).to(tl.float32)
     if residual is not None:
@@ -151,31 +151,31 @@ def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
 
 
 def grid_of(*counts: int) -> tuple[int, ...]:
-    """A launch grid. A kernel with no program is launched with one: its masks let it write nothing."""
+    """Return a launch grid. An empty one becomes a single program, whose masks keep it from writing anything."""
     return tuple(max(count, 1) for count in counts)
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Float8 numbers as their bits; other tensors unchanged."""
+    """View float8 numbers as their bits. Return other tensors unchanged."""
     return x.view(torch.uint8) if x.dtype in FLOAT8_LARGEST else x
 
 
 def require_columns(*tensors: Tensor | None) -> None:
-    """Raise ValueError unless each tensor's columns are contiguous; kernels take no stride for them."""
+    """Raise ValueError unless each tensor's columns are contiguous: kernels take no stride for columns."""
     for tensor in tensors:
         if tensor is not None and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(f"columns of a {list(tensor.shape)} tensor are {tensor.stride(-1)} elements apart, not 1")
 
 
 def power_of_two(n: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `n` and `least`."""
+    """Return the smallest power of two that is at least `n` and at least `least`."""
     return max(1 << max(n - 1, 0).bit_length(), least)
 
 
 def tile(compiled: dict[str, Any], interpreted: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The tile of a kernel, warps and stages: one choice, tuned ahead; another under the interpreter.
+    """Return a kernel's tile, warps and stages: one choice, tuned in advance, or another under the interpreter.
 
-    Launches never measure: what runs depends on shapes alone, so that results repeat.
+    Launches never measure anything. What runs depends only on shapes, so results are repeatable.
     """
     if not INTERPRETED:
         return compiled

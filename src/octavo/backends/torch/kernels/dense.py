@@ -1,6 +1,6 @@
 """Products with plain weights where libraries lack a good kernel.
 
-These are few rows, and rows whose sums may not depend on how many there are.
+That is the case for few rows, and for rows whose sums must not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ONE = tile({"BM": 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}, {"
 
 @triton.jit
 def _row_sums(x, w, rows, mask, K, w_row, BK: tl.constexpr):
-    """The products of one row x with these rows of w: [rows]."""
+    """Return the dot products of one row x with these rows of w: [rows]."""
     acc = tl.zeros((rows.shape[0], BK), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
@@ -38,7 +38,7 @@ def _vector(
     mask = rows < N
     total = _row_sums(x + at * x_row, w, rows, mask, K, w_row, BK)
     total = finish(total, at, rows, mask, mask, bias, residual, res_row)
-    if KIND != "":  # rows of up are below those of gate
+    if KIND != "":  # the rows of up follow those of gate
         up = _row_sums(x + at * x_row, w, rows + N, mask, K, w_row, BK)
         total = activation(total, KIND) * finish(up, at, rows + N, mask, mask, bias, None, 0)
     tl.store(out + at * out_row + rows, total.to(out.dtype.element_ty), mask)
@@ -74,11 +74,12 @@ def dense_linear(
     deterministic: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
+    """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
 
-    Every row reads the weight again (from the second-level cache, at best) and is computed as if it were alone. Sums
-    are float32. dtype: of the result, else that of x. deterministic: for any number of rows, with one tile and one
-    order of sums for all of them, so that a row's result depends on it alone; x and weight are of one type.
+    Each row reads the weight again (at best from the L2 cache) and is computed as if it were alone. Sums are float32.
+    dtype: dtype of the result, by default that of x. deterministic: any number of rows, all with the same tile and the
+    same
+    order of additions, so that a row's result does not depend on the other rows; x and weight must have the same dtype.
     """
     require_columns(x, weight, residual)
     rows, width = x.shape
@@ -94,7 +95,9 @@ def dense_linear(
 
 
 def dense_gate(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, out: Tensor | None = None) -> Tensor:
-    """kind(gate) * up [M, n] of few rows x [M, in]; weight [2 * n, in]: the rows of gate, then those of up."""
+    """Compute kind(gate) * up [M, n] for a few rows x [M, in]. weight [2 * n, in]: the rows of gate, followed by those
+    of up.
+    """
     require_columns(x, weight)
     rows, features = len(x), weight.shape[0] // 2
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device) if out is None else out

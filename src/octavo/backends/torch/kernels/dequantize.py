@@ -1,4 +1,4 @@
-"""Quantized weights written out as plain numbers."""
+"""Conversion of quantized weights to plain numbers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def _dequantize(out, w, index, count, width, FORMAT: tl.constexpr, C: tl.constex
 
 
 def dequantize(p: Planes, dtype: torch.dtype, rows: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """The numbers of a weight [*, out, in] in `dtype`.
+    """Return the numbers of a weight [*, out, in] in `dtype`.
 
-    rows: int32 [n] or int64, numbers of rows over all leading dimensions: only these, as [n, in] (an embedding).
-    Columns are in the order of the codes: `Planes.column_order`. out: written and returned, contiguous.
+    rows: row indices, counted over all leading dimensions, int32 or int64 [n]; only these rows are returned, as [n, in]
+    (an embedding). Columns are in the order of the codes (`Planes.column_order`). out: contiguous tensor for the
+    result.
     """
     width = p.shape[-1]
     total = p.codes.numel() // p.codes.shape[-1]

@@ -1,7 +1,7 @@
-"""Products of a mixture of experts: rows sorted by their expert, and one launch over the tiles of all experts.
+"""Products of a mixture of experts: rows are sorted by expert, and one launch covers the tiles of all experts.
 
-The sort runs on the device with fixed shapes, so that a graph can hold it: each expert's rows are padded to whole
-tiles, and there are always as many tiles as the worst case needs. A tile without rows ends at once.
+The sort runs on the device with fixed shapes, so that it fits in a CUDA graph: each expert's rows are padded to whole
+tiles, and there are always as many tiles as the worst case needs. Tiles without rows finish immediately.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _DENSE = tile({"BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32, 
 
 
 class Sorted(NamedTuple):
-    """Pairs of row and chosen expert in tiles. P = rows * top_k pairs, pair r * top_k + j is choice j of row r.
+    """(row, chosen expert) pairs, grouped into tiles. P = rows * top_k pairs; pair r * top_k + j is choice j of row r.
 
-    pairs: int32 [tiles * tile_rows], -1 where a tile has no further row.
-    expert_of: int32 [tiles], -1: an empty tile.
+    pairs: int32 [tiles * tile_rows], -1 for unused places of a tile.
+    expert_of: int32 [tiles], -1 for an empty tile.
     """
 
     pairs: Tensor
@@ -36,14 +36,16 @@ class Sorted(NamedTuple):
 
 
 def sort_by_expert(chosen: Tensor, num_experts: int, tile_rows: int = 16) -> Sorted:
-    """chosen: [rows, top_k], the experts of each row.
-    tile_rows: a power of two from 16 on. Nothing waits for the host.
+    """Sort the pairs of rows and experts by expert, without waiting for the host.
 
-    Pairs of one expert keep their order, so results do not depend on the run.
+    Pairs of the same expert keep their order, so results are the same in every run.
+
+    chosen: [rows, top_k], the experts of each row.
+    tile_rows: a power of two, at least 16.
     """
     flat = chosen.reshape(-1).long()
     count = flat.numel()
-    tiles = min(count, num_experts) + count // tile_rows  # of which each holds a row, at most
+    tiles = min(count, num_experts) + count // tile_rows  # at most this many tiles contain a row
     sizes = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
     sizes.scatter_add_(0, flat, torch.ones_like(flat))
     ends = torch.cumsum((sizes + tile_rows - 1) // tile_rows, 0)
@@ -61,7 +63,7 @@ def sort_by_expert(chosen: Tensor, num_experts: int, tile_rows: int = 16) -> Sor
 
 @triton.jit
 def _with_bias(acc, bias, expert, rows, N):
-    """acc [rows of the weight, pairs] + bias [experts, N]."""
+    """Return acc [weight rows, pairs] + bias [experts, N]."""
     if bias is not None:
         acc += tl.load(bias + expert.to(tl.int64) * N + rows, rows < N, 0).to(tl.float32)[:, None]
     return acc
@@ -69,7 +71,7 @@ def _with_bias(acc, bias, expert, rows, N):
 
 @triton.jit
 def _store(out, acc, rows, pair, N, out_row, factors):
-    """Store acc [rows of the weight, pairs] as rows of pairs, times the factor of the pair."""
+    """Multiply acc [weight rows, pairs] by the factor of each pair and store each pair as a row."""
     if factors is not None:
         acc *= tl.load(factors + pair, pair >= 0, 0).to(tl.float32)[None, :]
     at = pair.to(tl.int64)[None, :] * out_row + rows[:, None]
@@ -101,7 +103,7 @@ def _packed_experts(
 
 @triton.jit
 def _plain_tile(acc, x_at, has_row, w_at, is_row, width, BK: tl.constexpr):
-    """acc [rows of the weight, pairs] + w @ x.T, of pointers to the first column of each row."""
+    """Return acc [weight rows, pairs] + w @ x.T. x_at, w_at: pointers to the first column of each row."""
     for first in range(0, width, BK):
         k = first + tl.arange(0, BK)
         xs = operand(tl.load(x_at[None, :] + k[:, None], has_row[None, :] & (k < width)[:, None], 0))
@@ -133,9 +135,9 @@ def _plain_experts(
 
 
 class Gate(NamedTuple):
-    """The end of a product with gate and up: kind(min(gate, limit)) * (clip(up, limit) + offset).
+    """The gate applied to the two products: kind(min(gate, limit)) * (clip(up, limit) + offset).
 
-    after: the limit holds for kind(gate) in place of the gate.
+    after: apply the limit to kind(gate) rather than to the gate.
     """
 
     kind: str
@@ -153,12 +155,12 @@ def expert_linear(
     factors: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The product of each pair with the matrix of its expert -> [rows * top_k, out], one row a pair.
+    """Multiply each pair's row by the matrix of its expert -> [rows * top_k, out], one row per pair.
 
     x: [rows, in], shared by all pairs of a row, or [rows * top_k, in], one row for each pair.
-    weight: of shape [experts, out, in].
+    weight: [experts, out, in].
     bias: [experts, out].
-    factors: [rows * top_k], by which the results are multiplied.
+    factors: [rows * top_k], multiplied into the results.
     """
     out = torch.empty((x.shape[0] * top_k, weight.shape[1]), dtype=dtype or x.dtype, device=x.device)
     return _launch(out, x, (weight, None), places, top_k, (bias, None), factors, Gate(""))
@@ -172,9 +174,13 @@ def expert_gate(
     biases: tuple[Tensor | None, Tensor | None],
     gate: Gate,
 ) -> Tensor:
-    """The same with two matrices, gate and up, in one launch -> [rows * top_k, out], in the type of x."""
+    """Apply `expert_linear` with two matrices, gate and up, and gate the results -> [rows * top_k, out] in the dtype of
+    x.
+
+    One launch does all of it unless only one of the matrices is quantized.
+    """
     first, second = weights
-    if isinstance(first, Planes) != isinstance(second, Planes):  # codes beside numbers: a launch each
+    if isinstance(first, Planes) != isinstance(second, Planes):  # one is quantized, the other is not: one launch each
         a, b = (expert_linear(x, w, places, top_k, bias) for w, bias in zip(weights, biases, strict=True))
         return gated(a, gate.kind, limit=gate.limit, offset=gate.offset, after=gate.after, up=b)
     out = torch.empty((x.shape[0] * top_k, first.shape[1]), dtype=x.dtype, device=x.device)
@@ -191,7 +197,7 @@ def _launch(
     factors: Tensor | None,
     gate: Gate,
 ) -> Tensor:
-    """out, which it writes."""
+    """Write the products to `out` and return it."""
     weight, up = weights
     require_columns(x, *(w for w in weights if isinstance(w, Tensor)))
     if not len(out):

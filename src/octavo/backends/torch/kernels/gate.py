@@ -1,4 +1,4 @@
-"""Activations, alone or times a second half of the columns, and the codes of the rows of the product after them."""
+"""Activations of a tensor or of its gate half, and quantization of the result for the product that follows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _TILE = tile({"BLOCK": 1024, "num_warps": 4})
 
 @triton.jit
 def gated_values(gate, up, limit, offset, KIND: tl.constexpr, AFTER: tl.constexpr = False):
-    """KIND(min(gate, limit)) * (clip(up, limit) + offset) of float32; no limit: None. AFTER: min(KIND(gate), limit)."""
+    """Return KIND(min(gate, limit)) * (clip(up, limit) + offset) in float32, unlimited if limit is None.
+
+    AFTER: min(KIND(gate), limit) replaces KIND(min(gate, limit)).
+    """
     if limit is not None:
         if not AFTER:
             gate = tl.minimum(gate, limit)
@@ -73,12 +76,12 @@ def gated(
     up: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """kind(min(gate, limit)) * (clip(up, limit) + offset) -> [T, cols] in the type of x.
+    """Compute kind(min(gate, limit)) * (clip(up, limit) + offset) -> [T, cols] in the dtype of x.
 
-    after: limits kind(gate) in place of the gate.
-    x: [T, 2 * cols], gate and up side by side; with `up` [T, cols], x is the gate [T, cols]. Any row strides.
-    kind: a name of `octavo.graph.ops.rowwise.ACTIVATIONS`.
-    out: written and returned, contiguous; it may be gate or up.
+    after: apply the limit to kind(gate) rather than to the gate.
+    x: [T, 2 * cols], gate and up side by side; if `up` [T, cols] is given, x is the gate [T, cols]. Any row strides.
+    kind: a name in `octavo.graph.ops.rowwise.ACTIVATIONS`.
+    out: contiguous tensor for the result; it may be gate or up.
     """
     if up is None:
         cols = x.shape[1] // 2
@@ -87,9 +90,9 @@ def gated(
 
 
 def activated(x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:
-    """kind(x) -> [T, cols].
+    """Return kind(x) -> [T, cols].
 
-    out: written and returned, contiguous.
+    out: contiguous tensor for the result.
     """
     return _launch(x, None, kind, (None, 0.0, False), out)
 
@@ -108,9 +111,9 @@ def _launch(
 
 
 def empty_codes(x: Tensor, cols: int, form: CodeForm, find: Find = nowhere) -> CodedRows:
-    """Memory for as many rows as x has, of `cols` columns, whose numbers have its type.
+    """Allocate codes for the rows of x, with `cols` columns. They dequantize to the dtype of x.
 
-    find: see `Find`.
+    find: finds the memory; see `Find`.
     """
 
     def new(columns: int, dtype: torch.dtype) -> Tensor:
@@ -122,9 +125,9 @@ def empty_codes(x: Tensor, cols: int, form: CodeForm, find: Find = nowhere) -> C
 
 
 def coded_rows(x: Tensor, form: CodeForm, kind: str = "", up: Tensor | None = None, find: Find = nowhere) -> CodedRows:
-    """The codes of kind(x) * up [T, cols], or of x itself. Any row strides.
+    """Return the codes of kind(x) * up [T, cols], or of x itself. Any row strides.
 
-    find: their memory.
+    find: finds the memory for them; see `Find`.
     """
     rows, cols = x.shape
     require_columns(x, up)

@@ -1,4 +1,4 @@
-"""The block types of ggml as the fields of `Planes`: every number exactly, codes one a byte."""
+"""Conversion of ggml's block types to the fields of `Planes`. Every number stays exact."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from octavo.quantization.ggml_blocks import CURVE, E2M1_DOUBLED, Bytes, fields, 
 from octavo.quantization.packed.float8 import e4m3_values
 
 Fields = dict[str, Any]
-"""Fields of `Planes`; arrays are [blocks, k], `codes` with one a byte, and `bits` the width of a code."""
+"""Fields of `Planes`. Arrays are [blocks, k]; `codes` has one code per byte, and `bits` is the width of a code."""
 
 
 def fields_of(type_name: str, data: Bytes) -> Fields | None:
-    """The fields of a tensor, data [*, out, bytes of a row]. None means a type of plain numbers.
+    """Return the fields of a tensor, data [*, out, bytes per row], or None for a type of plain numbers.
 
-    Types whose codes are entries of a grid of vectors (IQ1 to IQ3) have the single numbers of these vectors as codes of
-    3 or 4 bits: more memory than in the file, and none of the grids on the device.
+    In the types IQ1 to IQ3, a code selects a vector from a grid. Here each number of that vector becomes a code of 3 or
+    4
+    bits. This takes more memory than the file does, but the device needs no grids.
     """
     make = _FIELDS.get(type_name)
     if make is None:
@@ -39,7 +40,7 @@ def fields_of(type_name: str, data: Bytes) -> Fields | None:
 
 
 def _nibbles(raw: Bytes) -> Bytes:
-    """16 bytes -> 32 codes: value i is the low half of byte i, value 16 + i its high half."""
+    """Unpack 16 bytes to 32 codes: value i is the low half of byte i, value 16 + i its high half."""
     found: Bytes = planes(raw, 4).reshape(len(raw), 32)
     return found
 
@@ -55,7 +56,7 @@ def _half(blocks: Bytes, at: int) -> NDArray[np.float16]:
 
 
 def _k_affine(blocks: Bytes, codes: Bytes, bits: int) -> Fields:
-    """Q4_K and Q5_K; see `ggml_blocks`."""
+    """Return the fields of Q4_K or Q5_K; see `ggml_blocks`."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     return {
         "codes": codes,
@@ -111,12 +112,12 @@ def _q6_k(b: Bytes) -> Fields:
 
 
 def _ternary(values: NDArray[np.float32], scales: NDArray[np.float16]) -> Fields:
-    """values: -1, 0 and 1."""
+    """Return the fields of a ternary type. values: -1, 0 and 1."""
     return {"codes": (values + 1).astype(np.uint8), "bits": 2, "zero": 1, "scales": scales}
 
 
 def _with_unit_scale(blocks: Bytes, at: int) -> Bytes:
-    """Blocks whose float16 scale at byte `at` is 1."""
+    """Copy the blocks, with 1 as the float16 scale at byte `at`."""
     found: Bytes = blocks.copy()
     found[:, at : at + 2] = np.array([1], "<f2").view(np.uint8)
     return found
@@ -131,7 +132,7 @@ def _nvfp4(b: Bytes) -> Fields:
     found = {"codes": planes(b[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 64), "bits": 4, "group": 16}
     found["table"] = E2M1_DOUBLED / 2
     scales = np.where(b[:, :4] == 0x7F, np.uint8(0), b[:, :4] & np.uint8(0x7F))
-    if (scales == 0x7F).any():  # byte 0xFF: 480 to ggml, which E4M3 lacks and no quantizer writes
+    if (scales == 0x7F).any():  # ggml reads byte 0xFF as 480, which E4M3 cannot represent and no quantizer writes
         values = np.where(scales == 0x7F, np.float32(480), e4m3_values(scales))
         return found | {"scales": values.astype(np.float16)}
     return found | {"scales": scales, "scale_bits": "e4m3"}
@@ -140,9 +141,9 @@ def _nvfp4(b: Bytes) -> Fields:
 def _from_points(
     parts: Callable[[Bytes], ggml_blocks.Parts], numbers: tuple[float, ...], share: float
 ) -> Callable[[Bytes], Fields]:
-    """A type with a factor of the block, one of each share, and numbers out of few.
+    """Return the converter of a type whose numbers come from a small set.
 
-    share: the step of the latter.
+    A block has one factor, and each of its groups a share of it. share: the unit in which these shares are stored.
     """
     table = np.array(sorted(numbers), np.float32)
 

@@ -1,10 +1,10 @@
-"""Products with quantized weights: few rows, many rows; one row is in `vector`.
+"""Products with quantized weights, for few or many rows (`vector` handles a single row).
 
-A tile of weights is decoded into registers and multiplied by a tile of rows on tensor cores (`whole_codes` has the
-tiles of codes of four bits). For few rows that is in several parts of the columns, whose sums are added in a fixed
-order. Sums are float32. Beyond `most_rows` the weight is written out (`dequantize`) and multiplied as plain numbers.
+A tile of weights is decoded into registers and multiplied by a tile of rows on tensor cores; `whole_codes` has the
+tiles of four-bit integer codes. With few rows, the columns are split into parts, whose sums are added in a fixed order.
+Sums are float32. Beyond `most_rows`, the weight is dequantized (`dequantize`) and multiplied as plain numbers.
 
-The tiles are those that `benchmarks/gpu_tiles.py` found best on an H200, over all formats together.
+The tiles are the ones that `benchmarks/gpu_tiles.py` found best on an H200 over all formats together.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from octavo.backends.torch.kernels.whole_codes import has_whole_codes, is_whole,
 _FEW = tile({"BN": 64, "BM": 16, "num_warps": 4, "num_stages": 3}, {"BN": 32})
 _SOME = tile({"BN": 128, "BM": 32, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
 _MANY = tile({"BN": 128, "BM": 64, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
-_SOME_WHOLE = tile({"BN": 128, "BM": 32, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})  # of `whole_codes`
+_SOME_WHOLE = tile({"BN": 128, "BM": 32, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})  # for `whole_codes`
 _MANY_WHOLE = tile({"BN": 128, "BM": 128, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})
-_TILE_COLUMNS = 128  # of a step
+_TILE_COLUMNS = 128  # per step
 _SUM = tile({"BLOCK": 1024, "num_warps": 4})
-_FEW_ROWS, _SOME_ROWS = 16, 32  # up to here `_FEW` and `_SOME`, beyond `_MANY`
-_PROGRAMS = 264  # programs that keep a GPU busy: about two for each of its multiprocessors
+_FEW_ROWS, _SOME_ROWS = 16, 32  # `_FEW` and `_SOME` up to these, `_MANY` beyond
+_PROGRAMS = 264  # enough to keep a GPU busy: about two per multiprocessor
 
 
 @triton.jit
 def _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
-    """As `product_tile`, for codes of all kinds."""
+    """Compute `product_tile` for codes of any kind."""
     BLOCKS: tl.constexpr = C * FORMAT[7] // (16 * FORMAT[0])
     BN: tl.constexpr = acc.shape[0]
     WIDTH: tl.constexpr = C * FORMAT[7]
@@ -65,9 +65,9 @@ def _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMA
 
 @triton.jit
 def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
-    """acc [rows of w, BM] + w @ x.T over the blocks [first, last).
+    """Return acc [rows of w, BM] + w @ x.T over the blocks [first, last).
 
-    x_at: offsets of the rows of x [BM].
+    x_at: offsets of the rows of x, [BM].
     """
     if is_whole(FORMAT):
         return whole_codes_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT)
@@ -114,11 +114,12 @@ def linear(
     dtype: torch.dtype | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
+    """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
 
-    x: columns next to each other, any row stride, float32, float16 or bfloat16, in the order of the codes
-    (`Planes.ordered`); tiles of the weight are rounded to its type where there is more than one row. dtype: of the
-    result, else that of x. deterministic: the same tile for every M, so that a row's result depends on it alone.
+    x: float32, float16 or bfloat16, contiguous columns in the order of the codes (`Planes.ordered`), any row stride.
+    With
+    more than one row, tiles of the weight are rounded to its dtype. dtype: dtype of the result, by default that of x.
+    deterministic: use the same tile for every M, so that a row's result does not depend on the other rows.
     """
     rows, width = x.shape
     features = p.shape[-2]
@@ -161,9 +162,10 @@ def _tile_of(p: Planes, rows: int) -> dict[str, Any]:
 
 
 def most_rows(p: Planes) -> int:
-    """Rows up to which `linear` is taken to be faster than to write the weight out and multiply plain numbers.
+    """Return the number of rows up to which `linear` is assumed to be faster than dequantizing the weight first.
 
-    From the times of the kernels on an H200 and the bytes of a weight that is written out, which was not timed.
+    The estimate uses kernel times measured on an H200 and the bytes of a dequantized weight; dequantizing was not
+    timed.
     """
     if not has_whole_codes(constants(p)["FORMAT"]):
         return 64
@@ -173,7 +175,7 @@ def most_rows(p: Planes) -> int:
 
 
 def parts_of(blocks: int, tiles: int) -> int:
-    """Parts of the columns that are summed apart, so that there are enough programs: a power of two."""
+    """Choose into how many parts to split the columns, so that there are enough programs: a power of two."""
     parts = 1
     while parts * tiles < _PROGRAMS // 2 and parts * 2 <= blocks // 2 and parts < 16:
         parts *= 2

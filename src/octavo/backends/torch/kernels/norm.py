@@ -1,6 +1,6 @@
-"""Norms of rows, and the codes of a product's rows after them.
+"""Row norms, and quantization of the normalized rows for the product that follows.
 
-The residual stream is added to where a product ends, not here.
+Products add the residual stream at their end; norms do not.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def _norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, out: Tensor | None = None) -> Tensor:
-    """The norm of x [T, cols], of any row stride, in its type.
+    """Return the RMS norm of x [T, cols], with any row stride, in the dtype of x.
 
-    weight: [n], repeated over the columns, or None if none.
-    group: columns that are normalized together; 0 means all of them.
-    out: the memory of the result, contiguous.
+    weight: [n], repeated over the columns, or None.
+    group: number of columns that are normalized together; 0 means all.
+    out: contiguous tensor for the result.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _launch(out, None, x, (weight, None), eps, group or x.shape[1], is_centered=False)
@@ -56,9 +56,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, ou
 
 
 def rms_norm_coded(x: Tensor, weight: Tensor | None, eps: float, form: CodeForm, find: Find = nowhere) -> CodedRows:
-    """The same as `rms_norm` of whole rows, whose result is codes.
+    """Apply `rms_norm` to whole rows and return the result as codes.
 
-    find: their memory.
+    find: finds the memory for them; see `Find`.
     """
     out = empty_codes(x, x.shape[1], form, find)
     _launch(out.codes, out, x, (weight, None), eps, x.shape[1], is_centered=False)
@@ -66,7 +66,7 @@ def rms_norm_coded(x: Tensor, weight: Tensor | None, eps: float, form: CodeForm,
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """The same as `rms_norm` with (x - mean) / sqrt(variance + eps) * weight + bias."""
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias. Arguments as in `rms_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _launch(out, None, x, (weight, bias), eps, x.shape[1], is_centered=True)
     return out
@@ -82,7 +82,7 @@ def _launch(
     *,
     is_centered: bool,
 ) -> None:
-    """Write the norm to `out`, whose scales are those of `coded`."""
+    """Write the norm to `out`; if these are the codes of `coded`, write its scales too."""
     rows, cols = x.shape
     weight, bias = weights
     require_columns(x)

@@ -1,9 +1,10 @@
-"""Canonical weights as planes: codes of one width each, scales and zeros in tensors of their own.
+"""Canonical weights as planes: codes of one width each, with scales and zeros in separate tensors.
 
-A block has 128 columns; a plane of `bits` bits has 16 * bits bytes of it. With S = 128 * bits / 8 columns in a set,
-byte j of a block holds the code of column i * S + j in its bits i * bits and up: each set is contiguous, so a kernel
-reads 16 bytes at a time and needs no shuffles. Codes of 3, 5 and 6 bits are two planes, 2 + 1, 4 + 1, 4 + 2, and those
-of 7 bits one of 8. Nothing is rounded: `dequantize` gives the float32 numbers of the canonical weight.
+A block has 128 columns and takes 16 * bits bytes in a plane of `bits`-bit codes. With S = 128 * bits / 8 columns in a
+set, byte j of a block holds the code of column i * S + j from bit i * bits upwards. Each set is therefore contiguous,
+and a kernel reads 16 bytes at a time without any shuffles. Codes of 3, 5 and 6 bits use two planes (2 + 1, 4 + 1 and
+4 + 2 bits), codes of 7 bits one plane of 8. Nothing is rounded: `dequantize` gives the float32 numbers of the
+canonical weight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BLOCK = 128
 
 _PLAIN_FIELDS = ("type_name", "bits", "group", "decode", "high_bits", "scale_bits", "super_group", "zero", "inputs")
 
-# Widths of the two planes of a code.
+# Code width -> widths of its two planes.
 _SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
 
 
@@ -35,16 +36,18 @@ _SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (
 class Planes:
     """A weight of shape [*, out, in]: scale * (value of code - zero) + minimum, in float32.
 
-    decode: the value of a code: `integer` itself, `table` an entry, `e4m3`, `e5m2` or `e2m1` the number of these bits,
-    `e2m1_doubled` twice that. Those of E2M1 have their table, too, for products in plain torch. The scale of a column
-    is scales[column // group], times supers[column // super_group] if there are any; the minimum likewise.
-    scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents.
-    inputs: the form of the rows by which the checkpoint has it multiplied, or None if they are not rounded.
+    decode: the value of a code: `integer` is the code itself; `table` an entry of the table; `e4m3`, `e5m2` and `e2m1`
+    the
+    number with these bits; `e2m1_doubled` twice that number. E2M1 codes come with their table as well, for products in
+    plain torch. The scale of a column is scales[column // group], times supers[column // super_group] if present; the
+    minimum is computed in the same way.
+    scale_bits: how scales are stored: `plain` numbers, `e4m3` bits or `e8m0` exponents.
+    inputs: the form in which the checkpoint quantizes the rows to be multiplied, or None if they are not rounded.
     """
 
     type_name: str
     shape: tuple[int, ...]
-    codes: Tensor  # uint8 [*, out, blocks * 16 * bits]; int8 where they are multiplied as they are
+    codes: Tensor  # uint8 [*, out, blocks * 16 * bits]; int8 if they are multiplied without decoding
     bits: int
     scales: Tensor  # float16, float32, int8 or uint8 [*, out, groups]
     group: int
@@ -55,11 +58,11 @@ class Planes:
     supers: Tensor | None = None  # float16 or float32 [*, out, super groups]
     super_group: int = 1
     zero: int = 0
-    zeros: Tensor | None = None  # uint8 [*, out, groups], in place of `zero`
-    minima: Tensor | None = None  # as scales
+    zeros: Tensor | None = None  # uint8 [*, out, groups], instead of `zero`
+    minima: Tensor | None = None  # like scales
     super_minima: Tensor | None = None
     table: Tensor | None = None  # float32 [16]
-    column_order: Tensor | None = field(default=None)  # int64 [in]: column j of the codes is this one of the weight
+    column_order: Tensor | None = field(default=None)  # int64 [in]: the weight's column for column j of the codes
     inputs: CodeForm | None = None
 
     @property
@@ -73,12 +76,12 @@ class Planes:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to(self, device: torch.device | str) -> Planes:
-        """The same on another device."""
+        """Return a copy on another device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return replace(self, **moved)
 
     def ordered(self, x: Tensor) -> Tensor:
-        """The columns of x [rows, in] in the order of the codes."""
+        """Return x [rows, in] with its columns in the order of the codes."""
         return x if self.column_order is None else x[:, self.column_order]
 
 
@@ -86,7 +89,7 @@ _OF_ALL_ROWS = ("table", "column_order")
 
 
 def joined_rows(parts: Sequence[Planes]) -> Planes | None:
-    """Matrices of one input below each other, [out of all, in], or None if their codes are not of one kind."""
+    """Stack matrices with the same input as [sum of out, in]. Return None if their codes differ in kind."""
     first = parts[0]
     for other in parts[1:]:
         is_alike = first.tensors.keys() == other.tensors.keys() and all(
@@ -101,24 +104,24 @@ def joined_rows(parts: Sequence[Planes]) -> Planes | None:
 
 
 def rows_apart(p: Planes, counts: Sequence[int]) -> list[Planes]:
-    """A matrix as parts of so many rows, which are views."""
+    """Split a matrix into views with these numbers of rows."""
     split = {name: torch.split(x, [*counts]) for name, x in p.tensors.items() if name not in _OF_ALL_ROWS}
     parts: list[dict[str, Any]] = [{name: pieces[i] for name, pieces in split.items()} for i in range(len(counts))]
     return [replace(p, shape=(n, p.shape[1]), **part) for n, part in zip(counts, parts, strict=True)]
 
 
 def _fits(name: str, a: Tensor, b: Tensor) -> bool:
-    """True if these tensors of two matrices may become one."""
+    """Return True if these tensors of two matrices can be concatenated."""
     if name in _OF_ALL_ROWS:
         return torch.equal(a, b)
     return a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
 
 
 def planes_of(weight: Weight) -> Planes | None:
-    """A canonical matrix, or a stack of them, as planes on the host, or None if no kernel reads its type.
+    """Convert a canonical matrix, or a stack of them, to planes on the host. Return None if no kernel reads its type.
 
-    That is so for plain numbers, for groups of fewer than 16 columns, and for a stack whose experts order their
-    columns differently.
+    No kernel reads plain numbers, groups of fewer than 16 columns, or a stack whose experts have different column
+    orders.
     """
     found: Planes | None = None
     if isinstance(weight, GroupedWeight):
@@ -137,7 +140,7 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 
 
 def _pack(codes: NDArray[np.uint8], bits: int) -> Tensor:
-    """Codes [*, in], one a byte, as a plane."""
+    """Pack codes [*, in], one per byte, into a plane."""
     sets = 8 // bits
     width = codes.shape[-1]
     padded = np.zeros((*codes.shape[:-1], -(-width // BLOCK) * BLOCK), np.uint8)
@@ -149,7 +152,7 @@ def _pack(codes: NDArray[np.uint8], bits: int) -> Tensor:
 
 
 def _coded(codes: NDArray[np.uint8], bits: int) -> dict[str, Any]:
-    """The fields of the codes [*, in], one a byte."""
+    """Return the fields for the codes [*, in], one per byte."""
     low, high = _SPLIT[bits]
     found: dict[str, Any] = {"bits": low, "high_bits": high}
     found["codes"] = _pack(codes & np.uint8((1 << low) - 1), low)
@@ -227,7 +230,7 @@ def _ggml(w: GGMLWeight) -> Planes | None:
 
 
 def _decode_of(table: NDArray[np.float32]) -> str:
-    """The field `decode` of codes with this table: the numbers of E2M1 need none."""
+    """Return the `decode` field for codes with this table. Kernels decode E2M1 without the table."""
     for name, factor in (("e2m1", 0.5), ("e2m1_doubled", 1.0)):
         if np.array_equal(table, E2M1_DOUBLED * np.float32(factor)):
             return name

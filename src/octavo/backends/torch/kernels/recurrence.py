@@ -1,7 +1,7 @@
-"""Steps of operations with states: the short convolution, the gated delta rule, the selective scan.
+"""Steps of operations with states: short convolution, gated delta rule, selective scan.
 
-The states of a layer are [slots, ...] in float32. A program advances one head, or some columns, of one sequence through
-the tokens of the step, with its state in registers. The meaning is that of `octavo.graph.ops.recurrence`.
+The states of a layer are float32 [slots, ...]. A program advances one head (or a few columns) of one sequence through
+the tokens of the step and keeps its state in registers. `octavo.graph.ops.recurrence` defines the operations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _VALUES = tile({"BV": 32, "num_warps": 4})
 
 
 class StateRows(NamedTuple):
-    """Tensors of a step on the device, int32. N = sequences, T = tokens.
+    """Device tensors that describe a step, int32. N = sequences, T = tokens.
 
-    starts: where the tokens of each begin, [N + 1].
-    sequences: of each token, [T].
-    positions: [T]; a sequence whose first token is at 0 begins with zeros.
-    slots: of the states, [N]; -1: a padding row.
-    saves: [N, S, 2], the numbers of tokens, ascending, after which the states are also written to another slot, and
-    that slot (-1: no more).
+    starts: index of each sequence's first token, [N + 1].
+    sequences: sequence of each token, [T].
+    positions: position of each token, [T]; a sequence whose first token is at 0 begins with a zero state.
+    slots: slot of each sequence's state, [N]; -1 for a padding row.
+    saves: [N, S, 2], pairs (token count, slot) in ascending order: after that many tokens, the state is also written to
+    that slot. A slot of -1 ends the list.
     """
 
     starts: Tensor
@@ -65,7 +65,7 @@ def _conv(
 
 @triton.jit
 def _keep_rows(state, x, start, count, slot, target, is_new, c, mask, x_row, COLS, TAPS: tl.constexpr):
-    """The last rows after `count` tokens, to slot `target`. A row is read before an earlier one takes its place."""
+    """Write the last rows after `count` tokens to slot `target`. Each row is read before an earlier one replaces it."""
     for r in tl.static_range(TAPS - 1):
         at = count + r - (TAPS - 1)
         new = tl.load(x + (start + at).to(tl.int64) * x_row + c, mask & (at >= 0), 0).to(tl.float32)
@@ -100,10 +100,10 @@ def short_conv(
     rows: StateRows,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [T, cols], any row stride -> [T, cols].
+    """Convolve each sequence's tokens: x [T, cols], any row stride -> [T, cols].
 
     state: [slots, taps - 1, cols].
-    weights: [cols * taps], bias [cols].
+    weights: kernel [cols * taps] and bias [cols].
     """
     require_columns(x)
     tokens, cols = x.shape
@@ -183,7 +183,7 @@ def delta_rule(
     rows: StateRows,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(qkv, beta, alpha) of `GatedDeltaRule` -> [T, num_v_heads * value_dim].
+    """Compute `GatedDeltaRule` of (qkv, beta, alpha) -> [T, num_v_heads * value_dim].
 
     state: [slots, num_v_heads, key_dim, value_dim], contiguous.
     weights: decay and dt_bias, [num_v_heads] each.
@@ -252,7 +252,7 @@ def selective_scan(
     rows: StateRows,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(xbc, dt) of `SelectiveScan` -> [T, num_heads * head_dim].
+    """Compute `SelectiveScan` of (xbc, dt) -> [T, num_heads * head_dim].
 
     state: [slots, num_heads, head_dim, state_dim], contiguous.
     weights: decay, skip and dt_bias, [num_heads] each.

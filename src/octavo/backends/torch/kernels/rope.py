@@ -1,4 +1,4 @@
-"""Head norms, rotary embedding and the write into the paged cache, in one launch between QKV and attention."""
+"""Head norms, rotary embedding and the write to the paged cache, in one launch between QKV and attention."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _TILE = tile({"num_warps": 2})
 
 @dataclass(frozen=True, slots=True)
 class HeadSteps:
-    """The steps of heads between QKV and attention. Tensors are on the device.
+    """What happens to heads between QKV and attention. Tensors are on the device.
 
-    angles: float32 [positions, 2, rotary pairs], cos and sin of each position's angles (computed in float64), times the
-    factor of the embedding; None means no rotation.
-    q_norm, k_norm: weights [head dim] of RMSNorm.
-    norms: which of q, k and v have a norm; v's has no weight.
-    query_scales: float32 [n], further factors of queries by position (`AttentionParams.query_scales`).
+    angles: float32 [positions, 2, rotary pairs], cosines and sines for each position (computed in float64), multiplied
+    by
+    the factor of the embedding; None means no rotation.
+    q_norm, k_norm: RMSNorm weights [head dim].
+    norms: whether q, k and v are normalized; the norm of v has no weight.
+    query_scales: float32 [n], additional factors of queries by position (`AttentionParams.query_scales`).
     """
 
     angles: Tensor | None = None
@@ -37,7 +38,7 @@ class HeadSteps:
 
 @triton.jit
 def _rotated(x_at, c, mask, weight, is_normed, angles, position, eps, D: tl.constexpr, HALF: tl.constexpr):
-    """One head [DP] with norm and rotation, in float32."""
+    """Return one head [DP], normalized and rotated, in float32."""
     x = tl.load(x_at + c, mask, 0).to(tl.float32)
     factor = 1.0
     if is_normed:
@@ -60,13 +61,13 @@ def _rotated(x_at, c, mask, weight, is_normed, angles, position, eps, D: tl.cons
 
 @triton.jit
 def _stored(x, pointers, scales, scale_at, mask, factor, KIND: tl.constexpr):
-    """Write one head to the cache in its type."""
+    """Write one head to the cache in the cache's number type."""
     if KIND == 1 or KIND == 4:
         tl.store(pointers, to_e4m3(x / factor), mask)
     elif KIND == 2:
         half = tl.minimum(tl.maximum(x / factor, -57344.0), 57344.0).to(tl.float16).to(tl.uint16, bitcast=True)
         rounded = half + 0x7F + ((half >> 8) & 1)
-        # A NaN would be carried into the sign.
+        # Rounding would carry a NaN into the sign bit.
         tl.store(pointers, (tl.where(x != x, 0x7E00, rounded) >> 8).to(tl.uint8), mask)
     elif KIND == 3:
         scale = code_scale(tl.max(tl.where(mask, tl.abs(x), 0.0)), "int8")
@@ -86,7 +87,7 @@ def _heads(
     DP: tl.constexpr, HALF: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, HAS_CACHE: tl.constexpr,
     HAS_VALUES: tl.constexpr,
 ):  # fmt: skip
-    # Triton compiles both branches of a condition that the GPU decides, also the one that has no operands.
+    # Triton compiles both branches of a runtime condition, even one whose operands are missing.
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions + token)
     c = tl.arange(0, DP)
@@ -121,13 +122,14 @@ def prepare_heads(
     positions: Tensor,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Queries with norm and rotation, [T, heads, key dim] in the type of qkv; keys and values go to the cache.
+    """Return queries, normalized and rotated, [T, heads, key dim] in the dtype of qkv. Write keys and values to the
+    cache.
 
-    qkv: [T, q, k and v side by side], any row stride. cache None: qkv has queries alone, and the keys are another
-    layer's.
-    slots: int32 [T], block * block size + slot of each token, or -1 if a padding row, which is not written.
+    qkv: [T, q, k and v side by side], any row stride.
+    cache: None if qkv has only queries because the layer uses another layer's keys.
+    slots: int32 [T], block * block size + slot of each token; -1 for a padding row, which is not written.
     positions: int32 [T].
-    out: written and returned.
+    out: tensor for the result.
     """
     tokens = qkv.shape[0]
     out = _queries(qkv, p) if out is None else out
@@ -139,7 +141,7 @@ def prepare_heads(
 def write_cache(keys: Tensor, values: Tensor | None, cache: CacheView, slots: Tensor) -> None:
     """Write keys [T, kv heads, key dim] and values [T, kv heads, value dim] to `slots` of the cache, unchanged.
 
-    values None: a latent, whose first columns are the values. The rows of a token are contiguous.
+    values: None for a latent, whose first columns are the values. The rows of a token are contiguous.
     """
     tokens, heads, dim = keys.shape
     if tokens:
@@ -190,10 +192,10 @@ def _rotate(out, x, positions, angles, row, out_row, D: tl.constexpr, DP: tl.con
 
 
 def rotate(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-    """The rotary embedding alone: x [T, heads * head_dim], any row stride -> the same shape.
+    """Apply only the rotary embedding: x [T, heads * head_dim], any row stride -> same shape.
 
-    angles: of `HeadSteps`.
-    out: written and returned; not x, because one thread reads what another one writes.
+    angles: as in `HeadSteps`.
+    out: tensor for the result. It cannot be x, because threads read numbers that others write.
     """
     require_columns(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out

@@ -1,8 +1,8 @@
-"""Sampling of whole steps, as `octavo.backends.sampling` defines it, and the tokens of the next step.
+"""Sampling for whole steps, as `octavo.backends.sampling` defines it, and the input tokens of the next step.
 
-Logits are processed and summed up in tiles, by many programs; then one program chooses the token of a row. Where top_k
-or top_p filter, two passes over the tiles count the logits by the upper 11 and the next 11 bits of their order
-(`sample_candidates`), a third one collects the most likely ones.
+Many programs process and sum the logits in tiles; then one program per row chooses its token. Where top_k or top_p
+filters, two passes over the tiles build histograms of the logits by the upper 11 and the next 11 bits of their keys
+(`sample_candidates`), and a third pass collects the most likely tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from octavo.backends.torch.step_arrays import sent
 from octavo.batch import SamplingRows
 
 _TILE = tile({"BLOCK": 4096, "num_warps": 8}, {"BLOCK": 512})
-# Of a row that top_k or top_p filters, at most: a power of two.
+# Most candidates per row filtered by top_k or top_p: a power of two.
 _CANDIDATES: int = tile({"CAP": 1024}, {"CAP": 32})["CAP"]
 _SMALLEST_X = -87.0
 _NAN = tl.constexpr(ROW_NAN_LOGITS)
@@ -49,25 +49,25 @@ _FOREIGN = tl.constexpr(ROW_TOKEN_ID_OUT_OF_RANGE)
 
 
 class RowOptions(NamedTuple):
-    """The options of R rows on the device.
+    """Sampling options of R rows on the device.
 
-    least_x: the floor of x = (logit - max) / temperature, from min_p.
+    least_x: lower bound of x = (logit - max) / temperature, from min_p.
     """
 
     temperature: Tensor  # float32 [R], 0 means greedy
     top_k: Tensor  # int32, 0 means off
-    top_p: Tensor  # float64, 1: off
-    typical_p: Tensor  # float64, 1: off
+    top_p: Tensor  # float64, 1 means off
+    typical_p: Tensor  # float64, 1 means off
     least_x: Tensor  # float32
     target: Tensor  # int32, -1 means sample
     wanted: Tensor  # int32, `num_logprobs`
-    draws: Tensor  # float64, of `uniform`
+    draws: Tensor  # float64, from `uniform`
 
 
 class SampledRows(NamedTuple):
     """The results of R rows on the device, as in `StepOutput`.
 
-    errors: `ROW_OK`, or why a row has no outcome.
+    errors: `ROW_OK`, or the reason why a row has no token.
     """
 
     token_ids: Tensor  # int32 [R], -1 where there is an error
@@ -79,16 +79,16 @@ class SampledRows(NamedTuple):
 
 
 class TileParts(NamedTuple):
-    """Of each tile of each row, [R, tiles]."""
+    """Summaries of each tile of each row, [R, tiles]."""
 
     raw_most: Tensor  # float32, the largest raw logit
-    nans: Tensor  # int32, how many raw logits are NaN
+    nans: Tensor  # int32, number of NaNs among the raw logits
     most: Tensor  # float32, the largest processed logit
     best: Tensor  # int32, its lowest id
 
 
 def row_options(rows: SamplingRows, device: torch.device) -> RowOptions:
-    """The options of these rows, copied to the device."""
+    """Copy the options of these rows to the device."""
     with np.errstate(divide="ignore"):
         least = np.log(np.minimum(rows["min_p"].astype(np.float64), 1.0)).astype(np.float32)
     least = np.maximum(np.where(rows["min_p"] > 0, least, -np.inf), _SMALLEST_X).astype(np.float32)
@@ -100,7 +100,7 @@ def row_options(rows: SamplingRows, device: torch.device) -> RowOptions:
     narrow: list[NDArray[np.generic]] = [
         rows["temperature"], least, rows["top_k"], rows["target"], rows["num_logprobs"]
     ]  # fmt: skip
-    # One copy, and parts of it in their types. The last bytes are there so that it is never empty.
+    # One copy, then views of its parts in their types. The extra bytes keep it from being empty.
     arrays = [np.ascontiguousarray(array).view(np.uint8) for array in (*wide, *narrow)]
     whole, count = sent(np.concatenate([*arrays, np.zeros(8, np.uint8)]), device), len(rows)
     top_p, typical_p, draws = whole[: 24 * count].view(torch.float64).reshape(3, count)
@@ -150,15 +150,16 @@ def _penalize(scratch, starts, ids, counts, repetitions, frequencies, presences,
 
 @triton.jit
 def _extremes(parts, counts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
-    """Of a tile of a row: the largest raw logit, NaNs, the largest processed logit, its lowest id.
+    """Store the `TileParts` of one tile of a row.
 
-    counts: to which its processed logits are added by the upper bits of their keys, or None if nobody asks for them.
+    counts: histogram of processed logits by the upper bits of their keys, to which the tile is added; None if not
+    needed.
     """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tile * BLOCK + tl.arange(0, BLOCK)
     at = row * TILES + tile
     raw = tl.load(logits + row * row_step + c, c < V, float("-inf"))
-    # `minimum` gives the number where the other one is NaN, so NaN is looked for before.
+    # `minimum` drops a NaN if the other operand is a number, so NaNs are counted first.
     tl.store(parts.nans + at, tl.sum((raw != raw).to(tl.int32)))
     tl.store(parts.raw_most + at, tl.max(tl.minimum(raw, LARGEST)))
     x = row_tile(scratch + row * V, c, V)
@@ -174,9 +175,9 @@ def _mass(
     masses, counts, finer, most, scratch, chosen, V, TILES, PADDED: tl.constexpr, CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The mass of the survivors of temperature and min_p in a tile of a row that is drawn from; else zero.
+    """Store the total weight of a tile's tokens that pass temperature and min_p. It is zero if the row is not sampled.
 
-    finer: to which the logits of the bin that ends the candidates are added by the next bits.
+    finer: histogram by the next bits, to which the logits of the bin where the candidates end are added.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(chosen.temperature + row)
@@ -197,9 +198,9 @@ def _mass(
 
 @triton.jit
 def _collect(candidates, numbers, counts, finer, scratch, chosen, V, CAP: tl.constexpr, BLOCK: tl.constexpr):
-    """The candidates of a tile of a row that is drawn from, in any order.
+    """Collect the candidates in a tile of a sampled row, in any order.
 
-    numbers: [R, 2], of the candidates of a row, and the greatest order of 22 bits that is not among them.
+    numbers: [R, 2], a row's number of candidates and the greatest 22-bit key prefix that is not among them.
     """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(chosen.temperature + row) > 0:
@@ -221,7 +222,7 @@ def _drawn_token(
     masses, at, candidates, numbers, row, chosen, V, largest, temperature, PADDED: tl.constexpr, CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row by its draw, or -1 if `_search` is to find it."""
+    """Return the token that a row's random draw selects, or -1 if `_search` has to find it."""
     token = tl.full((), -1, tl.int32)
     top_k = tl.load(chosen.top_k + row)
     if tl.load(chosen.typical_p + row) == 1:
@@ -236,7 +237,7 @@ def _drawn_token(
 
 @triton.jit
 def _search(tokens, errors, scratch, parts, chosen, V, TILES, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """The tokens of rows that have none yet, and no error."""
+    """Find the tokens of rows that have neither a token nor an error yet."""
     row = tl.program_id(0)
     if (tl.load(tokens + row) < 0) & (tl.load(errors + row) == 0):
         t = tl.arange(0, PADDED)
@@ -322,9 +323,9 @@ def _report(logprobs, ranks, top_ids, top_logprobs, tokens, logits, wanted, row_
 
 
 class Entries(NamedTuple):
-    """Compressed rows of the sampling batch on the device (`SamplingBatch`); all int32 but the values.
+    """Compressed rows of the sampling batch on the device (`SamplingBatch`); all int32 except values.
 
-    foreign: int32 [R], 1 where a row has a token id outside of the vocabulary.
+    foreign: int32 [R], 1 where a row contains a token id outside the vocabulary.
     """
 
     foreign: Tensor
@@ -335,7 +336,7 @@ class Entries(NamedTuple):
 
 
 def has_filters(rows: SamplingRows) -> bool:
-    """True if a row has top_k, top_p or typical_p."""
+    """Return True if any row uses top_k, top_p or typical_p."""
     is_filtered = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["typical_p"] < 1)
     return bool(((rows["temperature"] > 0) & is_filtered).any())
 
@@ -343,10 +344,10 @@ def has_filters(rows: SamplingRows) -> bool:
 def sample_rows(
     logits: Tensor, options: RowOptions, entries: Entries, num_top: int, *, is_filtered: bool = True
 ) -> SampledRows:
-    """The tokens of R rows of logits, float32 [R, vocab], any row stride. Nothing here waits for the device.
+    """Sample a token from each of R rows of logits, float32 [R, vocab], any row stride, without waiting for the device.
 
-    num_top: columns of the most likely tokens, at least the largest of options.wanted.
-    is_filtered: of `has_filters`.
+    num_top: number of most likely tokens to report per row, at least the maximum of options.wanted.
+    is_filtered: result of `has_filters`.
     """
     require_columns(logits, entries.allowed_mask)
     rows, vocab = logits.shape
@@ -422,9 +423,9 @@ def _gather(out, token_ids, sources, previous, T, BLOCK: tl.constexpr):
 
 
 def gather_tokens(token_ids: Tensor, sources: Tensor, previous: Tensor) -> Tensor:
-    """The tokens of a step, int32 [T]: token_ids, or where sources [T] is not -1, that row of the step before.
+    """Return the tokens of a step, int32 [T]: token_ids, or row sources[t] of `previous` where sources [T] is not -1.
 
-    The previous step may still run: its tokens never visit the host.
+    The previous step may still be running: its tokens never visit the host.
     """
     out = torch.empty_like(token_ids)
     if out.numel():

@@ -1,8 +1,8 @@
-"""The most likely tokens of a row that filters draw from, found by two passes of counts, and the choice among them.
+"""The most likely tokens of a filtered row, found with two histogram passes, and the choice among them.
 
-The first pass counts logits by the upper 11 bits of their keys, the second those of one bin by the next 11 bits. The
-candidates are all tokens above an order of 22 bits, as many as fit, so equal logits are all among them or none is. They
-are collected in any order and sorted by logit and id, and nothing depends on the order of additions.
+The first pass counts logits by the upper 11 bits of their keys, the second counts those of one bin by the next 11 bits.
+The candidates are all tokens above a 22-bit prefix, as many as fit, so of equal logits either all are candidates or
+none. They are collected in any order and sorted by logit and id. Nothing depends on the order of additions.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import triton.language as tl
 
 from octavo.backends.torch.kernels.sample_filters import row_tile, weights_of
 
-COUNTED = 2048  # bins of a pass
+COUNTED = 2048  # bins per pass
 BINS = tl.constexpr(COUNTED)
 
 
 @triton.jit
 def upper_bits(order):
-    """The bin of a key in the first pass."""
+    """Return the bin of a key in the first pass."""
     return (order >> 21).to(tl.int32)
 
 
 @triton.jit
 def lower_bits(order):
-    """The bin of a key in the second pass."""
+    """Return the bin of a key in the second pass."""
     return ((order >> 10) & (BINS - 1)).to(tl.int32)
 
 
 @triton.jit
 def add_counts(counts, place, mask):
-    """Add the numbers of tokens in each bin.
+    """Add this tile's tokens to a histogram.
 
-    place: the bin of each.
+    place: the bin of each token.
     """
     b = tl.arange(0, BINS)
     found = tl.histogram(tl.where(mask, place, 0), BINS)
@@ -42,9 +42,11 @@ def add_counts(counts, place, mask):
 
 @triton.jit
 def boundary(counts, before, CAP: tl.constexpr):
-    """(bin, above): the first bin from the top with which there are more than CAP tokens, and the number above it.
+    """Return (bin, above). Counting from the top, `bin` is the first that brings the total above CAP; -1 if all tokens
+    fit.
 
-    before: tokens that are above all bins. bin: -1 if all fit.
+    above: number of tokens in higher bins.
+    before: number of tokens above all bins.
     """
     n = tl.load(counts - tl.arange(0, BINS) + (BINS - 1))
     upto = before + tl.cumsum(n, 0)
@@ -54,14 +56,14 @@ def boundary(counts, before, CAP: tl.constexpr):
 
 @triton.jit
 def packed(order, token):
-    """A number that descends with the key and ascends with the id."""
+    """Return a sort key whose descending order is descending by logit key, then ascending by id."""
     signed = (order ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64)
     return signed * 4294967296 + (2147483647 - token).to(tl.int64)
 
 
 @triton.jit
 def _largest_of(threshold):
-    """The greatest logit of an order of 22 bits."""
+    """Return the largest logit whose key has this 22-bit prefix."""
     order = (threshold.to(tl.uint32) << 10) | 0x3FF
     bits = tl.where((order >> 31) == 1, order ^ 0x80000000, order ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
@@ -69,7 +71,7 @@ def _largest_of(threshold):
 
 @triton.jit
 def _smallest_id(token, weight, goal):
-    """The lowest id up to which, in ascending order, there is more mass than the goal; else the last one."""
+    """Return the first id, in ascending order, at which the cumulative weight exceeds the goal, or the last id."""
     found, bit = 0, 1 << 30
     for _ in range(31):
         trial = found | bit
@@ -80,10 +82,10 @@ def _smallest_id(token, weight, goal):
 
 @triton.jit
 def from_candidates(candidates, numbers, at, row, chosen, V, largest, temperature, whole, CAP: tl.constexpr):
-    """The token that top_k and top_p leave by a row's draw, or -1 if the list of candidates is too short to tell.
+    """Return the token that a row's draw selects after top_k and top_p, or -1 if the candidates are too few to decide.
 
-    at: the logits of the row.
-    whole: the mass of all survivors of temperature and min_p.
+    at: the row's logits.
+    whole: total weight of all tokens that pass temperature and min_p.
     """
     c = tl.arange(0, CAP)
     count, threshold = tl.load(numbers), tl.load(numbers + 1)

@@ -1,10 +1,10 @@
-"""The choice of a token among those that temperature and filters leave, in one program for each row.
+"""The choice of a token among those that pass temperature and filters, in one program per row.
 
-Two ways, which choose the same token. Of a sorted list of the most likely tokens (`sample_candidates`), if the last
-token that a filter keeps is in it for sure. Else without a sort, over all tokens (`filtered`): a filter that keeps the
-first tokens of an order needs only the place where it ends, the key of its last token, found bit by bit from the counts
-or masses above a key; of equal keys the lower ids stay. Masses are float64, as in the specification; only the order of
-additions differs.
+There are two ways, which choose the same token. If the last token that a filter keeps is certainly in the sorted list
+of the most likely tokens (`sample_candidates`), that list is enough. Otherwise `filtered` searches all tokens without
+sorting them. A filter that keeps a prefix of an order needs only the key of the prefix's last token, which is found bit
+by bit from the counts or weights above a key; among equal keys, lower ids are kept. Weights are float64, as in the
+specification; only the order of additions differs.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def key(x):
-    """Unsigned numbers in the order of float32 x; both zeros are one."""
+    """Return unsigned integers in the same order as float32 x. Both zeros have the same key."""
     bits = (x + 0.0).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def row_tile(at, c, V):
-    """Logits [BLOCK] of one row, at most the largest float32."""
+    """Load logits [BLOCK] of one row, limited to the largest float32."""
     return tl.minimum(tl.load(at + c, c < V, float("-inf")), LARGEST)
 
 
 @triton.jit
 def weights_of(logit, largest, temperature, least):
-    """(x, weights): exp(x) of survivors of temperature and min_p, and 0 of others."""
+    """Return (x, weights): exp(x) for tokens that pass temperature and min_p, 0 for all others."""
     x = tl.div_rn(logit - largest, temperature)
     return x, tl.where(x >= least, tl.exp(x.to(tl.float64)), 0.0)
 
 
 @triton.jit
 def from_tiles(at, masses, row, chosen, V, largest, temperature, TILES: tl.constexpr, BLOCK: tl.constexpr):
-    """The token of a row without filters but min_p.
+    """Choose the token of a row that has no filter except min_p.
 
-    masses: of its tiles of BLOCK tokens, [TILES], padded by zeros.
+    masses: the total weight of each tile of BLOCK tokens, [TILES], padded with zeros.
     """
     t = tl.arange(0, TILES)
     mass = tl.load(masses + t)
@@ -57,7 +57,7 @@ def from_tiles(at, masses, row, chosen, V, largest, temperature, TILES: tl.const
 
 @triton.jit
 def _order(logit, x, mean, TYPICAL: tl.constexpr):
-    """Keys that descend in the order of a filter: by likelihood, or by the distance of x from its mean."""
+    """Return keys that descend in the order of a filter: by likelihood, or by the distance between x and its mean."""
     if TYPICAL:
         return key(tl.abs(x - mean)) ^ 0xFFFFFFFF
     else:
@@ -66,7 +66,9 @@ def _order(logit, x, mean, TYPICAL: tl.constexpr):
 
 @triton.jit
 def _weighted(at, first, V, largest, temperature, least, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """(ids, logits, x, weights) of one tile of a row: exp(x) of survivors, or 1, and 0 of others."""
+    """Return (ids, logits, x, weights) of one tile. A survivor's weight is exp(x), or 1 with COUNTS; all others weigh
+    0.
+    """
     c = first + tl.arange(0, BLOCK)
     logit = row_tile(at, c, V)
     x, weight = weights_of(logit, largest, temperature, least)
@@ -79,14 +81,16 @@ def _weighted(at, first, V, largest, temperature, least, COUNTS: tl.constexpr, B
 def _keep_prefix(
     at, V, largest, temperature, least, mean, share, COUNTS: tl.constexpr, TYPICAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Keep the shortest prefix with `share` survivors (COUNTS) or `share` of their mass; set the rest to -inf."""
+    """Keep the shortest prefix with `share` survivors (COUNTS) or with that share of their weight; set the rest to
+    -inf.
+    """
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, V, BLOCK):
         c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)
         total += tl.sum(weight)
     goal = share if COUNTS else share * total
     end, bit = tl.full((), 0, tl.uint32), tl.full((), 0x80000000, tl.uint32)
-    above = tl.full((), 0.0, tl.float64)  # the mass of greater keys than `end`, once its last bit is known
+    above = tl.full((), 0.0, tl.float64)  # total weight of keys greater than `end`, once its last bit is known
     for _ in range(32):
         trial = end | bit
         bit = bit >> 1
@@ -101,7 +105,7 @@ def _keep_prefix(
         c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)
         order = _order(logit, x, mean, TYPICAL)
         ties = tl.where(order == end, weight, 0.0)
-        # Of equal keys lower ids come first: a token is in if those before it have not reached the goal.
+        # Among equal keys, lower ids come first: a token is kept if those before it have not reached the goal.
         before = above + tl.cumsum(ties, 0) - ties
         is_in = (order > end) | ((order == end) & ((before < goal) | (before == 0)))
         tl.store(at + c, tl.where(is_in & (weight > 0), logit, float("-inf")), c < V)
@@ -111,7 +115,7 @@ def _keep_prefix(
 
 @triton.jit
 def _drawn(at, V, largest, temperature, least, draw, BLOCK: tl.constexpr):
-    """The first survivor in ascending id whose cumulative weight exceeds draw * total, or the last one."""
+    """Return the first survivor, in ascending id, whose cumulative weight exceeds draw * total, or the last one."""
     total, base = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     for first in range(0, V, BLOCK):
         c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, False, BLOCK)
@@ -128,7 +132,7 @@ def _drawn(at, V, largest, temperature, least, draw, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mean_x(at, V, largest, temperature, least, BLOCK: tl.constexpr):
-    """The mean of x of the survivors, in float32."""
+    """Return the weighted mean of the survivors' x, in float32."""
     total, moment = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     for first in range(0, V, BLOCK):
         c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, False, BLOCK)
@@ -139,7 +143,7 @@ def _mean_x(at, V, largest, temperature, least, BLOCK: tl.constexpr):
 
 @triton.jit
 def filtered(at, row, chosen, V, largest, temperature, BLOCK: tl.constexpr):
-    """Stages 4 and 5 of a row: its token."""
+    """Apply top_k, typical_p and top_p to a row's logits in place, then draw and return its token."""
     least = tl.load(chosen.least_x + row)
     top_k = tl.load(chosen.top_k + row)
     if (top_k > 0) & (top_k < V):

@@ -1,4 +1,4 @@
-"""A weight as a kernel's argument, and the tiles of its numbers: shared by all kernels that read quantized weights."""
+"""A weight as a kernel argument, and tiles of its numbers, for all kernels that read quantized weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETS_BLOCK = tl.constexpr(BLOCK)
 
 
 class PlaneOperands(NamedTuple):
-    """The tensors of `Planes`, and the elements from one row, and from one expert, to the next in each."""
+    """The tensors of `Planes`, with their row strides in elements and the number of rows per expert."""
 
     codes: Any
     high: Any
@@ -29,11 +29,11 @@ class PlaneOperands(NamedTuple):
     high_row: int
     scale_row: int
     super_row: int
-    rows: int  # of an expert
+    rows: int  # per expert
 
 
 def operands(p: Planes) -> PlaneOperands:
-    """`p` as the argument of a kernel."""
+    """Return `p` as a kernel argument."""
 
     def row(tensor: Any) -> int:
         return 0 if tensor is None else int(tensor.shape[-1])
@@ -45,14 +45,14 @@ def operands(p: Planes) -> PlaneOperands:
 
 
 def constants(p: Planes) -> dict[str, Any]:
-    """The compile-time constants with which kernels read `p`: the parameter FORMAT of `tile_of`."""
+    """Return the compile-time constants that kernels need to read `p`: the parameter FORMAT of `tile_of`."""
     decode = ("integer", "table", "e4m3", "e5m2", "e2m1", "e2m1_doubled").index(p.decode)
     scale_bits = ("plain", "e4m3", "e8m0").index(p.scale_bits)
     return {"FORMAT": (p.bits, p.high_bits, p.group, p.super_group, p.zero, decode, scale_bits, chunk_columns(p))}
 
 
 def chunk_columns(p: Planes) -> int:
-    """Adjacent columns that have one scale and, in each plane, one set: a power of two from 16 on."""
+    """Return how many adjacent columns share one scale and, in each plane, one set: a power of two, at least 16."""
     if p.high_bits:
         return 16
     of_set = 16 * p.bits
@@ -60,18 +60,18 @@ def chunk_columns(p: Planes) -> int:
 
 
 def chunks_of(p: Planes, columns: int) -> int:
-    """Chunks in one set of a tile of about so many columns of all sets: the parameter C."""
+    """Return the number of chunks in one set of a tile that covers about `columns` columns: the parameter C."""
     return 16 * p.bits // chunk_columns(p) * max(columns // BLOCK, 1)
 
 
 @triton.jit
 def _plain(x, KIND: tl.constexpr):
-    """Scale as float32; KIND: those of `Planes.scale_bits`."""
+    """Convert scales to float32. KIND: index of the `Planes.scale_bits`."""
     if KIND == 1:
         return from_e4m3(x)
     elif KIND == 2:
         exponent = x.to(tl.uint32)
-        # The two smallest powers of two, halved, are denormal.
+        # The two smallest powers of two, halved, are subnormal.
         bits = tl.where(exponent < 2, (exponent * 0 + (1 << 21)) << exponent, (exponent - 1) << 23)
         return bits.to(tl.float32, bitcast=True)
     else:
@@ -79,28 +79,30 @@ def _plain(x, KIND: tl.constexpr):
 
 
 def for_decoding(p: Planes, chosen: dict[str, Any]) -> dict[str, Any]:
-    """The tile of a product with these codes: of a table, without stages, in which Triton would copy each entry."""
+    """Adapt a kernel's tile to the codes of `p`: a single stage for table lookups, because Triton would copy each
+    entry.
+    """
     return chosen | {"num_stages": 1} if p.decode == "table" and "num_stages" in chosen else chosen
 
 
 @triton.jit
 def _first_columns(block, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The first columns [C] of the chunks of set i, of the tile that begins with this block."""
-    CHUNKS: tl.constexpr = 16 * FORMAT[0] // FORMAT[7]  # of a set
+    """Return the first column of each chunk of set i, [C], in the tile that begins with this block."""
+    CHUNKS: tl.constexpr = 16 * FORMAT[0] // FORMAT[7]  # per set
     c = tl.arange(0, C)
     return (block + c // CHUNKS) * SETS_BLOCK + i * 16 * FORMAT[0] + c % CHUNKS * FORMAT[7]
 
 
 @triton.jit
 def columns_of(block, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The columns [C, chunk] of set i, of the tile that begins with this block."""
+    """Return the columns of set i, [C, chunk], in the tile that begins with this block."""
     CHUNK: tl.constexpr = FORMAT[7]
     return _first_columns(block, i, FORMAT, C)[:, None] + tl.arange(0, CHUNK)[None, :]
 
 
 @triton.jit
 def low_bytes(w, rows, row_mask, block, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The bytes of a tile in the plane of low bits, for these rows: [rows, C, chunk], which hold all sets."""
+    """Load a tile's bytes of the low-bits plane for these rows: [rows, C, chunk]. They contain all sets."""
     CHUNK: tl.constexpr = FORMAT[7]
     at = block * (16 * FORMAT[0]) + tl.arange(0, C) * CHUNK
     mask = row_mask[:, None] & (at < w.code_row)[None, :]
@@ -110,16 +112,16 @@ def low_bytes(w, rows, row_mask, block, FORMAT: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _less(code, zero):
-    """Codes minus whole numbers in float32, exactly, without a conversion, which is slow.
+    """Return code - zero exactly in float32 (zeros are integers), without a conversion, which would be slow.
 
-    A float32 with the exponent of 2^23 has a whole number as its lowest bits.
+    A float32 with the exponent of 2^23 holds an integer in its lowest bits.
     """
     return (code.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
 
 
 @triton.jit
 def _from_e2m1(code):
-    """Float32 of E2M1 codes. A float16 has the same fields, with a bias larger by 14."""
+    """Convert E2M1 codes to float32. A float16 has the same fields, with an exponent bias larger by 14."""
     wide = code.to(tl.uint16)
     half = ((wide & 8) << 12) | ((wide & 7) << 9)
     return half.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
@@ -127,7 +129,7 @@ def _from_e2m1(code):
 
 @triton.jit
 def scale_of(w, rows, column, mask, FORMAT: tl.constexpr):
-    """The float32 scales of these rows in these columns, in the shape of both together."""
+    """Return the float32 scales of these rows and columns, in the broadcast shape of both."""
     scale = _plain(tl.load(w.scales + rows * w.scale_row + column // FORMAT[2], mask, 0), FORMAT[6])
     if w.supers is not None:
         scale *= tl.load(w.supers + rows * w.super_row + column // FORMAT[3], mask, 0).to(tl.float32)
@@ -136,13 +138,13 @@ def scale_of(w, rows, column, mask, FORMAT: tl.constexpr):
 
 @triton.jit
 def zero_of(w, rows, column, mask, FORMAT: tl.constexpr):
-    """The zeros likewise, which are whole numbers in float32."""
+    """Return the zeros of these rows and columns: integers, as float32."""
     return tl.load(w.zeros + rows * w.scale_row + column // FORMAT[2], mask, 0).to(tl.float32)
 
 
 @triton.jit
 def minimum_of(w, rows, column, mask, FORMAT: tl.constexpr):
-    """The minima likewise."""
+    """Return the float32 minima of these rows and columns."""
     minimum = tl.load(w.minima + rows * w.scale_row + column // FORMAT[2], mask, 0).to(tl.float32)
     if w.super_minima is not None:
         minimum *= tl.load(w.super_minima + rows * w.super_row + column // FORMAT[3], mask, 0).to(tl.float32)
@@ -151,9 +153,9 @@ def minimum_of(w, rows, column, mask, FORMAT: tl.constexpr):
 
 @triton.jit
 def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The numbers of set i in float32: [rows, C, chunk], in the columns of `columns_of`.
+    """Return the numbers of set i in float32: [rows, C, chunk], in the columns of `columns_of`.
 
-    low: of `low_bytes`. Columns from `width` on are not zero: the other factor has to be.
+    low: result of `low_bytes`. Columns from `width` on are not zeroed, so the other operand must be zero there.
     """
     BITS: tl.constexpr = FORMAT[0]
     HIGH: tl.constexpr = FORMAT[1]
@@ -161,9 +163,9 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
     wide = rows.to(tl.int64)[:, None]
     column = _first_columns(block, i, FORMAT, C)
     mask = row_mask[:, None] & (column < width)[None, :]
-    # Integers stay where they are within their byte, and the scale is divided instead: a shift less for each of them.
+    # Integers stay in place within their byte and the scale is divided instead, which saves a shift per code.
     UNIT: tl.constexpr = 1 << (i * BITS) if DECODE == 0 and HIGH == 0 and BITS < 8 else 1
-    SIGNED: tl.constexpr = low.dtype == tl.int8  # codes that are multiplied as they are, too
+    SIGNED: tl.constexpr = low.dtype == tl.int8  # also codes that other kernels multiply without decoding
     if SIGNED:
         code = low.to(tl.uint8, bitcast=True) ^ 0x80
     elif BITS == 8:
@@ -173,7 +175,7 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
     else:
         code = (low >> (i * BITS)) & ((1 << BITS) - 1)
     if HIGH > 0:
-        # Set s of this plane holds the 16 * HIGH columns from s * 16 * HIGH on.
+        # Set s of this plane holds 16 * HIGH columns, starting at s * 16 * HIGH.
         chunk = column // 16 % 8
         at = column // SETS_BLOCK * (16 * HIGH) + chunk % HIGH * 16
         offsets = wide[:, :, None] * w.high_row + at[None, :, None] + tl.arange(0, 16)[None, None, :]

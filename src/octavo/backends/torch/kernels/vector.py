@@ -1,12 +1,12 @@
-"""The product of one row with a quantized weight, which is read once in 16-byte loads: no tensor cores.
+"""The product of one row with a quantized weight, which is read once in 16-byte loads, without tensor cores.
 
-`_decoded` makes numbers of the codes of any type. `_whole_numbers` is for codes that are whole numbers: a
-multiprocessor that reads weights of four bits at the memory's rate has about six instructions for each of them. So
-no code is converted: it stays where it is within its 32-bit word, whose other bits are cleared. That is a float32 below
-the normal ones, exactly the code times a power of two, and the row is multiplied by the inverse power, once for all
-rows of weights of a program. Scales and zeros come in once for 16 columns: scale * (sum(code * x) - zero * sum(x)).
+`_decoded` converts codes of any type to numbers. `_whole_numbers` is for integer codes. To read four-bit weights at
+memory speed, a multiprocessor can spend only about six instructions per weight, so codes are not converted: each one
+stays where it is in its 32-bit word, and the other bits are cleared. Read as a float32, the word is then a subnormal,
+exactly the code times a power of two. The row is multiplied by the inverse of that power, once for all weight rows of a
+program. Scales and zeros are applied once per 16 columns: scale * (sum(code * x) - zero * sum(x)).
 
-The tiles are those that `benchmarks/gpu_tiles.py` found best on an H200.
+The tiles are the ones that `benchmarks/gpu_tiles.py` found best on an H200.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from octavo.backends.torch.kernels.tiles import (
 )
 
 _DECODED = tile({"ROWS": 8, "num_warps": 4}, {"ROWS": 32})
-_DECODED_BYTES = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})  # of codes of eight bits
-_DECODED_COLUMNS = 512  # of a step
+_DECODED_BYTES = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})  # for eight-bit codes
+_DECODED_COLUMNS = 512  # per step
 _WHOLE = tile({"ROWS": 8}, {"ROWS": 32})
-_WHOLE_WITH_MORE = tile({"ROWS": 4}, {"ROWS": 32})  # than codes and zeros: high bits, minima
-_MOST_QUADS = 64  # pieces of 16 bytes of a row, of a step: a thread has one of each row
-_RAISED = tl.constexpr(64)  # the row times 2^64 and less: products are normal numbers again
+_WHOLE_WITH_MORE = tile({"ROWS": 4}, {"ROWS": 32})  # more than codes and zeros: high bits or minima
+_MOST_QUADS = 64  # 16-byte pieces per row and step: each thread has one piece of each row
+_RAISED = tl.constexpr(64)  # the row is multiplied by up to 2^64, which makes products normal numbers again
 _COLUMNS = tl.constexpr(BLOCK)
 
 
 @triton.jit
 def _row_sums(x, w, rows, mask, width, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The products of one row x with these rows of w: [rows]."""
+    """Return the dot products of one row x with these rows of w: [rows]."""
     CHUNK: tl.constexpr = FORMAT[7]
     BLOCKS: tl.constexpr = C * CHUNK // (16 * FORMAT[0])
     acc = tl.zeros((rows.shape[0], C, CHUNK), tl.float32)
@@ -64,7 +64,7 @@ def _decoded(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = rows < N
     total = finish(_row_sums(x, w, rows, mask, width, FORMAT, C), 0, rows, mask, mask, bias, residual, 0)
-    if KIND != "":  # rows of up are below those of gate
+    if KIND != "":  # the rows of up follow those of gate
         up = _row_sums(x, w, rows + N, mask, width, FORMAT, C)
         total = activation(total, KIND) * finish(up, 0, rows + N, mask, mask, bias, None, 0)
     tl.store(out + rows, total.to(out.dtype.element_ty), mask)
@@ -72,8 +72,8 @@ def _decoded(
 
 @triton.jit
 def _code_products(words, x, AT: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.constexpr):
-    """words [quads, rows, 4] with a code at bit AT of each; x [quads, 4]. The products, times 2^(64 - 149)."""
-    FITS: tl.constexpr = AT + LOW_BITS <= 23  # above are the exponent's bits
+    """Multiply the codes at bit AT of words [quads, rows, 4] by x [quads, 4]. Products are scaled by 2^(64 - 149)."""
+    FITS: tl.constexpr = AT + LOW_BITS <= 23  # the exponent's bits are above
     LOW: tl.constexpr = AT if FITS else AT - 16
     moved = words if FITS else words >> 16
     code = (moved & (((1 << BITS) - 1) << LOW)).to(tl.float32, bitcast=True)
@@ -82,7 +82,7 @@ def _code_products(words, x, AT: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.
 
 @triton.jit
 def _quad_sums(words, x0, x1, x2, x3, FIRST: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.constexpr):
-    """[quads, rows]: the sums of the codes from bit FIRST of each byte on, times x: x0 for the first byte of a word."""
+    """Sum the codes at bit FIRST of each byte, times x: [quads, rows]. x0 belongs to the first byte of a word."""
     sums = _code_products(words, x0, FIRST, BITS, LOW_BITS) + _code_products(words, x1, FIRST + 8, BITS, LOW_BITS)
     sums += _code_products(words, x2, FIRST + 16, BITS, LOW_BITS)
     sums += _code_products(words, x3, FIRST + 24, BITS, LOW_BITS)
@@ -91,7 +91,7 @@ def _quad_sums(words, x0, x1, x2, x3, FIRST: tl.constexpr, BITS: tl.constexpr, L
 
 @triton.jit
 def _set_sums(total, words, high, x, w, rows, mask, quad, width, i: tl.constexpr, FORMAT: tl.constexpr):
-    """total [quads, rows] + the products of set i of these words of both planes with its columns of x."""
+    """Add the products of set i of these words (of both planes) with its columns of x to total [quads, rows]."""
     BITS: tl.constexpr = FORMAT[0]
     T: tl.constexpr = quad.shape[0]
     column = quad // BITS * _COLUMNS + i * 16 * BITS + quad % BITS * 16
@@ -119,9 +119,9 @@ def _set_sums(total, words, high, x, w, rows, mask, quad, width, i: tl.constexpr
 
 @triton.jit
 def _high_words(w, rows, quad, mask, FORMAT: tl.constexpr):
-    """The plane of high bits of the columns of these quads: [quads, rows, 4] words, codes at the bits of the low ones.
+    """Load the high bits for the columns of these quads: [quads, rows, 4] words, aligned with the words of low bits.
 
-    Its chunks of 16 columns are in the order of the columns, the next one in the next quad or in higher bits.
+    Its chunks of 16 columns follow the order of the columns: the next chunk is in the next quad or in higher bits.
     """
     if FORMAT[1] == 0:
         return 0
@@ -140,7 +140,7 @@ def _whole_numbers(
     HALF: tl.constexpr = ROWS // 2
     r = tl.arange(0, ROWS)
     row = tl.program_id(0) * ROWS + r
-    if KIND != "":  # rows of up are below those of gate
+    if KIND != "":  # the rows of up follow those of gate
         row = tl.program_id(0) * HALF + r % HALF
     mask = (row < N)[None, :]
     if KIND != "":
@@ -173,9 +173,10 @@ def _whole_numbers(
 def vector_product(
     out: Tensor, x: Tensor, p: Planes, bias: Tensor | None, residual: Tensor | None = None, kind: str = ""
 ) -> Tensor:
-    """out [1, n] = x [1, in] @ weight [n, in].T + bias + residual, which it returns.
+    """Write x [1, in] @ weight [n, in].T + bias + residual to out [1, n] and return it.
 
-    kind: an activation, for kind(gate) * up [1, n / 2] of a weight with the rows of gate, then those of up.
+    kind: an activation; the result is then kind(gate) * up [1, n / 2], and the weight has the rows of gate followed by
+    those of up.
     """
     features, meta = out.shape[1], {"FORMAT": constants(p)["FORMAT"], "KIND": kind}
     inputs = (out, x, operands(p), bias, residual, features, x.shape[1])

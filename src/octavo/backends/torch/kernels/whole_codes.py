@@ -1,7 +1,7 @@
-"""Tiles of products of a few rows with codes of four bits that are whole numbers.
+"""Tiles of products of a few rows with four-bit integer codes.
 
-Scales come in after the product of a group's codes, less their zero, which 16 bits hold exactly: a code costs two or
-three instructions, a fourth of what a scaled number costs.
+A group's codes, minus their zero, are multiplied first (16 bits hold them exactly) and scaled afterwards. A code then
+costs two or three instructions, a quarter of what a scaled number costs.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from octavo.backends.torch.kernels.tiles import minimum_of, scale_of, zero_of
 
 
 def has_whole_codes(form: tuple[int, ...]) -> bool:
-    """True for codes that `whole_codes_tile` reads.
+    """Return True if `whole_codes_tile` can read these codes.
 
     form: FORMAT of `tiles.constants`.
     """
     return (form[0], form[1], form[5]) == (4, 0, 0) and form[7] >= 32
 
 
-# The same within a kernel. On the host, Triton's wrapper takes ten times as long as the comparison.
+# For use within kernels. On the host, Triton's wrapper takes ten times as long as the comparison itself.
 is_whole: Any = triton.constexpr_function(has_whole_codes)
 
 
 def _unpacking(kind: str, offset: int, one: int, shift: int) -> tl.constexpr:
-    """PTX that makes four numbers of a 16-bit type of four bytes: the half of each from bit `shift` on, less its zero.
+    """Return PTX that converts four bytes to four 16-bit floats: each byte's nibble from bit `shift` on, minus its
+    zero.
 
-    A code in the lowest bits of `offset`, the bits of 128 (bfloat16) or 1,024 (float16), is that number and the code.
-    The other operands are minus this number and the zero, as two pairs. one: the bits of 1.
+    Placed in the lowest bits of `offset`, the bits of 128 (bfloat16) or 1,024 (float16), a code yields that number plus
+    the
+    code. The other operands are -(number + zero), as two pairs. one: the bits of 1.
     """
     return tl.constexpr(
         f"{{ .reg .b32 t, a, b; shr.b32 t, $2, {shift}; prmt.b32 a, t, 0, 0x4140; prmt.b32 b, t, 0, 0x4342; "
@@ -46,7 +48,7 @@ _LOWER_F16, _UPPER_F16 = (_unpacking("f16", 0x6400, 0x3C00, shift) for shift in 
 
 @triton.jit
 def _factors(codes, UPPER: tl.constexpr, zero, DTYPE: tl.constexpr):
-    """The codes [n, m] in the lower or the upper halves of these bytes less their zeros [n, 1], which are float32."""
+    """Return the codes [n, m] in the lower or upper halves of these bytes, minus their zeros [n, 1] (float32)."""
     if tl.float32 == DTYPE:
         return ((codes >> 4) if UPPER else (codes & 15)).to(tl.float32) - zero
     elif tl.bfloat16 == DTYPE:
@@ -61,13 +63,13 @@ def _factors(codes, UPPER: tl.constexpr, zero, DTYPE: tl.constexpr):
 
 @triton.jit
 def _rows_tile(x, x_at, x_mask, column, width):
-    """The columns [n] of these rows of x [m]: [n, m]."""
+    """Load these columns [n] of the rows of x [m]: [n, m]."""
     return tl.load(x + x_at[None, :] + column[:, None], x_mask[None, :] & (column < width)[:, None], 0)
 
 
 @triton.jit
 def _words(w, rows, mask, step, FORMAT: tl.constexpr):
-    """The codes of these rows in a step, eight a word: [n, chunk / 4]. Bytes would take a register each."""
+    """Load the codes of these rows for one step, eight per word: [n, chunk / 4]. Bytes would take a register each."""
     COUNT: tl.constexpr = FORMAT[7] // 4
     at = rows.to(tl.int64)[:, None] * (w.code_row // 4) + (step * COUNT + tl.arange(0, COUNT))[None, :]
     return tl.load(w.codes.to(tl.pointer_type(tl.uint32)) + at, mask[:, None], 0)
@@ -75,7 +77,7 @@ def _words(w, rows, mask, step, FORMAT: tl.constexpr):
 
 @triton.jit
 def _bytes(words):
-    """The bytes [n, 4 * m] of words [n, m]."""
+    """Return the bytes [n, 4 * m] of words [n, m]."""
     even = tl.join(words.to(tl.uint8), (words >> 16).to(tl.uint8))
     odd = tl.join((words >> 8).to(tl.uint8), (words >> 24).to(tl.uint8))
     return tl.reshape(tl.join(even, odd), (words.shape[0], words.shape[1] * 4))
@@ -83,7 +85,7 @@ def _bytes(words):
 
 @triton.jit
 def _terms(w, rows, mask, column, FORMAT: tl.constexpr):
-    """The scales, zeros and minima [n, 1] of these rows in a column; minima: zero if there are none."""
+    """Return the scales, zeros and minima [n, 1] of these rows in a column. Without minima they are zero."""
     scale = scale_of(w, rows, column, mask, FORMAT)
     zero = tl.full(scale.shape, FORMAT[4], tl.float32)
     minimum = tl.full(scale.shape, 0.0, tl.float32)
@@ -96,7 +98,7 @@ def _terms(w, rows, mask, column, FORMAT: tl.constexpr):
 
 @triton.jit
 def _plus_minima(acc, minimum, x, w):
-    """acc + minimum * the sums of x [columns, rows of x]."""
+    """Return acc + minimum * (column sums of x [columns, rows of x])."""
     if w.minima is not None:
         ones = tl.full((acc.shape[0], x.shape[0]), 1.0, x.dtype)
         acc += minimum * tl.dot(ones, x, tl.zeros(acc.shape, tl.float32), input_precision="ieee")
@@ -105,9 +107,11 @@ def _plus_minima(acc, minimum, x, w):
 
 @triton.jit
 def whole_codes_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr):
-    """As `linear.product_tile`, for codes of `has_whole_codes`. A step has one chunk of either set of a block."""
+    """Compute `linear.product_tile` for codes that pass `has_whole_codes`. A step takes one chunk of each set of a
+    block.
+    """
     CHUNK: tl.constexpr = FORMAT[7]
-    PER: tl.constexpr = 64 // CHUNK  # steps of a block
+    PER: tl.constexpr = 64 // CHUNK  # steps per block
     DTYPE: tl.constexpr = tl.float32 if LOAD_F32 else x.dtype.element_ty
     none = tl.zeros(acc.shape, tl.float32)
     end = tl.minimum(width, last * 128)
@@ -120,7 +124,7 @@ def whole_codes_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FO
         column = step // PER * 128 + step % PER * CHUNK
         after = (step + 1) // PER * 128 + (step + 1) % PER * CHUNK
         scale, zero, minimum = _terms(w, wide, (mask & (column < width))[:, None], column, FORMAT)
-        SAME: tl.constexpr = FORMAT[2] % 128 == 0 and w.minima is None  # both sets have the same scales
+        SAME: tl.constexpr = FORMAT[2] % 128 == 0 and w.minima is None  # both sets share their scales
         upper_scale, upper_zero, upper_minimum = scale, zero, minimum
         if not SAME:
             inside = (mask & (column + 64 < width))[:, None]
