@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/plots/speed.svg, the chart of the README, from the figures in docs/figures/performance.json.
+"""Draws docs/plots/speed.svg, the chart of the README, from the figures in docs/figures/lab/performance.json.
 
     python tools/make_chart.py [--check]
 
@@ -80,7 +80,7 @@ def draw(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    chart = draw(json.loads((ROOT / "docs/figures/performance.json").read_text())[TABLE])
+    chart = draw(json.loads((ROOT / "docs/figures/lab/performance.json").read_text())[TABLE])
     if "--check" in sys.argv[1:]:
         return int(not CHART.exists() or CHART.read_text() != chart)
     CHART.write_text(chart)

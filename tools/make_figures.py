@@ -3,9 +3,10 @@
 
     python tools/make_figures.py [--check]
 
-The figures are in docs/figures, a file for each page: name of a table -> the machine, the commit, the date and the
-command of the measurement, the titles of the columns, and the rows as the page shows them. A table is between the
-lines `<!-- figures NAME -->` and `<!-- end of figures -->`. `--check` writes nothing and exits 1 if a page differs.
+The figures are in docs/figures, one file per page: docs/figures/lab/quality.json for docs/lab/quality.md. A file maps
+names to measurements: the machine, the commit, the date and the command, the titles of the columns, and the rows as the
+page shows them. The table is between the lines `<!-- figures NAME -->` and `<!-- end of figures -->`. `--check` writes
+nothing and exits 1 if a page differs.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/results.md", "docs/lab/performance.md", "docs/accuracy.md", "docs/speculation.md")
+FIGURES = ROOT / "docs/figures"
+PAGES = tuple(f"docs/{path.relative_to(FIGURES).with_suffix('.md')}" for path in sorted(FIGURES.rglob("*.json")))
 PROVENANCE = ("machine", "commit", "date", "command")
 _TABLE = re.compile(r"(<!-- figures (\w+) -->\n)(.*?)(<!-- end of figures -->\n)", re.DOTALL)
 
 
 def records(page: str) -> dict[str, dict[str, Any]]:
     """Return the measurements of a page, by the names of their tables."""
-    content: dict[str, dict[str, Any]] = json.loads((ROOT / "docs/figures" / f"{Path(page).stem}.json").read_text())
+    path = FIGURES / Path(page).relative_to("docs").with_suffix(".json")
+    content: dict[str, dict[str, Any]] = json.loads(path.read_text())
     return content
 
 
 def text_of(record: Mapping[str, Any]) -> str:
     """Return a table in Markdown."""
-    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in record["rows"]]
-    title = f"| {' | '.join(record['columns'])} |"
-    return "\n".join([title, "|" + "---|" * len(record["columns"]), *lines]) + "\n"
+    lines = (record["columns"], *record["rows"])
+    title, *rows = ("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
+    return "\n".join([title, "|" + "---|" * len(record["columns"]), *rows]) + "\n"
 
 
 def rewritten(text: str, measured: Mapping[str, Mapping[str, Any]]) -> str:
