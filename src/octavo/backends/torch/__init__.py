@@ -1,4 +1,6 @@
-"""The backend on torch tensors: on a GPU if there is one, else on the CPU. Needs torch, which the CPU install lacks."""
+"""The torch backend. It runs on a GPU if there is one, otherwise on the CPU, and needs torch, which the CPU install
+lacks.
+"""
 
 from octavo.backends.torch.compile import TorchBackend
 

@@ -23,7 +23,7 @@ class RareChange:
     """A change that few adapters make and that the table has no room for.
 
     It is a gain, a whole weight, or a change to an embedding or to experts (as stacks).
-    number: number of the weight in its operation.
+    number: index of the weight within its operation.
     a: None means that B is the whole weight.
     b: includes its scale; None if the table has both factors.
     """
@@ -85,7 +85,7 @@ class AdapterTable:
         }
 
     def prepare(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
-        """See `AdaptingExecutor`. Rare changes, which have no place in the table, are put on the device right away."""
+        """See `AdaptingExecutor`. Rare changes have no place in the table and go to the device immediately."""
         prepared = PreparedFactors([], [])
         for op in self._factors:
             for number, part in op.parts_of(parts):
@@ -102,7 +102,9 @@ class AdapterTable:
                 of_columns, a = (None if each is None else self._tensor(each) for each in (part.gain, part.a))
                 b = self._tensor(part.b * np.float32(part.scale))
                 change = RareChange(number, of_columns, a, b)
-                if not isinstance(changed, AdaptedMoE):  # whose stacks are on the device while they have a slot
+                if not isinstance(
+                    changed, AdaptedMoE
+                ):  # stacks of experts are on the device only while they have a slot
                     change = change.to(self._device)
                 prepared.rare.append((changed, change))
         return prepared

@@ -41,16 +41,14 @@ class Queries:
     last: Tensor | None = None  # the last position that each token sees [n, t]; None means its own
 
 
-_SCORES = 1 << 26  # scores that are held at a time
+_SCORES = 1 << 26  # most scores in memory at a time
 
 
 def attend(x: Queries, p: AttentionParams, tables: HeadTables) -> Tensor:
-    """Return the mixed values [n, t, num_heads, value_dim] of `octavo.graph.ops.attention`, computed for some tokens at
-    a time.
-    """
+    """Return the outputs [n, t, num_heads, value_dim] of `octavo.graph.ops.attention`, a few tokens at a time."""
     n, t = x.q.shape[:2]
     index = torch.arange(x.keys.shape[1], device=x.q.device)
-    # A weight of zero times what another sequence has left there could still be NaN.
+    # Zero times whatever another sequence left there could still be NaN.
     values = x.values.masked_fill((index >= x.end[:, None])[..., None, None], 0.0)
     step = max(_SCORES // max(n * x.keys.shape[1] * p.num_heads, 1), 1)
     parts = [

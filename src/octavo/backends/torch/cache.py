@@ -18,7 +18,7 @@ from octavo.graph.cache import CacheSizes, KVCache
 from octavo.graph.layer_formats import LayerFormat
 
 _SCALE_BYTES = 4
-_ALIGNED_TO = 8  # bytes of a layer's token, so that numbers of every type are aligned to their size
+_ALIGNED_TO = 8  # a layer's bytes per token are a multiple of this, which aligns numbers of every type
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LayerPages:
     """
 
     keys: Tensor
-    values: Tensor  # without columns: values are the first columns of the keys
+    values: Tensor  # has no columns if the values are the first columns of the keys
     group: int
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
@@ -46,11 +46,11 @@ class CacheNumbers(NamedTuple):
 
 
 class PagedCache:
-    """A tensor of bytes [blocks, bytes] for each slot of layers: scales, keys and values, each [head, token, dim].
+    """Byte tensors [blocks, bytes], one for each layer slot: scales, keys and values, each [head, token, dim].
 
-    What a layer reads from a block is therefore contiguous, whatever the size of the cache. If the layers that share a
-    slot differ in heads, widths or types, the slot has room for the largest of them. There is one more block than
-    requested, for the tokens that pad a captured step.
+    What a layer reads from a block is therefore contiguous, however large the cache is. If the layers that share a slot
+    differ in heads, widths or types, the slot has room for the largest of them. There is one more block than requested,
+    for the padding tokens of a captured step.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class PagedCache:
                     given = self._staging(moved.data[:, begin:end].shape)
                     given.numpy()[:] = moved.data[:, begin:end]
                     given = given.to(self.device, non_blocking=True)
-                    for row, block_id in enumerate(moved.block_ids.tolist()):  # one may come twice: the last stays
+                    for row, block_id in enumerate(moved.block_ids.tolist()):  # if one occurs twice, the last counts
                         rows[block_id].copy_(given[row])
                 else:
                     moved.data[:, begin:end] = self._staging((len(ids), end - begin)).copy_(rows[ids]).numpy()

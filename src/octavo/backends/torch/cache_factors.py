@@ -19,7 +19,7 @@ from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.values import Parameter
 
 _AT = 4.0
-_ROWS = 256  # of a matrix that are looked at
+_ROWS = 256  # rows of a matrix to sample
 
 
 def cache_factors(

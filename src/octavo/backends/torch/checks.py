@@ -1,4 +1,4 @@
-"""Checks every number of a batch on the host, because a wrong one would destroy a GPU's whole context."""
+"""Checks of every number in a batch on the host, because a wrong one would destroy a GPU's whole context."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class BatchChecks:
         self._has_states, self._has_keys = bool(graph.state_caches), bool(graph.kv_caches)
         groups = enumerate(graph.cache_layout.groups)
         self._num_groups = len(graph.cache_layout.groups)
-        # Of other domains, `check_domains` knows the lengths.
+        # `check_domains` checks the lengths of other domains.
         self._groups = [(number, group) for number, group in groups if group.domain is TOKENS]
         tables = (n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all)
         self._vocab = min(tables, default=0)
-        self.last_token = self._vocab - 1 if self._vocab else None  # of the embedding; None if it takes any
-        self.num_source_rows = limits.max_num_outputs  # of the step that tokens come from
+        self.last_token = self._vocab - 1 if self._vocab else None  # largest id in the embedding; None if it takes any
+        self.num_source_rows = limits.max_num_outputs  # in the step that tokens come from
 
     def check(self, batch: Batch, cache: PagedCache) -> None:
         """Raise UsageError or ValueError naming the first invalid number of the batch."""

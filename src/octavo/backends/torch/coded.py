@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.quantization.packed.inputs import LARGEST, InputKind
 
-INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multiplied by codes
+INPUT_GROUPS = (32, 64, 128)  # columns per scale, for codes that are multiplied by codes
 
 
 class CodeForm(NamedTuple):

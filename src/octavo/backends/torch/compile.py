@@ -1,4 +1,4 @@
-"""Compiles graphs for a torch device, and computes the memory that they will take."""
+"""Compilation of graphs for a torch device, and the amount of memory that they will need."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 PASSES = (passes.fuse_attention, passes.fuse_gated_linears, passes.fuse_residual, passes.fuse_norm,
           passes.select_rows_early)  # fmt: skip
-_SAMPLER_BYTES = 64  # of a number of the logits: float64 masses, sums, orders
+_SAMPLER_BYTES = 64  # per logit: float64 weights, sums, orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class TorchBackend:
                 held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
         types = cache_types(planned.kv_formats, self.cache_dtype)
-        # Copies of other streams are in no graph. Exchanges in captured steps have not been tried.
+        # CUDA graphs do not contain copies on other streams. Exchanges in captured steps have not been tried.
         capture = None if self.group is not None or held.streamed is not None else self.capture
         mode = StepMode(self.device, capture, self.deterministic, self.group, self.prompt_tokens)
         # Streamed layers have no numbers on the device yet.
@@ -177,7 +177,7 @@ class TorchBackend:
         if calls is not None:
             problems = product_problems(graph, matrices, place)
             provided = {p: q for p, q in problems.items() if choose(q).winner != OWN}
-            # A library's packed form of a matrix comes in addition to the planes.
+            # A library's packed form of a matrix takes memory in addition to the planes.
             held |= {p: held[p] + humming.extra_bytes(q) for p, q in provided.items()}
             providers = tuple(choice.line for choice in choices(graph, problems.values(), place, cached))
         values = step_plan(graph, limits, self.dtype, calls, multiplied_by_codes(matrices)).total_bytes
@@ -271,7 +271,7 @@ class TorchBackend:
         if self.device.type == "cpu":
             return host_memory()
         free, _ = torch.cuda.mem_get_info(self.device)
-        # What models that are gone have left to torch's allocator is not free for the system, but is for the next one.
+        # The next model can reuse memory that torch's allocator holds, although the system does not count it as free.
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return MemoryBudget(free + unused)
 

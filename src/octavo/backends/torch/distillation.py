@@ -1,4 +1,4 @@
-"""Trains a model's weights to predict a teacher's next tokens, through the differentiable form of its graph.
+"""Training of a model's weights to predict a teacher's next tokens, through the differentiable form of its graph.
 
 Hinton et al., arXiv 1503.02531; the reverse divergence as in Gu et al., MiniLLM, arXiv 2306.08543, without sampling.
 """
@@ -22,15 +22,15 @@ from octavo.quantization.packed import Weight
 
 DivergenceKind = Literal["forward", "reverse"]
 _TINY = 1e-8
-_ROUNDS = 20  # of a comparison of products
-_ROWS_AT_ONCE = 32  # of logits, which then stay in a cache
+_ROUNDS = 20  # per comparison of products
+_ROWS_AT_ONCE = 32  # rows of logits, few enough to stay in a CPU cache
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherTokens:
     """The teacher's K most likely next tokens after each token of the texts.
 
-    logprobs: log-probabilities over the whole vocabulary; the mass that is missing to 1 belongs to all other tokens.
+    logprobs: log-probabilities over the whole vocabulary; the rest of the probability belongs to all other tokens.
     """
 
     texts: NDArray[np.int32]  # [texts, tokens]
@@ -133,7 +133,7 @@ class _LogProbabilities(torch.autograd.Function):
 
 
 def _rest(logprobs: Tensor) -> Tensor:
-    """Return the logarithm of the mass of all other tokens."""
+    """Return the logarithm of the total probability of all other tokens."""
     return torch.log((1 - logprobs.exp().sum(dim=1, keepdim=True)).clamp(min=_TINY))
 
 

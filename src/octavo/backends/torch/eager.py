@@ -1,4 +1,4 @@
-"""Runs any graph in plain differentiable torch, on whole texts and without a paged cache, on any device.
+"""Execution of any graph in plain differentiable torch, on whole texts and without a paged cache, on any device.
 
 The backend's kernels are checked against it, and training runs through it:
 
@@ -130,7 +130,7 @@ def outputs_of(
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
     for index, node in enumerate(graph.nodes):
         evaluate(node, step)
-        for value in node.op.inputs:  # what is kept for gradients is kept by autograd
+        for value in node.op.inputs:  # autograd keeps what gradients need
             if last_use[value] == index:
                 step.values.pop(value, None)
     return tuple(step.values[value] for value in graph.outputs)
@@ -142,7 +142,7 @@ class EagerStep(TorchStep):
 
     source: WeightSource = field(kw_only=True)
     given_product: Product | None = None
-    keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of each layer
+    keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by layer
 
     def weight(self, parameter: Parameter) -> Tensor:
         return self.source(parameter)

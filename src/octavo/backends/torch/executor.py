@@ -105,7 +105,7 @@ class Results:
             self._event = None
 
     def errors(self) -> np.ndarray:
-        """Return the reasons why rows have no outcome."""
+        """Return an error code for each row: `ROW_OK` if it has a token, otherwise the reason why not."""
         self._settle()
         return self._samples["errors"].numpy() if self._samples else np.zeros(0, np.int32)
 
@@ -183,7 +183,7 @@ class TorchExecutor:
         self._layout, self._has_states = graph.cache_layout, bool(graph.state_caches)
         self._numbers, self._capture, self._repeats = numbers, mode.capture, mode.repeats
         self._group, self._widths = mode.group, gathered_widths(graph, mode.group)
-        # A step waits for other ranks, which begin it after the call that submits it here.
+        # A step waits for other ranks, which start it only after it was submitted here.
         self._thread = None if mode.group is None else ThreadPoolExecutor(1, "octavo-rank")
         place = Place.of(device, weights.dtype, repeats=mode.repeats)
         self.calls = provided(triton_calls(device), place, products=weights.streamed is None)
@@ -194,12 +194,12 @@ class TorchExecutor:
         self._prompt_tokens = min(mode.prompt_tokens, limits.max_num_batched_tokens)
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
-        self._lender: TorchExecutor | None = None  # that has the cache
-        # Blocks, their size and slots of the cache before a sleep.
+        self._lender: TorchExecutor | None = None  # the executor that owns the cache
+        # Number of blocks, block size and state slots before a sleep.
         self._slept_sizes: tuple[int, int, int] | None = None
         self._board, self._is_guessing = TokenBoard(*_board_sizes(graph, limits), device), False
         self._hidden = HeadStates(device)
-        self._target_ids: Tensor | None = None  # of a head that drafts: see `share_tokens`
+        self._target_ids: Tensor | None = None  # for a draft head: see `share_tokens`
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._feeds = fed_products(graph)
@@ -220,7 +220,7 @@ class TorchExecutor:
         self.load_adapter(slot, PreparedFactors([], []))
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._graphs = self._pieces = None  # earlier ones contain the addresses of an earlier cache
+        self._graphs = self._pieces = None  # they contain addresses in the old cache
         num_bytes = num_blocks * self.cache_sizes.block_bytes(block_size) + num_states * self.cache_sizes.state_bytes
         with room_for("the KV cache", num_bytes):
             self._cache = self._new_cache(num_blocks, block_size, num_states)
@@ -243,7 +243,7 @@ class TorchExecutor:
                         buckets(most),
                         self.device,
                     )
-            except RuntimeError as error:  # of the driver, or too little memory: the steps themselves run without
+            except RuntimeError as error:  # a driver error, or too little memory: steps also run without graphs
                 reason = str(error).partition("\n")[0]
                 logger.warning("decode steps are launched operation by operation, as their capture failed: %s", reason)
 
@@ -275,7 +275,7 @@ class TorchExecutor:
         try:
             with current(self.device), torch.no_grad():
                 return PromptPieces(self._graph, self._body, begin, host_of, capture, sizes, self.device)
-        except RuntimeError as error:  # as with decode steps
+        except RuntimeError as error:  # as for decode steps
             reason = str(error).partition("\n")[0]
             logger.warning("prompts are launched operation by operation, as their capture failed: %s", reason)
             return None
@@ -291,7 +291,7 @@ class TorchExecutor:
         return PagedCache(self._graph, shape, self.device, types, state_dtype, factors)
 
     def submit(self, batch: Batch) -> TorchPendingStep:
-        if self._lender is not None:  # whose cache is another one after a sleep
+        if self._lender is not None:  # its cache is a new one after a sleep
             self._cache = self._lender._cache
         self._checks.check(batch, self._cache)
         if self._thread is not None:
@@ -299,7 +299,7 @@ class TorchExecutor:
         started: Future[Results] = Future()
         try:
             started.set_result(self._start(batch))
-        except Exception as error:  # as from a native thread, it is `wait` that reports it
+        except Exception as error:  # `wait` reports it, as for a native thread
             started.set_exception(error)
         return TorchPendingStep(started)
 
@@ -353,7 +353,7 @@ class TorchExecutor:
             positions = None if rows.positions is None else sent(rows.positions, self.device).long()
             indices = {name: sent(array, self.device).long() for name, array in rows.indices.items()}
             found[domain] = FurtherRows(rows.count, starts, positions, indices)
-            if rows.lengths is not None:  # of a domain with caches
+            if rows.lengths is not None:  # the domain has caches
                 slots = None if rows.slots is None else sent(rows.slots, self.device).long()
                 tables = sent(batch.block_tables, self.device).long()
                 lengths = tuple(rows.lengths.tolist())
@@ -377,8 +377,8 @@ class TorchExecutor:
     ) -> PagedStep:
         arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
-        # A row without an outcome has drawn -1, and the step that takes it is forgotten. A model may draw tokens that
-        # the table of its draft model does not have.
+        # A row without a token has drawn -1, and the step that uses it is discarded. A model may draw tokens that
+        # are missing from its draft model's table.
         drawn = self._board.tokens[sources.clamp(min=0)].clamp(min=0, max=self._checks.last_token)
         token_ids = torch.where(sources >= 0, drawn, rows.token_ids)
         assert self._workspace is not None, "a step after `close`, or asleep"
@@ -414,7 +414,7 @@ class TorchExecutor:
             evaluate(node, step)
 
     def _finish(self, step: PagedStep, batch: Batch, hidden: Mapping[str, Sequence[Tensor]] = _NO_VALUES) -> Results:
-        """Run the output head and sampling, for as many rows at a time as may have logits in memory at once.
+        """Run the output head and sampling, for as many rows at a time as the memory for logits allows.
 
         hidden: additional values for the results.
         """
@@ -453,7 +453,7 @@ class TorchExecutor:
         self._evaluate(step, self._head[:-1])
         own, options = step.values[gather.x].float(), rows_of(batch.sampling, rows)
         samples = sample_together(own, options, self._widths[gather], group.rank, group.side_by_side, offers)
-        # Only the first rank reports rows without an outcome: it alone knows of requests, and the other ranks go on.
+        # Only the first rank reports rows without a token: it alone knows the requests. The other ranks continue.
         return samples if group.rank == 0 else None, None
 
     def _sampled(
@@ -461,9 +461,9 @@ class TorchExecutor:
     ) -> tuple[Samples | None, Tensor | None]:
         """Sample some rows. Return the tokens and, if wanted, a copy of the logits, which the next step may overwrite.
 
-        draws: random numbers of these rows; None means those of their options.
+        draws: random numbers for these rows; None means the ones in their options.
         """
-        # Gathered logits are sampled from by the first rank.
+        # The first rank samples from the gathered logits.
         options = batch.sampling if self._group is None or self._group.rank == 0 else None
         num_top = 0 if options is None else max(int(options.rows["num_logprobs"].max(initial=0)), 0)
         draw = sample if self.calls is None else self.calls.sampled

@@ -40,11 +40,11 @@ class CudaReplay:
     def __init__(self, run: Callable[[], Tensor]) -> None:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are loaded and libraries make their handles before the capture
+        with torch.cuda.stream(stream):  # before the capture, load kernels and let libraries create their handles
             run()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Calls of other threads, such as a second model that is loaded, do not end the capture.
+        # CUDA calls from other threads, which may be loading a second model, must not end the capture.
         pool = _pool(torch.cuda.current_device())
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.output = run()
@@ -60,7 +60,7 @@ def _pool(device: int) -> Any:  # noqa: ARG001 - each device has its own
 
 
 def buckets(most: int) -> list[int]:
-    """Return the numbers of sequences that are captured, largest first: 1, 2, 4, each 8th to 256, each 32nd."""
+    """Return the numbers of sequences to capture, largest first: 1, 2, 4, multiples of 8 up to 256, then of 32."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
     return sorted({min(size, most) for size in sizes}, reverse=True)
 
@@ -99,15 +99,15 @@ class SpareRows:
             block_tables=more(batch.block_tables[: self.num_groups], self.num_blocks, 1),
             slot_mapping=more(batch.slot_mapping[: self.num_groups], self.num_blocks * self.block_size, 1),
             logits_indices=rows[:-1],
-            state_saves=None,  # `DecodeGraphs.bucket_of`: nothing is saved
+            state_saves=None,  # `DecodeGraphs.bucket_of` accepts no steps that save states
             state_slots=None if states is None else more(states, self.num_states),
         )
 
 
 class SentNumbers:
-    """The numbers that captured steps of one size read, in `tensor` on the device.
+    """The input numbers of captured steps of one size.
 
-    They are first written to `numbers`.
+    They are written to `numbers` on the host and then copied to `tensor` on the device, where the steps read them.
     """
 
     def __init__(self, numbers: Int32, device: torch.device) -> None:
@@ -121,7 +121,7 @@ class SentNumbers:
 
     def settle(self) -> None:
         """Wait until `numbers` may be written."""
-        # Of two steps in flight the first has ended before a third is sent, so that nothing is waited for.
+        # At most two steps are in flight, and the first ends before a third is sent, so this normally does not wait.
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             self._copied.synchronize()
 
@@ -133,7 +133,7 @@ class SentNumbers:
 
 
 class DecodeInput:
-    """The input numbers of the captured steps of one size with one token per sequence."""
+    """The input numbers for captured steps of one size with one token per sequence."""
 
     def __init__(self, host: HostArrays, device: torch.device) -> None:
         """host: host arrays of a step that consists of padding rows."""

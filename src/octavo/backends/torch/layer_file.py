@@ -29,9 +29,9 @@ from octavo.platform import files
 from octavo.quantization.packed import Weight
 
 _MAGIC = b"octavo layers 1\n"
-_ENTRY = struct.Struct("<QQ16s")  # bytes of a layer, their checksum, digest of its structure
+_ENTRY = struct.Struct("<QQ16s")  # size of a layer, checksum of its bytes, digest of its structure
 
-_ATTEMPTS = 3  # another process may write the file, in vain, or remove it for another one
+_ATTEMPTS = 3  # another process may be writing the file, fail, or replace it
 
 Maker = Callable[[Sequence[Parameter]], tuple[DeviceWeights, Tensor]]
 LayersReport = Callable[[int], None]
@@ -79,7 +79,7 @@ class LayerFile:
         def make_it(parameters: Sequence[Parameter]) -> tuple[DeviceWeights, Tensor]:
             try:
                 return make(parameters)
-            except OSError as error:  # is not about the file that is kept
+            except OSError as error:  # the error concerns the model's file, not ours
                 raise ModelLoadError(f"the model's weights cannot be read: {error}") from error
 
         for _ in range(_ATTEMPTS):
@@ -141,14 +141,14 @@ class LayerFile:
                 other, names, other_bytes = examples[kind]
                 layer = other.as_those_of(dict(zip(names, parameters, strict=True)))
                 if (other_bytes, _structure(layer, parameters)) != (nbytes, structure):
-                    layer = None  # of other numbers, such as an order of columns
+                    layer = None  # other contents, such as a column order
             if layer is None:
                 layer, buffer = make(parameters)
                 made = (len(buffer), zlib.crc32(buffer.numpy().data), _structure(layer, parameters))
                 if made != (nbytes, checksum, structure):
                     raise WrongFileError(f"streamed layer {number} is laid out otherwise")
                 examples.setdefault(kind, (layer, parameters, nbytes))
-                layer = layer.as_those_of({p: p for p in parameters})  # the example keeps its places
+                layer = layer.as_those_of({p: p for p in parameters})  # the example keeps its own addresses
             source = FileLayer(kept, self._file.path, offset, nbytes)
             buffer = torch.empty(nbytes, dtype=torch.uint8)
             source.read_into(buffer)

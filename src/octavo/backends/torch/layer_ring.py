@@ -22,8 +22,8 @@ from octavo.graph.builder import Node
 from octavo.graph.values import Value
 from octavo.platform import files
 
-_READ_BYTES = 16 << 20  # of one call that reads a file
-_STAGED = 2  # layers on their way from the disk
+_READ_BYTES = 16 << 20  # read by one call
+_STAGED = 2  # layers being read from disk at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class LayerRing:
         places: uint8 buffers, each large enough for any layer.
         """
         self._sources, self._places, self._copies = sources, places, copies
-        self._holds: list[int | None] = [None] * len(places)  # the layer that is there or on its way
+        self._holds: list[int | None] = [None] * len(places)  # the layer that each buffer holds or receives
         self._arrivals: list[Any] = [None] * len(places)
 
     def enter(self, layer: int) -> None:
@@ -180,7 +180,7 @@ class LayerRing:
         if self._holds[layer % count] != layer:
             self._fill(layer, self._copies.mark())
         for ahead in range(layer + 1, min(layer + count, len(self._sources))):
-            if self._holds[ahead % count] is None:  # only in the first step: `leave` fills places
+            if self._holds[ahead % count] is None:  # only in the first step; later, `leave` fills the buffers
                 self._fill(ahead, self._copies.mark())
         self._copies.await_copy(self._arrivals[layer % count])
 
@@ -204,7 +204,7 @@ class LayerRing:
 
     def _fill(self, layer: int, after: Any) -> None:
         number = layer % len(self._places)
-        self._holds[number] = None  # as long as it is not known that the copy has begun
+        self._holds[number] = None  # until the copy has started
         self._arrivals[number] = self._copies.copy(self._places[number], self._sources[layer], after)
         self._holds[number] = layer
 

@@ -1,4 +1,4 @@
-"""Trains a low-rank adapter on top of frozen weights, through the differentiable form of a model's graph.
+"""Training of a low-rank adapter on top of frozen weights, through the differentiable form of a model's graph.
 
 Hu et al., arXiv 2106.09685: y = W x + (alpha / rank) B A x, where only A and B learn. B starts with zeros.
 """
@@ -144,8 +144,9 @@ class LowRankTrainer:
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """x [rows, in] times the transpose of a matrix [out, in], which is fetched again in the backward pass instead of
-    kept.
+    """The product of x [rows, in] and the transpose of a matrix [out, in].
+
+    The backward pass fetches the matrix again, so that it need not be kept in memory.
     """
 
     @staticmethod

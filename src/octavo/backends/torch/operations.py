@@ -1,5 +1,5 @@
-"""Runs the torch form of an operation: differentiable, on any device, with the meaning that
-`octavo.graph.ops` defines.
+"""Execution of the torch form of an operation: differentiable, on any device, with the meaning that `octavo.graph.ops`
+defines.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from octavo.graph.builder import Node
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
-    """Compute one operation and store its output in the step, at its place if it has one. Without rows, nothing runs.
+    """Compute one operation and store its output in the step, at its place if it has one. Do nothing if it has no rows.
 
     Raises GraphError naming an operation without a torch form.
     """
     check_operation(node)
     if not step.count_of(node.output.rows):
-        # As in every part of a prompt but the last: neither forms nor kernels are made for matrices without rows.
+        # True for all parts of a prompt except the last. Forms and kernels do not handle matrices without rows.
         step.values[node.output] = torch.empty((0, node.output.cols), device=step.rows.wanted.device)
         return
     step.begin(node)

@@ -153,12 +153,12 @@ class PagedStep(TorchStep):
     widths: Mapping[AllGather, Sequence[int]] = field(default_factory=dict)
     feeds: Mapping[Op, tuple[Parameter, ...]] = field(default_factory=dict)
     workspace: Workspace = field(kw_only=True)
-    num_outputs: int = 0  # rows of values that are not of tokens: of those that are wanted, as many as are computed
-    draws: Tensor | None = None  # of its rows of logits, where they follow from the step before
+    num_outputs: int = 0  # number of OUTPUTS and LOGITS rows being computed
+    draws: Tensor | None = None  # random numbers for its rows of logits if they depend on the previous step
 
-    adapters: AdapterTable | None = None  # None if the graph takes none
+    adapters: AdapterTable | None = None  # None if the graph has none
 
-    # The rows of each adapter, by the value that has their slots and the number of rows: for kernels, and without.
+    # The rows of each adapter, by the value that contains their slots and the number of rows: with and without kernels.
     sorted_slots: dict[tuple[Value, int], Sorted] = field(default_factory=dict)
     grouped_slots: dict[tuple[Value, int], list[SlotRows]] = field(default_factory=dict)
 
@@ -187,7 +187,7 @@ class PagedStep(TorchStep):
         for value, tensor in whole.items():
             self.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
         self.num_outputs = rows.stop - rows.start
-        if rows.start > 0:  # what is stored for slots belongs to other outputs
+        if rows.start > 0:  # the sorted slots belong to other outputs
             self.sorted_slots.clear()
             self.grouped_slots.clear()
 
@@ -220,7 +220,7 @@ class PagedStep(TorchStep):
         out: Tensor | None = None,
     ) -> Tensor:
         found = self.weights.matrix(weights)
-        if found is None:  # of different types: each is a product of its own
+        if found is None:  # the types differ, so each is a separate product
             parts = [self.linear(x, (w,), (b,)) for w, b in zip(weights, biases, strict=True)]
             whole = torch.cat(parts, dim=-1)
             whole = whole if residual is None else whole + residual
@@ -314,7 +314,9 @@ class PagedStep(TorchStep):
         return TorchStep.gate_product(self, x, op, out)
 
     def rotated(self, x: Tensor, head_dim: int, rope: RopeParams, domain: RowDomain = TOKENS) -> Tensor:
-        if self.calls is None or domain in self.further:  # the kernel looks up angles of positions that count tokens
+        if (
+            self.calls is None or domain in self.further
+        ):  # the kernel only looks up angles of positions that count tokens
             return TorchStep.rotated(self, x, head_dim, rope, domain)
         # Not in place: threads read what others write.
         is_apart = self.out is not None and self.out.data_ptr() != x.data_ptr()
@@ -379,7 +381,7 @@ class PagedStep(TorchStep):
         heads = scaled_queries(q, p, self.rows.positions).reshape(len(q), p.num_heads, p.head_dim)
         out = q.new_empty((len(q), p.output_width)) if out is None else out
         for some, small in zip(self.arrays.sequences, self.small.sequences, strict=True):
-            if some.rows is None:  # all sequences have equally many tokens
+            if some.rows is None:  # all sequences have the same number of tokens
                 return self._attended(heads, p, (some, small), tables, out)
             # These tokens are not contiguous.
             own = torch.index_select(heads, 0, some.rows, out=self.find((len(some.rows), *heads.shape[1:]), q.dtype))

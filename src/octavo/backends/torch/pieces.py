@@ -150,7 +150,7 @@ class PromptPieces:
                 continue
             assert step is not None, "the first operation makes rows of tokens"
             for value in (node.output for node in stretch.nodes):
-                if value.rows is TOKENS:  # where the operation will leave it
+                if value.rows is TOKENS:  # where the operation will write it
                     place = step.workspace.place(value, size)
                     assert place is not None, f"value {value.id} is a view"
                     step.values[value] = place

@@ -1,20 +1,20 @@
 """The choice between our kernels and the library for a product, by its weight, its inputs and the number of rows.
 
-Imported only where kernels run. The same input always takes the same path, so that results repeat.
+Imported only where kernels run. The same input always takes the same path, so that results are repeatable.
 
-| rows | plain weight | codes, inputs in 16 bits | codes of int8 | codes of E4M3 |
+| rows | plain weight | codes, 16-bit inputs | int8 codes | E4M3 codes |
 |---|---|---|---|---|
 | 1 | each row by itself | one row | each row by itself | each row by itself, or 16 |
-| 2 to 4 | each row by itself | few rows, in parts of the columns | each row by itself | each row by itself, or 16 |
-| 5 to 16 | library | few rows, in parts of the columns | tile of 16 rows | tile of 16 rows |
+| 2 to 4 | each row by itself | few rows, columns in parts | each row by itself | each row by itself, or 16 |
+| 5 to 16 | library | few rows, columns in parts | tile of 16 rows | tile of 16 rows |
 | 17 to 64 | library | tile of 32 or 64 rows | tile of 64 rows | library, or tile of 64 rows |
 | 65 and more | library | unpacked once, then the library | tile of 128 rows | library, or tile of 128 or 64 rows |
 
-E4M3 codes with scales for groups of columns use the tile of 16 rows from one row on, and the tile of 64 from 65 on. The
-library's product of E4M3 codes has whole-row scales and bfloat16 results, and is used on compute capability 9 and 10.
-Where rows are computed one by one, gate, up and activation are one launch (`gate`). Where rows may not depend on how
-many there are (`repeats`), each column has one tile for all of them, and the library is not used. The tile sizes are
-constants next to their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
+E4M3 codes with scales for groups of columns use the tile of 16 rows even for a single row, and the tile of 64 instead
+of 128 from 65 rows on. The library's product of E4M3 codes has whole-row scales and bfloat16 results, and is used on
+compute capability 9 and 10. Where rows are computed one by one, gate, up and activation are one launch (`gate`). Where
+a row must not depend on the number of rows (`repeats`), one tile serves all numbers of rows, and the library is not
+used. The tile sizes are constants next to their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from octavo.backends.torch.kernels.vector import vector_product
 from octavo.backends.torch.plain import ProductEnd, scaled_linear
 from octavo.backends.torch.plain import linear as library_linear
 
-_FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
-_SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
+_FEW_ROWS = 4  # up to this many rows, plain weights use our kernel, because libraries are slow there
+_SCALED_ROWS = 17  # from this many rows on, the library multiplies E4M3 codes
 
 
 def linear(
@@ -65,9 +65,11 @@ def linear(
 
 
 def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out: Tensor | None) -> Tensor | None:
-    """Compute kind(gate) * up in one launch, or return None if that is not possible. Gate is above up in the matrix.
+    """Compute kind(gate) * up in one launch, or return None if that is not possible.
 
-    It is possible for 16-bit inputs whose rows are computed one by one.
+    The rows of gate come before those of up in the matrix. One launch is possible for 16-bit inputs whose rows are
+    computed
+    one by one.
     """
     if isinstance(matrix, Tensor):
         return dense_gate(x, matrix, bias, kind, out) if len(x) <= _FEW_ROWS else None

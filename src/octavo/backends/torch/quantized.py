@@ -12,7 +12,7 @@ from torch.nn import functional
 from octavo.backends.torch.coded import rounded
 from octavo.backends.torch.kernels.planes import BLOCK, Planes
 
-_TILE = 1 << 22  # numbers that are dequantized at a time
+_TILE = 1 << 22  # most numbers dequantized at a time
 
 
 def matrix_of(p: Planes, index: int) -> Planes:
@@ -99,7 +99,7 @@ def scales_of(p: Planes, scales: Tensor) -> Tensor:
     """Return these scales of a weight in float32, before super-group scales are applied."""
     if p.scale_bits == "e4m3":
         return scales.view(torch.float8_e4m3fn).float()
-    if p.scale_bits == "e8m0":  # of numbers that are held doubled
+    if p.scale_bits == "e8m0":  # for tables stored as doubled numbers
         return torch.exp2(scales.double() - 128).float()
     return scales.float()
 

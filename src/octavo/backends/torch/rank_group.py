@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from octavo.backends import Executor
 
 _POLL_S = 0.05
-_WAIT = timedelta(seconds=120)  # for ranks to come, and in a step for each other
-_LOOK = timedelta(seconds=0.2)  # between two looks for a failure
+_WAIT = timedelta(seconds=120)  # for ranks to join, and for each other within a step
+_LOOK = timedelta(seconds=0.2)  # between checks for a failure
 
 
 class TorchRankGroup:
     """Implements `octavo.backends.RankGroup`. On a GPU, exchanges are queued like kernels; nothing waits for them."""
 
-    is_waiting = True  # or not: that is not known here, where a wait ends after two minutes
-    compile: Callable[..., Executor]  # as `TorchBackend.compile`, for the graph of this rank; set by the backend
+    is_waiting = True  # not known here, so assume it; a wait ends after two minutes
+    compile: Callable[..., Executor]  # like `TorchBackend.compile`, for this rank's graph; set by the backend
 
     def __init__(self, group: Any, place: tuple[int, int], device: torch.device) -> None:
         """group: process group of torch.distributed.
@@ -45,7 +45,7 @@ class TorchRankGroup:
 
     def fail(self, reason: str) -> None:
         self.error = self.error or reason
-        with suppress(RuntimeError):  # which is already gone
+        with suppress(RuntimeError):  # the group is already gone
             self._group.abort()
 
     def sum(self, x: Tensor, *, in_order: bool) -> Tensor:
@@ -68,7 +68,7 @@ class TorchRankGroup:
         return torch.cat([part[:, :width] for part, width in zip(found.unbind(0), widths, strict=True)], dim=1)
 
     def exchanged(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of every rank; all ranks give equally many. Waits for all of them."""
+        """Return the numbers of every rank, after waiting for all ranks. Each must give the same number of them."""
         own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         found: list[list[int]] = self._gathered(own).tolist()
         return found
@@ -90,11 +90,11 @@ class TorchRankGroup:
     def _wait(self, work: Any) -> None:
         """Wait until a gloo exchange, which cannot be aborted, ends or `fail` is called."""
         if self.device.type == "cuda":
-            work.wait()  # queued behind it: NCCL can be aborted
+            work.wait()  # only queues the wait on the stream; NCCL can be aborted
             return
         while not _is_done(work):
             if self.error:
-                # The destructor of the group would wait for it.
+                # The group's destructor would wait for the exchange.
                 threading.Thread(target=_outlast, args=(self._group, work), daemon=True).start()
                 raise RuntimeError(self.error)
 
@@ -111,7 +111,7 @@ def _is_done(work: Any) -> bool:
 
 def _outlast(_group: Any, work: Any) -> None:
     """Keep a group alive until its exchange has ended."""
-    while not work.is_completed():  # to wait in the library at the end of the interpreter would abort it
+    while not work.is_completed():  # waiting in the library would abort the interpreter when it exits
         time.sleep(_POLL_S)
 
 

@@ -21,11 +21,11 @@ from octavo.backends.torch.sampler import Samples, foreign_rows, processed, samp
 from octavo.backends.torch.step_arrays import sent
 from octavo.batch import SamplingBatch
 
-MOST_OFFERS = 256  # of a rank for a row; rows that may draw from more tokens need all logits
+MOST_OFFERS = 256  # per rank and row; rows that may draw from more tokens need all logits
 _ID_BITS = 32
 _LAST_ID = (1 << _ID_BITS) - 1
 _SIGN = 0x7FFFFFFF
-_NO_NUMBER = -(1 << 62)  # of a row with a NaN: no offer is this number, whose id no token has
+_NO_NUMBER = -(1 << 62)  # marks a row with a NaN; no offer equals it, because no token has its id
 
 
 class GatherColumns(Protocol):
@@ -64,7 +64,7 @@ def sample_together(
     best = torch.where(logits.isnan().any(dim=1, keepdim=True), _NO_NUMBER, best)
     found = gather(best, counts)
     is_nan = (found == _NO_NUMBER).any(dim=1)
-    # By ascending id, the order of the draws. An offer's id is complemented.
+    # By ascending id, the order in which tokens are drawn. An offer contains the complement of the id.
     ids, order = torch.sort(_LAST_ID - (found & _LAST_ID), dim=1)
     upper = torch.gather(found >> _ID_BITS, 1, order)
     bits = torch.where(upper >= 0, upper, upper ^ _SIGN).int()
@@ -79,7 +79,7 @@ def sample_together(
 
 def _numbered(logits: Tensor, first: int) -> Tensor:
     """Encode logits [R, part] of the tokens from `first` on as offers."""
-    bits = (logits + 0.0).view(torch.int32).long()  # zero has one sign
+    bits = (logits + 0.0).view(torch.int32).long()  # gives both zeros the same sign
     ids = torch.arange(first, first + logits.shape[1], device=logits.device)
     return (torch.where(bits >= 0, bits, bits ^ _SIGN) << _ID_BITS) | (_LAST_ID - ids)
 

@@ -6,7 +6,7 @@ import torch
 
 from octavo.backends.rates import Rates, best_rate
 
-_GPU_BYTES, _CPU_BYTES = 1 << 30, 64 << 20  # beyond every cache
+_GPU_BYTES, _CPU_BYTES = 1 << 30, 64 << 20  # larger than any cache
 _GPU_ROWS, _CPU_ROWS = 4096, 512
 _COPY_BYTES = 64 << 20
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo.backends.torch.step import TorchStep
 from octavo.graph.cache import StateCache
 
-# From one token of some sequences and their state to their output and the state after it.
+# (one token of some sequences, their states) -> (their outputs, the states after it).
 AdvanceTokens = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
@@ -26,12 +26,12 @@ def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> T
     """
     (state,) = step.read_states(cache)  # [sequences, taps - 1, cols]
     sequences, reach, cols = state.shape
-    # The rows that a token sees are in its own step or in its sequence's state: both form one table, by row number.
+    # The rows that a token sees are in this step or in its sequence's state. One table holds both.
     table = torch.cat([state.reshape(-1, cols).to(x.dtype), x])
     starts, saves = step.rows.first_rows, step.rows.save_counts
     offset = torch.arange(len(x), device=x.device) - starts[step.rows.sequences]
     age = torch.arange(reach + 1, device=x.device)
-    place = offset[:, None] + age  # in the window of state and step
+    place = offset[:, None] + age  # within the window over state and step
     seen = _window_rows(place, step.rows.sequences[:, None], starts, reach, sequences)
     out = torch.einsum("tjc,cj->tc", table[seen], taps.to(x.dtype))
 
@@ -46,7 +46,9 @@ def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> T
 
 
 def _window_rows(place: Tensor, sequence: Tensor, starts: Tensor, reach: int, sequences: int) -> Tensor:
-    """Return the rows, in the table of states and step, at each place of a sequence's window."""
+    """Return the row numbers at these places in each sequence's window. The table has the rows of states, then of the
+    step.
+    """
     in_state = sequence * reach + place
     in_step = sequences * reach + starts[sequence] + place - reach
     return torch.where(place < reach, in_state, in_step)

@@ -23,7 +23,7 @@ _SMALLEST_X = -87.0
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The results of rows, on the device: fields of `StepOutput`, and the reasons why rows have no outcome."""
+    """The results of rows, on the device: fields of `StepOutput`, and the reasons why rows have no token."""
 
     token_ids: Tensor  # [R]
     logprobs: Tensor  # [R]
@@ -50,7 +50,7 @@ def rows_of(batch: SamplingBatch, rows: slice) -> SamplingBatch:
 
 
 def joined(parts: list[Samples]) -> Samples:
-    """Join the results of rows that were sampled in turns."""
+    """Join the results of rows that were sampled in several calls."""
     names = Samples.__slots__
     return parts[0] if len(parts) == 1 else Samples(*(torch.cat([getattr(part, n) for part in parts]) for n in names))
 
@@ -107,7 +107,7 @@ class _Rows:
         return self._tensor(self._host[name].astype(dtype))
 
     def errors(self, raw: Tensor) -> Tensor:
-        """Return the reasons [R] why rows have no outcome, known before anything is chosen."""
+        """Return the reasons [R] why rows have no token, as far as they are known before anything is chosen."""
         nothing = torch.where(raw.amax(dim=1) > -torch.inf, 0, ROW_NOTHING_ALLOWED)
         errors = torch.where(raw.isnan().any(dim=1), ROW_NAN_LOGITS, nothing)
         foreign = self._tensor(foreign_rows(self._batch, self._vocab))
@@ -170,7 +170,7 @@ class _Rows:
         return torch.where(temperature > 0, torch.minimum(passed, last), greedy)
 
     def _filtered(self, x: Tensor, alive: Tensor, name: str, order: Tensor) -> Tensor:
-        """Keep the shortest prefix of the order that has the filter's share of the mass, in the rows that use this
+        """Keep the shortest prefix of the order that reaches the filter's share of the total weight, in rows with this
         filter.
         """
         share = self._host[name].astype(np.float64)

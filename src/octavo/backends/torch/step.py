@@ -36,12 +36,13 @@ class StepRows:
     """The tokens of a step. T = tokens, N = sequences, R = wanted rows. Tensors are int64 and on the device.
 
     starts: where the tokens of each sequence start, [N + 1], on the host.
-    saves: lists of how many tokens of each sequence to process in this step before its states are also saved; 0 means
-    not saved. Empty if no states are saved.
+    saves: for each save, the number of tokens of each sequence after which its states are also saved; 0 means not
+    saved.
+    Empty if no states are saved.
     """
 
     token_ids: Tensor  # [T], grouped by sequence
-    positions: Tensor  # [T], in the sequence
+    positions: Tensor  # [T], within the sequence
     sequences: Tensor  # [T], the sequence of each token
     wanted: Tensor  # [R], index into the T tokens
     first_rows: Tensor  # [N + 1], `starts` on the device
@@ -292,21 +293,23 @@ class TorchStep(ABC):
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return the queries of `op` after norm and rotation, with its keys and values already written to the cache.
 
-        None means that this was not done.
+        None means that the step does not do this.
         """
         return None
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
         """Return the output of the experts that rows have chosen, with their weights, both [rows, top_k].
 
-        None means not done.
+        None means that the step leaves this to the operation's form.
 
         Experts are numbered from the first one on this rank; identities and other ranks' experts are out of range.
         """
         return None
 
     def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:  # noqa: ARG002
-        """Return the output of an operation with states and update the states. None means that this was not done."""
+        """Return the output of an operation with states and update the states. None means that the step does not do
+        this.
+        """
         return None
 
     def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:
@@ -331,7 +334,7 @@ class TorchStep(ABC):
         return further.positions[list((rope.axes if len(further.positions) > 1 else None) or (0,))].T
 
 
-@cache  # never evicted: captured steps read a constant at its address
+@cache  # never evicted, because captured steps read constants at their addresses
 def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return an operation's numbers as a tensor on the device, created once."""
     return torch.tensor(numbers, dtype=dtype, device=device)

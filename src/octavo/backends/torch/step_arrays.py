@@ -34,14 +34,14 @@ class VisibleBlocks:
 class EqualSequences:
     """The n sequences of a step that have t tokens each.
 
-    rows: rows of their tokens [n * t], or None if these are all tokens of the step.
+    rows: rows of their tokens [n * t], or None if the step has no other tokens.
     """
 
     rows: Tensor | None
     positions: Tensor  # [n, t]
     starts: Tensor  # [n + 1], 0, t, 2 t ...
-    windows: tuple[VisibleBlocks, ...]  # one a group of layers
-    ends: tuple[int, ...]  # tokens of each that are in the cache after the step, on the host
+    windows: tuple[VisibleBlocks, ...]  # one per group of layers
+    ends: tuple[int, ...]  # tokens of each sequence in the cache after the step, on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class DecodeArrays:
         token_ids, sources, positions = found[:3]
         slots, _, states, is_fresh = found[7:11]
         ((_, positions_at, _, windows, _),) = host.equal
-        # In the order of the values in `write`. The last axis is that of rows.
+        # In the order of the values in `write`. The last axis counts rows.
         self._rows = [token_ids, sources, positions, found[positions_at].reshape(-1), slots]
         self._rows += [states, is_fresh] if host.has_states else []
         self._tables: list[Int32] = []
@@ -228,7 +228,7 @@ class DecodeArrays:
         self._spare_rows = [array[..., -1:].copy() for array in self._rows]
         self._spare_tables = [table[-1].copy() for table in self._tables]
         self._has_states, self._num_groups = host.has_states, len(windows)
-        self._count, self._widths = 0, [0] * len(windows)  # of the step before
+        self._count, self._widths = 0, [0] * len(windows)  # of the previous step
 
     def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
         """Write a step that has no more sequences than there are rows.
@@ -276,7 +276,7 @@ def seen_blocks(
     start = np.zeros_like(lengths) if group.window is None else _first_blocks(batch, group, chosen, block_size)
     width = int((ends if whole else ends - start).max(initial=0))
     column = np.arange(width, dtype=np.int32)
-    if whole or group.window is None:  # columns are numbers of blocks
+    if whole or group.window is None:  # columns are block numbers
         is_there = column < ends[:, None]
         if group.window is not None:
             is_there &= column >= start[:, None]
@@ -294,7 +294,7 @@ def _first_blocks(batch: Batch, group: CacheGroup, chosen: NDArray[np.intp] | sl
     has_tokens = np.diff(batch.query_start_loc)[chosen] > 0
     begins = np.where(has_tokens, batch.query_start_loc[:-1][chosen], 0)
     positions = np.where(has_tokens, batch.positions[begins], batch.seq_lens[chosen])
-    if batch.late is not None:  # whose guesses may all be wrong
+    if batch.late is not None:  # all of its drafts may be wrong
         positions = np.maximum(positions - batch.late.num_drafts[chosen], 0)
     earliest = positions.tolist()
     visible = [first_visible(position, group.window, chunked=group.chunked) for position in earliest]

@@ -1,4 +1,4 @@
-"""Gathers the memory of many tensors in one buffer; the same tensors can be viewed in it again on any device."""
+"""Many tensors collected in one buffer, in which the same tensors can be viewed again on any device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, UntypedStorage
 
-_ALIGNMENT = 256  # bytes, as the kernels' widest reads and torch's own allocations have
+_ALIGNMENT = 256  # bytes; suits the kernels' widest reads and matches torch's allocations
 
 
 class Layout:
@@ -18,8 +18,8 @@ class Layout:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.nbytes = 0
-        self._offsets: dict[int, int] = {}  # by the address of the memory
-        self._storages: list[UntypedStorage] = []  # kept, so that no other memory gets such an address
+        self._offsets: dict[int, int] = {}  # by memory address
+        self._storages: list[UntypedStorage] = []  # kept alive, so that no other memory gets the same address
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in self._offsets:

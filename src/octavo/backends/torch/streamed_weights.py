@@ -96,7 +96,7 @@ def load_streamed(
     kept = None
     if plan.pack_cache is not None:
         kept = LayerFile(plan.pack_cache, f"{dtype} {device.type}", weights, [*by_layer.values()])
-        kept.check_limit(plan.num_bytes)  # before the long work
+        kept.check_limit(plan.num_bytes)  # before the slow part
     held = load([p for p in graph.parameters if p not in elsewhere], device)
     is_gpu = device.type == "cuda"
 
@@ -134,7 +134,7 @@ def load_streamed(
 def _bytes_of(layer: DeviceWeights, *, pinned: bool) -> Tensor:
     """Return a layer's tensors in one buffer, and reduce the tensors themselves to their shapes and offsets in it."""
     layout = Layout(layer.tensors)
-    # Zeros between the tensors, so that the same layer has the same bytes.
+    # Zeros between tensors, so that the same layer always has the same bytes.
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
     layout.write(buffer)
     shapes = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
@@ -148,4 +148,4 @@ def _seen_in(place: Tensor, shape: Tensor) -> Tensor:
 
 
 def _of_part(progress: LoadProgress, before: int, total: int, phase: str, done: int, _: int) -> None:
-    progress(phase, min(before + done, total), total)  # a layer of a new file is laid out twice
+    progress(phase, min(before + done, total), total)  # layers of a new file are laid out twice

@@ -1,4 +1,4 @@
-"""The tokens that steps leave on the device, and which draft tokens among them were right."""
+"""The tokens that steps leave on the device, and which draft tokens among them were accepted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from octavo.backends.torch.step_arrays import HostArrays, sent
 from octavo.batch import Batch, Float32, Int32, LateTokens
 from octavo.speculative_config import MAX_DRAFTING, MAX_DRAFTS
 
-NUM_GUESSES = MAX_DRAFTS * MAX_DRAFTING  # of a draft model for one step
+NUM_GUESSES = MAX_DRAFTS * MAX_DRAFTING  # draft tokens for one step
 
-_SOURCES, _POSITIONS, _WANTED, _SLOTS = 1, 2, 4, 7  # places in `HostArrays.shapes`
+_SOURCES, _POSITIONS, _WANTED, _SLOTS = 1, 2, 4, 7  # indices into `HostArrays.shapes`
 
 
 class TokenBoard:
@@ -37,7 +37,7 @@ class TokenBoard:
         self._computed = torch.zeros(max(num_tokens, 1), dtype=torch.int64, device=device)
 
     def keep_drawn(self, token_ids: Tensor) -> None:
-        """Keep the drawn tokens [R]; -1 marks a row without an outcome."""
+        """Keep the drawn tokens [R]; -1 marks a row without a token."""
         self.tokens[: len(token_ids)].copy_(token_ids)
 
     def keep_guesses(self, token_ids: Tensor, first: int) -> None:

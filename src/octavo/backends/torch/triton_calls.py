@@ -60,7 +60,7 @@ def experts(
     held = op.gate.shape[0]
     is_part = held < op.num_choices
     is_here = (chosen >= 0) & (chosen < held)
-    if is_part:  # pairs of others, and of identities, go to one expert more, whose tiles are not computed
+    if is_part:  # pairs of other ranks and of identities go to an extra expert, whose tiles are not computed
         chosen, weights = torch.where(is_here, chosen, held), torch.where(is_here, weights, 0.0)
     share, factors = chosen.shape[1], weights.reshape(-1).to(x.dtype)
     places = sort_by_expert(chosen, held + is_part)
@@ -73,7 +73,7 @@ def experts(
     last = None if op.routing.on_input else factors
     out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
     out = torch.where(is_here[..., None], out, 0.0) if is_part else out
-    # A library's sum may take its order from the number of rows.
+    # The order of a library's sum may depend on the number of rows.
     return (reduce(torch.add, out.unbind(1)) if repeats else out.sum(dim=1)).to(x.dtype)
 
 
@@ -141,14 +141,14 @@ def sampled(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | 
 
 
 def _options(rows: SamplingRows, device: torch.device, draws: Tensor | None) -> tuple[RowOptions, bool]:
-    """Return the options of rows, and `has_filters`. A step that continues another's sequences sends only the draws.
+    """Return the options of rows, and `has_filters`. If a step continues the same sequences, only the draws are sent.
 
-    draws: None means those of the options.
+    draws: None means the ones in the options.
     """
     constant_rows = rows.copy()
     constant_rows["counter"] = 0
     options, is_filtered = _constant_options(constant_rows.tobytes(), device)
-    if rows["temperature"].any():  # else nothing is drawn
+    if rows["temperature"].any():  # otherwise nothing is drawn
         found = sent(uniform(rows["seed"], rows["counter"]), device) if draws is None else draws
         options = options._replace(draws=found)
     return options, is_filtered
@@ -156,7 +156,7 @@ def _options(rows: SamplingRows, device: torch.device, draws: Tensor | None) -> 
 
 @lru_cache(maxsize=64)
 def _constant_options(rows: bytes, device: torch.device) -> tuple[RowOptions, bool]:
-    """Return the options of rows with these bytes, for the first draw of each, and `has_filters`."""
+    """Decode the options of rows from these bytes. Return them, with each row's first draw, and `has_filters`."""
     found = np.frombuffer(rows, SAMPLING_ROW)
     return row_options(found, device), has_filters(found)
 

@@ -142,7 +142,7 @@ def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) 
 
 
 def multiplied_by_codes(matrices: Mapping[Parameter, PackedType]) -> frozenset[Parameter]:
-    """Return the matrices whose type allows a checkpoint to ask for coded rows; only the weight itself tells if it
+    """Return the matrices whose type allows a checkpoint to ask for coded rows; only the weight itself shows if it
     does.
     """
     kinds = re.compile(r"F8_E4M3(_.*)?|I8_ROW(_F32)?")
@@ -157,7 +157,7 @@ def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
     ops = [node.op for node in graph.nodes]
     if has_kernels:
         return {op.weight for op in ops if isinstance(op, HeadLinear)}
-    tables = (Embedding, PositionEmbedding, TokenTypeEmbedding)  # operations that read rows
+    tables = (Embedding, PositionEmbedding, TokenTypeEmbedding)  # operations that look up rows
     return {p for op in ops if not isinstance(op, tables) for p in op.parameters}
 
 
@@ -194,7 +194,7 @@ class DeviceWeights:
         """
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
-        self.planes: dict[Parameter, Planes] = {}  # the matrices that are held as codes
+        self.planes: dict[Parameter, Planes] = {}  # matrices held as codes
         self._joined: dict[tuple[Parameter, ...], Planes | Tensor] = {}
         self.streamed: StreamedLayers | None = None  # layers whose weights are not always on the device
         parameters = graph.parameters if only is None else only
@@ -338,4 +338,4 @@ def _tensor(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
     if isinstance(weight, DenseWeight) and weight.data.dtype == np.uint16:
         stored = torch.from_numpy(np.ascontiguousarray(weight.data).view(np.int16).copy()).view(torch.bfloat16)
         return stored.to(device).to(dtype)
-    return torch.tensor(weight.dequantize(), device=device).to(dtype).contiguous()  # kernels read rows
+    return torch.tensor(weight.dequantize(), device=device).to(dtype).contiguous()  # kernels need contiguous rows

@@ -30,9 +30,9 @@ from octavo.graph.ops.spanning_norm import GroupSums
 from octavo.graph.ops.streams import Columns
 from octavo.graph.values import LOGITS, Parameter, Value
 
-MANY_ROWS = 33  # from here on a matrix of some codes is written out (`kernels.linear.most_rows`)
-_ROUTER_BYTES = 32  # of an expert in a row: its score, its rank and their order
-VIEWS: tuple[type[Op], ...] = (Columns,)  # whose outputs are parts of their inputs
+MANY_ROWS = 33  # from this many rows on, some codes are dequantized first (`kernels.linear.most_rows`)
+_ROUTER_BYTES = 32  # per row and expert: score, rank and order
+VIEWS: tuple[type[Op], ...] = (Columns,)  # their outputs are parts of their inputs
 
 
 class AttentionParts(Protocol):
@@ -46,7 +46,7 @@ class AttentionParts(Protocol):
         """
 
 
-@lru_cache(maxsize=2)  # a start asks for the same plan twice: for the sizes, and for the executor
+@lru_cache(maxsize=2)  # startup needs the same plan twice: for the sizes and for the executor
 def step_plan(
     graph: Graph,
     limits: ExecutorLimits,
@@ -100,31 +100,31 @@ def unplaced_bytes(
         if isinstance(op, MoE):
             pairs, inner, cols = rows * op.routing.top_k, op.gate.shape[1], op.x.cols
             of_pair = (3 * inner + cols * op.routing.on_input) * dtype.itemsize + 4 * cols
-            if op.gate in provided:  # rows in the order of the experts, and sums before and after they are put back
+            if op.gate in provided:  # rows sorted by expert, and sums in that order and in the original one
                 of_pair += 2 * cols * dtype.itemsize + 4 * cols
             return pairs * of_pair + rows * op.num_choices * _ROUTER_BYTES
         if isinstance(op, Linear | FusedLinear | Logits) and rows >= MANY_ROWS:
             sizes = [prod(p.shape) * dtype.itemsize for p in op.parameters if p in coded]
-            # Of one type, they are one matrix; else each has a product of its own.
+            # Weights of one type are joined; otherwise each has its own product.
             is_joined = len({coded[p] for p in op.parameters if p in coded}) == 1
             return sum(sizes) if is_joined else max(sizes, default=0)
         if isinstance(op, GatedActivation) and any(p in coded for p in feeds.get(op, ())):
-            return coded_bytes(rows, op.gate.cols, ALIGNMENT)  # if its output has the place of its input
+            return coded_bytes(rows, op.gate.cols, ALIGNMENT)  # needed if its output replaces its input
         return 0
 
     return max((needed(node.op, limits.rows[node.output.rows]) for node in graph.nodes), default=0)
 
 
 class Workspace:
-    """The places of values, and of what operations need while they run."""
+    """The places of values, and scratch memory for operations while they run."""
 
     def __init__(self, plan: MemoryPlan, types: Mapping[Value, torch.dtype], device: torch.device) -> None:
         """types: result of `value_types`."""
         self.bytes = torch.empty(plan.total_bytes, dtype=torch.uint8, device=device)
         self._plan, self._types = plan, types
         held = {*types.values(), torch.float32, torch.int8, torch.uint8}
-        self._views = {dtype: self.bytes.view(dtype) for dtype in held}  # all of it
-        self._next, self._end = 0, 0  # of the scratch memory of the operation that runs
+        self._views = {dtype: self.bytes.view(dtype) for dtype in held}  # the whole workspace, by type
+        self._next, self._end = 0, 0  # of the running operation's scratch memory
 
     def begin(self, node: Node) -> None:
         """Switch the scratch memory to another operation."""
@@ -165,7 +165,7 @@ def _code_bytes(node: Node, limits: ExecutorLimits, coded: frozenset[Parameter])
 def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> int:
     """Return the most that an operation's form requests from `TorchStep.find`."""
     op, rows = node.op, limits.rows[node.output.rows]
-    widths: list[int] = []  # of values that exist while the operation runs
+    widths: list[int] = []  # columns of values that exist while the operation runs
     parts = 0
     if isinstance(op, FusedLinear):
         widths += [op.x.cols] if op.norm is not None else []
@@ -175,7 +175,7 @@ def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls
         widths.append(node.output.cols)
     elif isinstance(op, Attention | FusedAttention | LatentAttention) and calls is not None:
         p: AttentionParams = op.params
-        # Queries that are ready, and in a mixed step those and the results of sequences with equally many tokens.
+        # Prepared queries; in a mixed step also queries and results of sequences with the same number of tokens.
         widths += [p.num_heads * p.head_dim] * 2 + [p.output_width]
         if isinstance(op, LatentAttention):
             widths.append(p.head_dim)  # the key

@@ -84,8 +84,9 @@ def _layer_norm(op: LayerNorm, step: TorchStep) -> Tensor:
 
 
 class _Groups(NamedTuple):
-    """The groups of columns, from `first` to `last`, that a rank has at least partly, and how many columns it lacks
-    before and after its own.
+    """The column groups `first` to `last` that a rank holds at least in part.
+
+    before, after: number of columns in these groups that come before and after the rank's own.
     """
 
     first: int
@@ -115,7 +116,7 @@ def _centered(op: GroupSums | SpanningNorm, step: TorchStep) -> Tensor:
 
 @form(GroupSums)
 def _group_sums(op: GroupSums, step: TorchStep) -> Tensor:
-    # No additions by index: on a GPU they come in any order.
+    # Not `index_add`: on a GPU the order of its additions varies.
     x, found = _centered(op, step), _Groups.of(op.span, op.x.cols)
     whole = functional.pad(x**op.power, (found.before, found.after)).reshape(len(x), -1, op.span.group)
     return functional.pad(step.sums(whole)[..., 0], (found.first, op.span.num_groups - found.last - 1))
@@ -146,7 +147,7 @@ def _mix_streams(op: MixStreams, step: TorchStep) -> Tensor:
     streams, factors = x.reshape(len(x), n, -1), coefficients.reshape(len(x), n, n)
     if not step.repeats:
         return (streams + factors @ streams).reshape(x.shape)
-    # A library's sums may take their order from the number of rows.
+    # The order of a library's sums may depend on the number of rows.
     products = [factors[:, :, j, None] * streams[:, j, None] for j in range(n)]
     return reduce(torch.add, products, streams).reshape(x.shape)
 

@@ -97,14 +97,14 @@ def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Cha
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
     chosen, weights = choose_experts(op.routing, wide(logits), bias)
     weights = weights if factors is None else weights * wide(factors)[chosen]
-    # Identities and the experts of other ranks become numbers that no expert here has.
+    # Identities and other ranks' experts get numbers that no expert here has.
     here = chosen - op.first_expert, weights
     mixed = None if changes else step.experts(op, x, here)
     out = _sum_of_experts(op, step, x, here, changes) if mixed is None else mixed
     if not (op.routing.num_identities and op.adds_identities):
         return out
     shares = torch.where(chosen < op.num_experts, 0.0, weights)
-    # A library's sum may take its order from the number of rows.
+    # The order of a library's sum may depend on the number of rows.
     share = reduce(torch.add, shares.unbind(1)) if step.repeats else shares.sum(dim=1)
     return out + x * share[:, None].to(x.dtype)
 
@@ -114,7 +114,7 @@ def _sum_of_experts(op: MoE, step: TorchStep, x: Tensor, choice: tuple[Tensor, T
     chosen, weights = choice[0], choice[1].to(x.dtype)
     out = torch.zeros_like(x)
     for expert in range(op.gate.shape[0]):
-        if step.avoids_host:  # all rows, those of others with weight zero
+        if step.avoids_host:  # all rows; those that did not choose this expert weigh zero
             weight = torch.where(chosen == expert, weights, 0.0)
             is_chosen = (chosen == expert).any(dim=1, keepdim=True)
             y = _expert(op, step, x, weight.sum(dim=1, keepdim=True), expert, changes)
@@ -123,7 +123,7 @@ def _sum_of_experts(op: MoE, step: TorchStep, x: Tensor, choice: tuple[Tensor, T
         rows, place = torch.nonzero(chosen == expert, as_tuple=True)
         if len(rows):
             y = _expert(op, step, x[rows], weights[rows, place, None], expert, changes)
-            out = out.index_add(0, rows, y.to(out.dtype))  # under autocast a product is narrower
+            out = out.index_add(0, rows, y.to(out.dtype))  # autocast makes products narrower
     return out
 
 

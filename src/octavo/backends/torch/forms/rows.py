@@ -26,7 +26,7 @@ def _send(op: Send, step: TorchStep) -> Tensor:
 @form(Receive)
 @form(Input)
 def _input(op: Input, step: TorchStep) -> Tensor:
-    return step.inputs[op.slot]  # which `evaluate` copies, in the type of values
+    return step.inputs[op.slot]  # `evaluate` copies it, converted to the type of values
 
 
 @form(Embedding)
@@ -95,7 +95,7 @@ def _mean_pool(op: MeanPool, step: TorchStep) -> Tensor:
     if step.repeats:
         of_texts = torch.stack([x[span].mean(dim=0) for span in rows.spans])
         return of_texts[rows.sequences[rows.wanted]].to(step.values[op.x].dtype)
-    # A product with a matrix of zeros and ones: unlike additions by index, it has one order on every device.
+    # A product with a matrix of zeros and ones. Unlike `index_add`, it has a fixed order on every device.
     members = functional.one_hot(rows.sequences, len(rows.starts) - 1).to(x.dtype)
     means = (members.T @ x) / members.sum(dim=0)[:, None]
     return means[rows.sequences[rows.wanted]].to(step.values[op.x].dtype)

@@ -27,7 +27,7 @@ from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 
 logger = logging.getLogger(__name__)
 
-LEAST_PROMPT = 64  # tokens of a sequence in a step from which libraries attend
+LEAST_PROMPT = 64  # libraries attend for sequences with at least this many tokens in a step
 
 
 def provided(calls: StepKernels | None, place: Place, *, products: bool = True) -> StepKernels | None:
@@ -46,8 +46,10 @@ class ProvidedCalls:
     def __init__(self, calls: StepKernels, place: Place, *, products: bool) -> None:
         """calls: kernels for all problems without a provider."""
         self._calls, self._place, self._has_products = calls, place, products
-        self._layers: Any = WeakTensorKeyDictionary()  # by the codes of a matrix: they go when these do
-        self._mixtures: Any = WeakTensorKeyDictionary()  # by the codes of the first stack: True if a provider takes all
+        self._layers: Any = WeakTensorKeyDictionary()  # by a matrix's codes, and freed with them
+        self._mixtures: Any = (
+            WeakTensorKeyDictionary()
+        )  # by the first stack's codes: True if a provider takes all stacks
         self._failed: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -127,7 +129,7 @@ class ProvidedCalls:
             return None
         try:
             return humming.prepared(p, dtype)
-        except Exception as error:  # a library of others, which compiles at run time: ours computes the same
+        except Exception as error:  # third-party code, compiled at run time; our kernel computes the same
             if problem.title not in self._failed:
                 self._failed.add(problem.title)
                 reason = str(error).partition("\n")[0]

@@ -1,6 +1,6 @@
 """`fla-core`: chunked forms of the gated delta rule and of the selective scan, for many tokens of a sequence.
 
-If a state has to be saved within a step, a stretch of tokens ends there, and another call continues with the next one.
+If a state has to be saved within a step, one call ends at that token, and another call continues from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octavo.backends.torch.providers.problems import Place, StateProblem, missin
 from octavo.backends.torch.step_arrays import StepArrays, sent
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan
 
-LEAST_TOKENS = 64  # of the longest sequence in a step: with fewer, one token after another is as fast
+LEAST_TOKENS = 64  # in the longest sequence of a step; with fewer, computing token by token is just as fast
 _MOST_COLUMNS = 256
 
 
@@ -93,7 +93,7 @@ class _Stretch:
         ]
 
 
-@lru_cache(maxsize=2)  # all layers of a step have the same
+@lru_cache(maxsize=2)  # the same for all layers of a step
 def _stretches(starts: tuple[int, ...], saves: tuple[tuple[int, ...], ...], device: torch.device) -> list[_Stretch]:
     """Return the stretches of a step in the order of the calls.
 

@@ -42,7 +42,7 @@ def grouped_codes(p: Planes) -> GroupedCodes:
     minima = p.minima.float()
     if p.super_minima is not None:
         minima = minima * spread(p.super_minima.float(), p.super_group // p.group, groups)
-    # A group of one number has no scale: its code becomes 0, its scale 1.
+    # A group whose numbers are all equal has no scale: its codes become 0, its scale 1.
     is_flat = scales == 0
     zeros = torch.where(is_flat, -minima, zeros - minima / torch.where(is_flat, 1.0, scales))
     codes = torch.where(spread(is_flat, p.group, width), 0, codes)

@@ -49,7 +49,7 @@ def can(problem: ProductProblem) -> str | None:
 
 
 def _reason_beside(problem: ProductProblem) -> str | None:
-    """Return the reason why the library cannot take another stack of the same mixture, or None."""
+    """Return the reason why the library cannot take one of the mixture's other stacks, or None."""
     for other in problem.beside:
         reason = "it is held as plain numbers" if other is None else can(other)
         if reason is not None:
@@ -71,7 +71,7 @@ def prepared(p: Planes, dtype: torch.dtype) -> Any:
     dtype: type of rows, scales and zeros.
     """
     *experts, out, width = p.shape
-    if experts:  # one after another: codes of 32 bits each are four to eight times as large as the planes
+    if experts:  # one at a time: 32-bit codes are four to eight times as large as the planes
         parts = [_tensors(matrix_of(p, expert), dtype) for expert in range(experts[0])]
         tensors = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     else:

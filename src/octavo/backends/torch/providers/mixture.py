@@ -74,6 +74,6 @@ def mixture(
     sums = wide(product(gated(gate, up + op.up_offset if op.up_offset else up), 2))
     sums = sums if op.routing.on_input else sums * factors
     out = torch.empty_like(sums).index_copy_(0, order.pairs, sums).reshape(*chosen.shape, -1)
-    if held < op.num_choices:  # the pairs of other ranks and of identities were never written
+    if held < op.num_choices:  # pairs of other ranks and identities were never written
         out = torch.where(((chosen >= 0) & (chosen < held))[..., None], out, 0.0)
     return out.sum(dim=1).to(x.dtype)

@@ -51,7 +51,7 @@ class ProductProblem:
     group: int
     decode: str
     rounds_inputs: bool
-    is_affine: bool  # with zeros or minima of its own for each group
+    is_affine: bool  # each group has its own zero or minimum
     experts: int = 0
     beside: tuple[ProductProblem | None, ...] = ()
 
