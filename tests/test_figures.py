@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import pytest
 from tools import make_chart as chart
 from tools import make_figures as figures
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parent.parent
 # First two titles of the tables that hold no measured figures, on pages that have measured ones.
 OTHER_TABLES = {
@@ -19,6 +25,7 @@ OTHER_TABLES = {
     "`--peer` | reads",
     "checkpoint | vLLM's sentence",
     "figure | definition",
+    "target | input",
     "format | fields",
     "launcher | `--nnodes`",
     "measure | definition",
@@ -56,9 +63,40 @@ def test_the_pages_follow_the_records() -> None:
 
 def test_no_table_of_figures_is_written_by_hand() -> None:
     for page in figures.PAGES:
+        if not any("rows" in record for record in figures.records(page).values()):
+            continue
         rest = figures._TABLE.sub("", (ROOT / page).read_text())
         titles = re.findall(r"^\|([^|\n]*\|[^|\n]*)\|[^\n]*\n\|\s*---", rest, re.MULTILINE)
         assert {title.strip() for title in titles} <= OTHER_TABLES, page
+
+
+@pytest.mark.parametrize("page", sorted({*figures.TEXTS} - {*figures.UNCHECKED}))
+def test_every_quantity_in_a_sentence_is_recorded_or_no_measurement(page: str) -> None:
+    unmeasured = tomllib.loads(figures.UNMEASURED.read_text())
+    text, measured = (ROOT / page).read_text(), figures.records(page)
+    assert figures.unrecorded(page, text, measured, unmeasured.get(page, ())) == [], "see tools/make_figures.py"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "found"),
+    [
+        ("It takes 3.5 ms.", ["3.5 ms"]),
+        ("It makes 1,024 tokens a second, 12 % more.", ["1,024 tokens a second", "12 %"]),
+        ("It takes 2.5 ms of 64 x 128 numbers in `--timeout 5s`, with torch 2.11.0.", []),
+        ("A KL of 0.0123.", ["0.0123"]),
+    ],
+)
+def test_the_quantities_of_a_sentence(sentence: str, found: list[str]) -> None:
+    assert figures.unrecorded("docs/lab/x.md", f"{sentence}\n{TABLE}", {"steps": RECORD}, ["2.5 ms"]) == found
+
+
+def test_a_sentence_explains_its_quantities_as_long_as_the_page_says_it() -> None:
+    record = {key: RECORD[key] for key in figures.PROVENANCE} | {"statements": ["3.5 ms of 7 ms"]}
+    assert figures.unrecorded("README.md", "It takes 3.5 ms\nof 7 ms, or 8 ms.", {"time": record}, ()) == ["8 ms"]
+    assert list(figures.problems("It takes 3.5 ms\nof 7 ms.", {"time": record})) == []
+    assert list(figures.problems("It takes 4 ms.", {"time": record})) == [
+        "time: the page does not say '3.5 ms of 7 ms'"
+    ]
 
 
 def test_the_results_show_medians_of_the_table_of_that_machine() -> None:
