@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,25 @@ def commit() -> str:
     here = Path(__file__).resolve().parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def measurement(command: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return a table of the documentation, measured here and now, as `tools/make_figures.py` reads it."""
+    found = machine()
+    return {
+        "machine": f"{found['processor']} ({', '.join(found['extensions'])}), {found['cores']} cores",
+        "commit": commit(),
+        "date": date.today().isoformat(),
+        "command": command,
+        "columns": list(columns),
+        "rows": [list(row) for row in rows],
+    }
+
+
+def record(path: Path, name: str, measured: Mapping[str, Any]) -> None:
+    """Write a table to a file of docs/figures. The file's other tables stay."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: measured}, indent=2, ensure_ascii=False) + "\n")
 
 
 def machine() -> dict[str, Any]:

@@ -28,11 +28,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import bar, bar_table, commit, machine
+from report import bar, bar_table, commit, machine, measurement, record
 
 from octavo.bench.speculation_texts import EDITS
 
@@ -141,7 +140,7 @@ def limit_of(each: Bar) -> str:
     return f"at least {each.at_least}" if each.at_most is None else f"at most {each.at_most}"
 
 
-def record(reports: Mapping[str, Report]) -> dict[str, Any]:
+def table_of(reports: Mapping[str, Report]) -> dict[str, Any]:
     """Return the table of the documentation, as `tools/make_figures.py` reads it."""
     rows, shown = [], set()
     for each, row in judged(reports):
@@ -149,15 +148,7 @@ def record(reports: Mapping[str, Report]) -> dict[str, Any]:
         shown.add(each.measurement)
         kinds = ", ".join(f"{k['kind']} {k['gain']:.2f}" for k in reports[each.measurement]["kinds"]) if is_new else ""
         rows.append([each.what, limit_of(each), f"{row['value']:.2f}", kinds])
-    found = machine()
-    return {
-        "machine": f"{found['processor']} ({', '.join(found['extensions'])}), {found['cores']} cores",
-        "commit": commit(),
-        "date": date.today().isoformat(),
-        "command": COMMAND,
-        "columns": COLUMNS,
-        "rows": rows,
-    }
+    return measurement(COMMAND, COLUMNS, rows)
 
 
 def main() -> int:
@@ -182,7 +173,7 @@ def main() -> int:
     rows = [row for _, row in judged(reports)]
     print(f"{machine()}, commit {commit()}\n{bar_table(rows)}")
     if given.json:
-        Path(given.json).write_text(json.dumps({"bars": record(reports)}, indent=2) + "\n")
+        record(Path(given.json), "bars", table_of(reports))
     return int(any(row["met"] != "yes" for row in rows))
 
 

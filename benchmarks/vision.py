@@ -26,9 +26,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ import torch
 from compare import ahead
 from numpy.typing import NDArray
 from PIL import Image
-from report import bar, bar_table, commit, machine
+from report import bar, bar_table, commit, machine, measurement, record
 from transformers import AutoModelForImageTextToText, Gemma3Config, PreTrainedConfig, Qwen3VLConfig
 
 from octavo import LLM, AsyncLLM, SamplingParams
@@ -266,21 +265,6 @@ def streams(root: Path, turns: int) -> list[dict[str, Any]]:
     ]
 
 
-def record(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the figures as a table of docs/figures."""
-    found = machine()
-    extensions = " ".join(found["extensions"])
-    content = {
-        "machine": f"{found['processor']} ({extensions}), {found['cores']} cores",
-        "commit": commit(),
-        "date": date.today().isoformat(),
-        "command": "python benchmarks/vision.py",
-        "columns": ["", "value", "bar"],
-        "rows": [[row["what"], f"{row['value']:.2f}", row["bar"]] for row in rows],
-    }
-    path.write_text(json.dumps({"vision": content}, indent=2) + "\n")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="where models are made, or are already")
@@ -303,7 +287,8 @@ def main() -> int:
     print(f"{machine()}, commit {commit()}, {given.turns} turns")
     print(bar_table(rows))
     if given.record is not None:
-        record(given.record, rows)
+        shown = [[row["what"], f"{row['value']:.2f}", row["bar"]] for row in rows]
+        record(given.record, "vision", measurement("python benchmarks/vision.py", ["", "value", "bar"], shown))
     return int(any(row["met"] == "NO" for row in rows))
 
 

@@ -62,7 +62,7 @@ def test_no_gain_counts_with_other_answers(bars: Any) -> None:
 
 
 def test_the_record_makes_a_table_of_the_documentation(bars: Any) -> None:
-    record = bars.record({"ngram": report(), "users": report({"plan": 1.0})})
+    record = bars.table_of({"ngram": report(), "users": report({"plan": 1.0})})
     assert list(make_figures.problems("<!-- figures bars -->\n<!-- end of figures -->\n", {"bars": record})) == []
     assert [row[:3] for row in record["rows"]][-1] == ["n-grams, 8 users", "at least 0.99", "1.48"]
     kinds = [row[3] for row in record["rows"]]
@@ -81,15 +81,18 @@ def test_a_run_measures_writes_and_judges(bars: Any, tmp_path: Path, monkeypatch
         return subprocess.CompletedProcess(command, 0, json.dumps(report(worst_gain=0.9)))
 
     monkeypatch.delenv("OCTAVO_ISA", raising=False)
-    monkeypatch.setattr(bars, "machine", lambda: {"processor": "a CPU", "extensions": ["avx2"], "cores": 2})
-    monkeypatch.setattr(bars, "commit", lambda: "abc")
+    for module in (bars, sys.modules[bars.measurement.__module__]):
+        monkeypatch.setattr(module, "machine", lambda: {"processor": "a CPU", "extensions": ["avx2"], "cores": 2})
+        monkeypatch.setattr(module, "commit", lambda: "abc")
     monkeypatch.setattr(bars.subprocess, "run", run)
     file = tmp_path / "speculation.json"
+    file.write_text('{"steps": {}}')
     monkeypatch.setattr(sys, "argv", ["bars", "large.gguf", "small.gguf", "--json", str(file)])
     assert bars.main() == 1  # one kind is slower
     assert [isa for _, isa in asked] == [None] * 4 + ["avx2"]
     assert ["small.gguf" in command for command, _ in asked] == [False, True, True, False, False]
     assert asked[-1][0][-4:] == ["--kind", "rename in a file", "--kind", "types in a file"]
+    assert json.loads(file.read_text())["steps"] == {}, "the other figures of the page stay"
     written = json.loads(file.read_text())["bars"]
     assert written["machine"] == "a CPU (avx2), 2 cores"
     assert len(written["rows"]) == 9
