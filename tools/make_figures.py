@@ -30,11 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs/figures"
 UNMEASURED = ROOT / "tools/unmeasured.toml"
 UNCHECKED = (
-    "docs/lab/distributed.md",
     "docs/lab/performance.md",
     "docs/lab/performance_gpu.md",  # made by benchmarks/gpu.py from its own record
     "docs/lab/quality.md",
-    "docs/lab/quantization.md",
 )
 RESULTS = ("docs/accuracy.md", "docs/lab/", "docs/results.md")
 TEXTS = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
