@@ -1,5 +1,5 @@
-# Toolchain file: builds for 64-bit ARM on another machine, with Debian's g++-aarch64-linux-gnu. Programs are linked
-# statically: an emulator then needs no libraries of ARM.
+# Toolchain file: cross-compiles for 64-bit ARM with Debian's g++-aarch64-linux-gnu. Programs are linked statically, so
+# that an emulator needs no ARM libraries.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)

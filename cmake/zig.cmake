@@ -1,5 +1,5 @@
-# Toolchain file: builds for macOS and Windows on any machine, with the compiler that `pip install ziglang` brings.
-# OCTAVO_ZIG: its program; without it, that of Python's package. OCTAVO_ZIG_TARGET: aarch64-macos, x86_64-macos or x86_64-windows-gnu.
+# Toolchain file: builds for macOS and Windows on any machine, with the compiler that `pip install ziglang` provides.
+# OCTAVO_ZIG: path of the compiler; by default that of the Python package. OCTAVO_ZIG_TARGET: aarch64-macos, x86_64-macos or x86_64-windows-gnu.
 if(NOT OCTAVO_ZIG)
   find_program(OCTAVO_PYTHON NAMES python3 python REQUIRED)
   execute_process(COMMAND ${OCTAVO_PYTHON} -c "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name('zig').as_posix())"
@@ -14,7 +14,7 @@ endif()
 string(REGEX REPLACE "-.*" "" CMAKE_SYSTEM_PROCESSOR "${OCTAVO_ZIG_TARGET}")
 set(CMAKE_CXX_COMPILER "${OCTAVO_ZIG}" c++ -target ${OCTAVO_ZIG_TARGET})
 set(CMAKE_CXX_COMPILER_TARGET "")
-# The machine's own archiver may know ELF alone.
+# The host's archiver may support only ELF.
 set(CMAKE_CXX_ARCHIVE_CREATE "\"${OCTAVO_ZIG}\" ar qc <TARGET> <LINK_FLAGS> <OBJECTS>")
 set(CMAKE_CXX_ARCHIVE_FINISH "\"${OCTAVO_ZIG}\" ranlib <TARGET>")
 set(CMAKE_OSX_SYSROOT "" CACHE STRING "" FORCE)

@@ -51,7 +51,7 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
     return options;
 }
 
-// The arrays that batches of this graph have in addition to those of every batch.
+// Adds the arrays that batches of this graph carry beyond the standard ones.
 void add_domains(StepLimits& limits, const std::vector<DomainTuple>& domains, const std::vector<IndexTuple>& indices,
                  int32_t token_components) {
     limits.domains[DOMAIN_TOKENS].components = token_components;
@@ -75,7 +75,7 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     return values;
 }
 
-// Every step asks for it; the registry is searched once for each level. of_parts: on several ranks.
+// Called in every step, so the registry is searched only once per level. of_parts: the variant for several ranks.
 KernelFn sampling_kernel(Isa isa, bool of_parts) {
     static KernelFn known[NUM_ISAS][2] = {};
     KernelFn& kernel = known[static_cast<int>(isa)][of_parts];
@@ -83,13 +83,13 @@ KernelFn sampling_kernel(Isa isa, bool of_parts) {
     return kernel;
 }
 
-// Indices of values, each with an array of its size.
+// Pairs of a value's index and an array of the value's size.
 using ArrayList = std::vector<std::pair<int32_t, nb::object>>;
 
 // A step in flight and the Python objects whose memory it reads and writes.
 class PyPendingStep {
   public:
-    // Reads and checks everything but the numbers of the batch, which `Program` has limits for.
+    // Reads and checks everything except the numbers in the batch, which are checked against the limits of `Program`.
     PyPendingStep(nb::object owner, Program& program, nb::handle batch, int32_t result, nb::handle output,
                   nb::handle errors, const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens,
                   const DomainList& rows)
@@ -118,7 +118,7 @@ class PyPendingStep {
         }
     }
 
-    // Starts the step, or lets it follow the one in flight; waits while there are two.
+    // Starts the step, or queues it behind the one in flight. Waits while two steps are in flight.
     void submit(Program& program, std::pair<int32_t, int32_t> records) {
         std::tie(pending_.first_record, pending_.end_record) = records;
         std::unique_lock<std::mutex> lock = program.try_lock_for_step();
@@ -166,7 +166,7 @@ class PyPendingStep {
         return values;
     }
 
-    // Logits of several ranks are sampled from candidates, unless somebody wants to see them all or no row can be.
+    // Logits split over ranks are sampled from candidates, unless the caller wants all logits or sampling needs them.
     void sample_on_ranks(Program& program) {
         const auto& ranks = program.gathered_logits(pending_.result);
         const SamplingBatch& batch = task_.batch;
@@ -226,8 +226,8 @@ class PyPendingStep {
     std::vector<nb::object> kept_;
     KernelFn kernel_ = nullptr;
     SamplingTask task_{};
-    PartsTask parts_{};             // on one of several ranks
-    std::vector<uint8_t> is_open_;  // see there
+    PartsTask parts_{};             // used with several ranks
+    std::vector<uint8_t> is_open_;  // PartsTask::is_open
     Program::PendingStep pending_;
 };
 
@@ -273,7 +273,7 @@ class PyProgram {
 
     void borrow_cache(const PyProgram& other) { program_.borrow_cache(other.program_); }
 
-    // Before any record. Throws ValueError if a row of a gathered value does not fit into the group's buffer.
+    // Call before adding records. Throws ValueError if a row of a gathered value does not fit into the group's buffer.
     void join(nb::object group) {
         CollectiveGroup* const joined = nb::cast<CollectiveGroup*>(group);
         for (const ProgramValue& value : program_.values())
@@ -304,10 +304,10 @@ class PyProgram {
         program_.add_record(spec);
     }
 
-    // Starts one step: blocks moved and copied, all records that lead to the value `result`, the sampling of
-    // `batch.sampling` from it into `output`. `inputs` are values that are written before, `copies` those that are read
-    // afterwards. `earlier_tokens` are those of the step before, for `batch.token_sources`. `rows`: of domains of
-    // which `batch` has no array of its own.
+    // Starts one step: moves and copies blocks, runs all records that lead to the value `result`, and samples
+    // `batch.sampling` from it into `output`. `inputs` are values to write first, `copies` values to read at the end.
+    // `earlier_tokens` are the tokens of the previous step, for `batch.token_sources`. `rows` holds the rows of domains
+    // for which `batch` has no array.
     std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
                                           const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens,
                                           const DomainList& rows, std::pair<int32_t, int32_t> records) {
@@ -318,7 +318,7 @@ class PyProgram {
         return step;
     }
 
-    // A view of a value in the workspace: what the last run left there. For tests: it dangles after close().
+    // A view of a value in the workspace, as the last run left it. For tests only: it dangles after close().
     nb::ndarray<nb::numpy, float, nb::ndim<2>> value(int32_t index, size_t rows) {
         float* const data = program_.value_data(index);
         if (program_.values()[index].is_image) throw nb::value_error("the value is kept as an image, not as floats");
@@ -326,7 +326,7 @@ class PyProgram {
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
     }
 
-    // Fills a slot with the parts of an adapter: record, weight, A and B as 16-bit floats, gain, rank and scale.
+    // Fills a slot with the parts of an adapter: record, weight, A and B as 16-bit floats, gain, rank, scale.
     void set_adapter(int32_t slot, const std::vector<AdapterTuple>& tuples) {
         std::vector<Program::AdapterPart> parts;
         std::vector<nb::object> kept;
@@ -369,14 +369,14 @@ class PyProgram {
             nb::gil_scoped_release release;
             lock = program_.lock();
         }
-        program_.close();  // no step runs; and no other Python thread, which may ask for the progress
+        program_.close();  // No step is running, and no other Python thread that could ask for progress.
         kept_.clear();
     }
 
     Program& program() { return program_; }
 
   private:
-    std::vector<nb::object> kept_;                         // goes after the program, whose threads use it
+    std::vector<nb::object> kept_;                         // destroyed after the program, whose threads use it
     std::map<int32_t, std::vector<nb::object>> adapters_;  // by slot
     Program program_;
 };
@@ -441,7 +441,7 @@ void bind_program(nb::module_& module) {
 
 NB_MODULE(_native, module) {
     using namespace octavo;
-    nb::set_leak_warnings(false);  // a model that is still loaded when the interpreter ends is no mistake
+    nb::set_leak_warnings(false);  // a model that is still loaded when the interpreter exits is not a leak
     module.doc() = "The native CPU library: kernels, threads and compiled programs.";
     module.def("detected_isa", [] { return isa_name(detect_isa()); });
     module.def("known_isas", [] {

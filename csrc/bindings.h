@@ -1,4 +1,4 @@
-// Helpers that the parts of the Python module share.
+// Helpers shared by the parts of the Python module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -32,13 +32,13 @@ constexpr const char* element_name<float>() {
     return "float32";
 }
 
-// The memory of a contiguous numpy array with N dimensions of T, kept alive. By the buffer protocol: a step reads two
-// dozen arrays while no worker computes, and nb::ndarray touches more memory for each.
+// The memory of a contiguous N-dimensional numpy array of T, kept alive. It uses the buffer protocol: a step reads
+// about 24 arrays while the workers are idle, and nb::ndarray touches more memory for each.
 template <typename T, size_t N>
 class Buffer {
   public:
     Buffer() = default;
-    // Throws ValueError naming `name` for any other object, or for a read-only one if it is to be `writable`.
+    // Throws ValueError naming `name` for any other object, or for a read-only array if `writable` is set.
     Buffer(nanobind::handle array, const char* name, bool writable = false) {
         const int flags = PyBUF_ND | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
         const char format[] = {std::is_same_v<T, float> ? 'f' : std::is_signed_v<T> ? 'i' : 'I', 0};
@@ -85,7 +85,7 @@ Buffer<T, N> read_array(nanobind::handle owner, const char* name) {
     return Buffer<T, N>(nanobind::object(owner.attr(name)), name);
 }
 
-// The same with a length that must be met.
+// As above, but the array must have the given length.
 template <typename T>
 Buffer<T, 1> read_array(nanobind::handle owner, const char* name, size_t length) {
     Buffer<T, 1> array = read_array<T, 1>(owner, name);
@@ -98,7 +98,7 @@ Buffer<T, 1> read_array(nanobind::handle owner, const char* name, size_t length)
 
 // bindings_weights.cpp: packing and the class PackedWeight.
 void bind_weights(nanobind::module_& module);
-// The weight inside a Python PackedWeight; throws TypeError if it is something else.
+// Returns the weight inside a Python PackedWeight. Throws TypeError for any other object.
 const PackedWeight* packed_weight_of(nanobind::handle object);
 
 // bindings_quantize.cpp

@@ -1,4 +1,4 @@
-// Groups of ranks in Python, to give to a program.
+// Python bindings for groups of ranks, which can be passed to a program.
 #include <nanobind/stl/string.h>
 
 #include "bindings_step.h"
@@ -26,7 +26,7 @@ void bind_collective(nb::module_& module) {
                 options.deadline_ms = deadline_ms;
                 options.numa_node = numa_node;
                 if (!given_up.is_none())
-                    options.given_up = [function = given_up.ptr()] {  // which the caller keeps
+                    options.given_up = [function = given_up.ptr()] {  // the caller keeps it alive
                         nb::gil_scoped_acquire acquire;
                         return nb::cast<std::string>(nb::handle(function)());
                     };

@@ -1,4 +1,4 @@
-// The quantizers for Python.
+// Python bindings for the quantizers.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -31,7 +31,7 @@ FloatType float_type(const Numbers& x) {
     return FloatType::bf16;
 }
 
-// Returns false, and quantizes nothing, if a number is not finite or larger than a half float.
+// Returns false, and quantizes nothing, if a value is not finite or exceeds the range of float16.
 bool quantize_rows(const std::string& type_name, const Numbers& x, const std::optional<Array<float, 1>>& importance,
                    const OutBytes& out, const std::optional<std::string>& isa) {
     const QuantizerEntry& entry = find_quantizer(type_name, isa ? parse_isa(*isa) : detect_isa());
@@ -45,7 +45,7 @@ bool quantize_rows(const std::string& type_name, const Numbers& x, const std::op
     std::vector<float> scratch(static_cast<size_t>(entry.scratch_bytes) / sizeof(float) + 1);
     const FloatType type = float_type(x);
     nb::gil_scoped_release release;
-    thread_local std::vector<float> floats;  // new memory for each piece would cost a tenth of the time
+    thread_local std::vector<float> floats;  // allocating for each piece would cost a tenth of the time
     float* widened = nullptr;
     if (type != FloatType::f32) {
         if (floats.size() < static_cast<size_t>(rows * k)) floats.resize(static_cast<size_t>(rows * k));

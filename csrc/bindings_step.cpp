@@ -7,7 +7,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// An array of the output; the output keeps it alive.
+// An output array, kept alive by the output object.
 template <typename T, size_t N>
 Buffer<T, N> writable(nb::handle array, const char* name, size_t rows) {
     Buffer<T, N> buffer(array, name, true);
@@ -17,7 +17,7 @@ Buffer<T, N> writable(nb::handle array, const char* name, size_t rows) {
     return buffer;
 }
 
-// Compressed rows: starts from 0, never falls, ends with the number of entries.
+// Checks the row starts of a compressed sparse array: from 0, never decreasing, ending with the number of entries.
 void check_starts(const char* name, const Buffer<int32_t, 1>& starts, size_t entries) {
     int32_t previous = 0;
     bool valid = starts.data()[0] == 0;
@@ -63,7 +63,7 @@ StepArrays::StepArrays(nb::handle batch)
                            hidden_indices_.data() + hidden_indices_.shape(0));
 }
 
-// A graph without states has no slots, and reads no more.
+// Without states in the graph there are no slots, and nothing else to read.
 void StepArrays::read_states(nb::handle batch) {
     if (batch.attr("state_slots").is_none()) return;
     state_slots_ = read_array<int32_t>(batch, "state_slots", seq_lens_.shape(0));
@@ -137,7 +137,7 @@ FurtherRows::FurtherRows(const DomainList& rows, const StepLimits& limits, Step&
     step.indices = indices_.data();
 }
 
-// Of a domain with caches.
+// For a domain with caches.
 void FurtherRows::read_cached(const std::string& name, nb::handle rows, const Step& step, DomainRows& found) {
     if (const nb::object lengths = rows.attr("lengths"); !lengths.is_none()) {
         arrays_.emplace_back(lengths, (name + ".lengths").c_str());
@@ -156,7 +156,7 @@ void FurtherRows::read_cached(const std::string& name, nb::handle rows, const St
     found.slots = positions_.back().data();
 }
 
-// The arrays of a domain that the program reads.
+// Reads the arrays of a domain that the program uses.
 void FurtherRows::read_indices(int32_t domain, nb::handle rows, int32_t count, const StepLimits& limits) {
     const nb::object arrays = rows.attr("indices");
     for (size_t i = 1; i < limits.indices.size(); ++i) {
@@ -215,7 +215,7 @@ BlockBytes BlockArrays::blocks() const {
 }
 
 SamplingRows::SamplingRows(nb::handle array, size_t count) {
-    // The dtype itself, as octavo.batch made it; the module that was imported lives as long as the interpreter.
+    // The dtype object of octavo.batch itself. It stays valid because the module lives as long as the interpreter.
     static const nb::handle dtype = nb::object(nb::module_::import_("octavo.batch").attr("SAMPLING_ROW")).release();
     const nb::object found = nb::getattr(array, "dtype", nb::none());
     const bool is_known = found.is(dtype) || found.equal(dtype);

@@ -1,4 +1,4 @@
-// The arrays of one step as they come from Python: read without conversion, checked, alive while the step runs.
+// The arrays of one step as they come from Python: read without conversion, checked, and kept alive while it runs.
 #pragma once
 
 #include "bindings.h"
@@ -7,8 +7,8 @@
 
 namespace octavo {
 
-// octavo.batch.Batch. The constructor throws ValueError naming the array whose type or length is wrong; what the
-// numbers may be is check_step's business.
+// Mirrors octavo.batch.Batch. The constructor throws ValueError naming the array whose type or length is wrong;
+// check_step checks the values.
 class StepArrays {
   public:
     explicit StepArrays(nanobind::handle batch);
@@ -19,7 +19,7 @@ class StepArrays {
 
     Buffer<int32_t, 1> token_ids_, positions_, token_types_, query_start_loc_, seq_lens_, logits_indices_,
         hidden_indices_;
-    std::vector<int32_t> output_indices_;  // both, if there are hidden_indices
+    std::vector<int32_t> output_indices_;  // logits and hidden-state indices, if there are any of the latter
     Buffer<int32_t, 2> slot_mapping_, block_copies_, state_copies_;
     Buffer<int32_t, 3> state_saves_;
     int32_t num_state_saves_ = 0;
@@ -27,14 +27,14 @@ class StepArrays {
     Buffer<int32_t, 3> block_tables_;
 };
 
-// The rows of domains, which the step does not have yet: octavo.batch.DomainRows by the number of the domain.
+// The rows of domains that are not yet part of the step: octavo.batch.DomainRows by domain number.
 using DomainList = std::vector<std::pair<int32_t, nanobind::object>>;
 
-// Those rows, kept alive.
+// Keeps those rows alive.
 class FurtherRows {
   public:
-    // Gives them to `step`, whose pointers lead here from now on. Throws ValueError naming the array whose type or
-    // length is wrong.
+    // Sets the rows in `step`, whose pointers then point into this object. Throws ValueError naming the array whose
+    // type or length is wrong.
     FurtherRows(const DomainList& rows, const StepLimits& limits, Step& step);
 
   private:
@@ -47,10 +47,10 @@ class FurtherRows {
     std::vector<Buffer<int32_t, 2>> positions_;  // and slots
 };
 
-// Batch.token_sources and the tokens of the step before, kept alive. That step may still write them.
+// Batch.token_sources and the tokens of the previous step, kept alive. That step may still be writing them.
 class TokenSources {
   public:
-    // Throws ValueError for a row that the step before does not have. The tokens of `step` are here from now on.
+    // Throws ValueError for a row that the previous step does not have. `step` reads its tokens from here from now on.
     TokenSources(nanobind::handle batch, nanobind::handle earlier_tokens, Step& step);
     EarlierTokens earlier_tokens() { return {rows_.data(), output_.data(), tokens_.data()}; }
 
@@ -59,8 +59,8 @@ class TokenSources {
     std::vector<int32_t> tokens_;
 };
 
-// octavo.batch.BlockBytes, kept alive. The constructor throws ValueError for arrays of another type or shape, and for
-// memory that is to be `writable` and is not.
+// Mirrors octavo.batch.BlockBytes and keeps it alive. The constructor throws ValueError for arrays of another type or
+// shape, and for read-only memory if `writable` is set.
 class BlockArrays {
   public:
     BlockArrays(nanobind::handle moved, const char* name, bool writable);
@@ -88,10 +88,10 @@ class SamplingRows {
     Py_buffer buffer_{};
 };
 
-// Throws ImportError naming the first field in which a numpy dtype is not `SamplingRow`.
+// Throws ImportError naming the first field in which a numpy dtype differs from `SamplingRow`.
 void check_sampling_row(nanobind::handle dtype);
 
-// octavo.batch.SamplingBatch, checked in the same way; `rows` is Batch.logits_indices' length.
+// Mirrors octavo.batch.SamplingBatch, checked in the same way. `rows` is the length of Batch.logits_indices.
 class SamplingArrays {
   public:
     SamplingArrays(nanobind::handle sampling, size_t rows, int32_t vocab);
@@ -104,7 +104,7 @@ class SamplingArrays {
     Buffer<uint32_t, 2> allowed_mask_;
 };
 
-// octavo.batch.StepOutput: arrays that the sampler fills. `errors` is one int32 a row.
+// Mirrors octavo.batch.StepOutput: arrays that the sampler fills. `errors` has one int32 per row.
 StepOutput read_step_output(nanobind::handle output, nanobind::handle errors, size_t rows);
 
 }  // namespace octavo

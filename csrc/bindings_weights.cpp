@@ -1,4 +1,4 @@
-// Packed weights as Python objects, and single kernels for tests and benchmarks.
+// Python bindings for packed weights, and for single kernels in tests and benchmarks.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -33,7 +33,7 @@ void check_bytes(const std::string& what, const Bytes& data, int64_t wanted) {
                                     std::to_string(data.shape(0)));
 }
 
-// The guard of a mapped file, which it keeps alive.
+// Guards a mapped file, which it keeps alive.
 class FileGuard {
   public:
     FileGuard(Bytes data, std::string path)
@@ -44,10 +44,10 @@ class FileGuard {
   private:
     Bytes data_;
     std::string path_;
-    MappingGuard guard_;  // ends before the data
+    MappingGuard guard_;  // destroyed before the data
 };
 
-// A matrix in panels and what holds its memory: the matrix itself, or a Python object (a mapped file).
+// A packed matrix and the owner of its memory: the matrix itself, or a Python object (a mapped file).
 class OwnedWeight {
   public:
     OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k)
@@ -71,8 +71,8 @@ class OwnedWeight {
         return w.release();
     }
 
-    // Over bytes that are packed already. Kernels read just the bytes that type and size ask for, so that is what
-    // there must be.
+    // A view of bytes that are already packed. There must be exactly as many bytes as type and size ask for, since
+    // kernels read them all.
     static OwnedWeight* view(const std::string& type_name, Bytes panels, int64_t n, int64_t k, nb::object guard) {
         PackedWeight weight = describe_packed(type_name, n, k);
         if (panels.shape(0) != packed_bytes(weight))
@@ -117,7 +117,7 @@ class OwnedWeight {
 
     std::string type_name_;
     PackedWeight weight_{};
-    nb::object guard_ = nb::none();  // of a mapped file
+    nb::object guard_ = nb::none();  // guard of a mapped file
     std::vector<uint64_t> order_ids_;
     SharedMemory memory_;
     Bytes panels_;  // keeps a mapped file mapped
@@ -135,8 +135,8 @@ class KernelRun {
         if (!entry_) throw std::invalid_argument("there is no kernel '" + kernel + "'");
     }
 
-    // inputs and output are float32 matrices (None: absent), weights packed or float32 vectors (None: absent), all in
-    // the order of the kernel's signature, its tuples of weights last.
+    // `inputs` and `output` are float32 matrices (None if absent), `weights` are packed or float32 vectors (None if
+    // absent). All are in the order of the kernel's signature, with its tuples of weights last.
     void operator()(const nb::list& inputs, const nb::list& weights, const std::vector<int64_t>& ints,
                     const std::vector<float>& floats, const Floats& output, const std::vector<int32_t>& token_ids) {
         std::vector<View> views;

@@ -6,11 +6,11 @@
 namespace octavo {
 namespace {
 
-constexpr int LANES = 8;  // independent products: a multiplication takes longer than a load
+constexpr int LANES = 8;  // independent chains, because a multiplication has a longer latency than a load
 constexpr size_t STEP = LANES * sizeof(uint64_t);
 constexpr uint64_t ODD = 0x9e3779b97f4a7c15ull;
 
-// Both steps can be undone, so lanes that differ stay different.
+// Both operations are invertible, so states that differ stay different.
 uint64_t mix(uint64_t state, uint64_t word) {
     const uint64_t product = (state ^ word) * ODD;
     return product ^ product >> 32;

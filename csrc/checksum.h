@@ -1,4 +1,4 @@
-// A checksum that is as fast as memory: tells damaged bytes from whole ones, not a defence against forgery.
+// A checksum that is as fast as memory. It detects damaged bytes but does not protect against forgery.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace octavo {
 
-// Any change within one aligned word changes the result; of other changes one in 2^64 passes. The same on every
-// little-endian machine.
+// Any change within one aligned word changes the result. Other changes go unnoticed once in 2^64. The result is the
+// same on every little-endian machine.
 uint64_t checksum(const uint8_t* data, size_t size);
 
 }  // namespace octavo

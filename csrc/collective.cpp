@@ -30,7 +30,7 @@ std::string name_of(const GroupOptions& options, int32_t rank) {
 
 }  // namespace
 
-// The first page of a segment. Counters are on cache lines of their own.
+// The first page of a segment. Each counter is on its own cache line.
 struct CollectiveGroup::Segment {
     std::atomic<uint32_t> magic;
     int32_t size;
@@ -69,7 +69,7 @@ CollectiveGroup::CollectiveGroup(const GroupOptions& options) : options_(options
     exchange_.barrier = [](Exchange& e) { return static_cast<CollectiveGroup*>(e.group)->wait(++e.turn); };
 }
 
-// One nap. Throws once the rank is too late, or if waiting for it was given up.
+// Takes one nap. Throws if the rank is too late, or if the caller has given up on it.
 void CollectiveGroup::wait_to_join(int64_t end, int32_t rank) const {
     const std::string reason = options_.given_up();
     if (!reason.empty()) throw std::runtime_error(reason);
@@ -79,7 +79,7 @@ void CollectiveGroup::wait_to_join(int64_t end, int32_t rank) const {
     nap();
 }
 
-// Makes this rank's segment and maps those of the others, once they have made them.
+// Creates this rank's segment and maps the segments of the other ranks once they exist.
 void CollectiveGroup::open_peers() {
     const int64_t end = now_ms() + options_.join_ms;
     for (int32_t i = 0; i < options_.size; ++i) {
@@ -119,7 +119,7 @@ void CollectiveGroup::close() {
     stopping_.store(true);
     if (heart_.joinable()) heart_.join();
     if (segments_[options_.rank])
-        segments_[options_.rank]->failed.store(1);  // whoever still waits for this rank need not
+        segments_[options_.rank]->failed.store(1);  // ranks that still wait for this one can stop
     segments_.assign(options_.size, nullptr);
     memory_.clear();
 }
@@ -143,7 +143,7 @@ std::string CollectiveGroup::error() const {
     return error_;
 }
 
-// True once all ranks have come to barrier number `target`.
+// Returns true once all ranks have reached barrier number `target`.
 bool CollectiveGroup::wait(uint32_t target) {
     Segment& own = *segments_[options_.rank];
     if (own.failed.load(std::memory_order_acquire)) return false;

@@ -4,7 +4,7 @@
 namespace octavo {
 namespace {
 
-// Vectors of `Width` values: number `i` has the places of its values among the `Levels`, lowest digit first.
+// Expands vectors of `Width` values. The base-`Levels` digits of a number, lowest first, are indices into `levels`.
 template <int Width, int Levels, int Count>
 constexpr void spread(const uint16_t (&numbers)[Count], const int8_t (&levels)[Levels], int8_t* out) {
     for (int i = 0; i < Count; ++i) {
@@ -16,7 +16,7 @@ constexpr void spread(const uint16_t (&numbers)[Count], const int8_t (&levels)[L
 constexpr int8_t LEVELS_2[3] = {8, 25, 43};
 constexpr int8_t LEVELS_3[8] = {4, 12, 20, 28, 36, 44, 52, 62};
 
-// Entries that the format does not use are zero, so that no index leads out of a grid.
+// Entries that the format does not use are zero, so that every index stays within the grid.
 template <int Count>
 constexpr Grid<8 * 1024> grid_2(const uint16_t (&numbers)[Count]) {
     Grid<8 * 1024> grid{};
@@ -296,7 +296,7 @@ constexpr Grid<8 * 4096> IQ1_GRID = grid_1();
 constexpr Grid<8 * 1024> IQ2_XXS_GRID = grid_2(IQ2_XXS), IQ2_XS_GRID = grid_2(IQ2_XS), IQ2_S_GRID = grid_2(IQ2_S);
 constexpr Grid<4 * 256> IQ3_XXS_GRID = grid_3();
 
-// Odd numbers: three bits each.
+// Odd numbers, stored in three bits each.
 void iq3_s_vector(int index, int8_t (&out)[4]) {
     for (int j = 0; j < 4; ++j) out[j] = static_cast<int8_t>(2 * (IQ3_S[index] >> (3 * j) & 7) + 1);
 }

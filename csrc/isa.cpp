@@ -88,7 +88,7 @@ Isa detect() {
 
 #elif defined(OCTAVO_EMULATE_AVX512)
 Isa detect() { return Isa::amx; }
-// Tests cover the loops of all kinds: a single panel takes the second, fewer rows the plain one.
+// Tests cover every kind of loop: a single panel takes the second kind, fewer rows the plain one.
 bool detect_fast_products() { return true; }
 bool detect_many_chains() { return true; }
 #else
@@ -97,8 +97,8 @@ bool detect_fast_products() { return false; }
 bool detect_many_chains() { return false; }
 #endif
 
-// A compiler without float16 instructions (GCC before 12) builds no kernels of AMX: that level then does not exist, and
-// no thread configures tiles for it.
+// A compiler without float16 instructions (GCC before 12) builds no AMX kernels. That level then does not exist, and no
+// thread configures tiles for it.
 Isa highest_built(Isa level) {
     int i = static_cast<int>(level);
     const auto is_built = [&i](const KernelEntry& e) { return std::strcmp(e.isa, ISA_NAMES[i]) == 0; };
@@ -135,7 +135,7 @@ bool needs_many_chains() {
 }
 
 bool has_small_cache() {
-    static const size_t bytes = platform::level1_data_bytes();  // 0: unknown
+    static const size_t bytes = platform::level1_data_bytes();  // 0 if unknown
     return bytes > 0 && bytes <= 32 << 10;
 }
 

@@ -1,4 +1,4 @@
-// The instruction sets of this machine, and the kernels of each.
+// The instruction sets of this machine, and the kernels for each.
 #pragma once
 
 #include <string>
@@ -19,14 +19,14 @@ constexpr int NUM_ISAS = 5;
 
 const char* isa_name(Isa isa);
 
-// Throws std::invalid_argument naming the known levels.
+// Throws std::invalid_argument listing the known levels.
 Isa parse_isa(const std::string& name);
 
-// The highest level that processor, operating system and this build allow. Asks the system for the permission to use
-// AMX the first time, which must precede the worker threads.
+// The highest level that the processor, the operating system and this build support. The first call asks the system for
+// permission to use AMX, so it must come before the worker threads start.
 Isa detect_isa();
 
-// The best entry of an operation at or below a level; null if the operation has no kernel.
+// The kernel of an operation for the highest level up to `level`; null if the operation has no kernel.
 const KernelEntry* find_kernel(const std::string& name, Isa level);
 
 // All operations that have a kernel.
@@ -35,8 +35,8 @@ std::vector<std::string> kernel_names();
 // True if kernels of this level use AMX tiles.
 bool uses_tiles(Isa isa);
 
-// AMX: eight tiles of 16 rows x 64 bytes for the calling thread, and back to none so that the operating
-// system need not save them. No-ops on machines without AMX are the caller's business.
+// Configures eight AMX tiles of 16 rows x 64 bytes for the calling thread, or releases them so that the operating
+// system need not save them. Call these only on machines with AMX.
 void load_tile_configuration();
 void release_tiles();
 

@@ -1,12 +1,12 @@
 // The interface of a kernel: one function per operation, compiled once per instruction set.
 //
-// A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace
-// and `static bool name_fits(const Args&)`, and registers both with OCTAVO_KERNEL(name, signature). Every worker of the
-// pool calls it at the same time (SPMD); a kernel shares out its own work by worker.index and worker.count. The
-// executor puts a barrier between two records of a program, so a kernel may read all that earlier records wrote.
+// A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace and `static bool
+// name_fits(const Args&)`, and registers both with OCTAVO_KERNEL(name, signature). All workers of the pool call the
+// kernel at the same time (SPMD); it divides its work by worker.index and worker.count. The executor puts a barrier
+// between two records of a program, so a kernel may read everything that earlier records wrote.
 //
-// Kernel files include no STL and no header with inline functions of external linkage: the linker
-// keeps one copy of such a function, perhaps the one with instructions that this CPU lacks.
+// Kernel files must not include the STL or headers with inline functions of external linkage. The linker keeps only one
+// copy of such a function, possibly one with instructions that this CPU lacks.
 #pragma once
 
 #include <cstddef>
@@ -16,39 +16,39 @@
 
 namespace octavo {
 
-// Whether a core starts as many 512-bit products (vpdpbusd) as loads in a cycle, by its model (isa.cpp).
+// Whether a core can start as many 512-bit products (vpdpbusd) as loads per cycle, judged by its model (isa.cpp).
 bool starts_products_like_loads();
 
-// Whether the data cache next to a core holds at most 32 KiB (isa.cpp).
+// Whether the L1 data cache has at most 32 KiB (isa.cpp).
 bool has_small_cache();
 
-// Whether a core needs more than eight chains of 512-bit products to hide their latency, by its maker (isa.cpp).
+// Whether a core needs more than eight chains of 512-bit products to hide their latency, judged by its maker (isa.cpp).
 bool needs_many_chains();
 
 // The rows of a domain in one step (octavo/batch.py, same names).
 struct DomainRows {
     int32_t count;
     int32_t num_sequences;
-    const int32_t* starts;     // [num_sequences + 1] or null: none
-    const int32_t* positions;  // [components, count] or null: none
-    int32_t components;        // of tokens 1 stands for all
-    // Of a domain with caches: rows of each sequence of the step in the cache, and where each row is written.
+    const int32_t* starts;     // [num_sequences + 1], or null if there are none
+    const int32_t* positions;  // [components, count], or null if there are none
+    int32_t components;        // for tokens, 1 stands for all components
+    // For a domain with caches: how many cached rows each sequence has, and where each new row is written.
     const int32_t* lengths = nullptr;  // [num_requests]
     const int32_t* slots = nullptr;    // [num_cache_groups, count]
 };
 
-// Numbers of domains: those that every step has come first. Further ones follow in the order of their programs.
+// Domain numbers. The domains that every step has come first; the rest follow in the order of their programs.
 enum Domain : int32_t { DOMAIN_TOKENS, DOMAIN_OUTPUTS, DOMAIN_LOGITS, FIRST_FURTHER_DOMAIN };
 
-// The arrays of one step (octavo/batch.py, same names). Its functions are inlined, as those of Worker.
+// The arrays of one step (octavo/batch.py, same names). Its functions are inlined for the same reason as in Worker.
 struct Step {
     int32_t num_tokens;
     int32_t num_requests;
-    int32_t num_outputs;  // rows of logits, then those of hidden states
+    int32_t num_outputs;  // rows of logits, then rows of hidden states
     int32_t num_logits;
     const int32_t* token_ids;        // [num_tokens]
     const int32_t* positions;        // [num_tokens]
-    const int32_t* token_types;      // [num_tokens] or null: all 0
+    const int32_t* token_types;      // [num_tokens], or null if all are 0
     const int32_t* query_start_loc;  // [num_requests + 1]
     const int32_t* seq_lens;         // [num_requests]
     const int32_t* block_tables;     // [num_cache_groups, num_requests, block_table_stride]
@@ -58,14 +58,14 @@ struct Step {
     const int32_t* output_indices;  // [num_outputs]
     const int32_t* block_copies;    // [num_block_copies, 2]
     int32_t num_block_copies;
-    const int32_t* state_slots;   // [num_requests], null if the graph has no states
-    const int32_t* state_saves;   // [num_requests, num_state_saves, 2] tokens and slot, null if none is saved
-    int32_t num_state_saves;      // of each request, at most
+    const int32_t* state_slots;   // [num_requests], or null if the graph has no states
+    const int32_t* state_saves;   // [num_requests, num_state_saves, 2] (tokens, slot), or null if none is saved
+    int32_t num_state_saves;      // maximum per request
     const int32_t* state_copies;  // [num_state_copies, 2]
     int32_t num_state_copies;
-    const DomainRows* further;        // those of further domains
-    const int32_t* const* indices;    // index arrays but the first, which is output_indices; null: a step without it
-    const int32_t* token_components;  // [num_token_components, num_tokens] or null: tokens rotate by `positions`
+    const DomainRows* further;        // rows of the domains from FIRST_FURTHER_DOMAIN on
+    const int32_t* const* indices;    // index arrays after the first (output_indices); null if the step lacks one
+    const int32_t* token_components;  // [num_token_components, num_tokens], or null if tokens rotate by `positions`
     int32_t num_token_components;
 
     __attribute__((always_inline)) DomainRows domain(int32_t number) const {
@@ -84,29 +84,29 @@ struct Step {
 // A float32 matrix [rows, cols] in the workspace, rows contiguous.
 struct View {
     float* data;
-    int32_t rows;  // of this step
+    int32_t rows;  // in this step
     int32_t cols;
-    bool is_image = false;  // not floats, but what products read: the image of linear_image.h or linear_image_bf16.h
-    int32_t domain = DOMAIN_TOKENS;  // whose rows they are
+    bool is_image = false;           // holds an image for products (linear_image.h or linear_image_bf16.h), not floats
+    int32_t domain = DOMAIN_TOKENS;  // the domain that the rows belong to
 };
 
-// So many bytes behind an image may be read.
+// Kernels may read this many bytes past the end of an image.
 constexpr size_t IMAGE_SLACK_BYTES = 1024;
 
-// The paged cache of one layer: keys and values, block after block.
-// The layout inside a block belongs to kernels/attention.cpp; block_bytes is what it asks for.
+// The paged cache of one layer: blocks of keys and values, one after the other. kernels/attention.cpp decides the
+// layout inside a block, and thereby block_bytes.
 struct LayerCache {
     void* data;
     size_t block_bytes;
     int32_t block_size;  // tokens
-    int32_t group;       // whose block tables and slots are the layer's
+    int32_t group;       // index of the layer's block tables and slots
 };
 
-// The states of one operation: floats for each slot, in the layout of the operation. Whoever computes
-// the first token of a sequence (position 0) starts from zeros.
+// The states of one operation: floats for each slot, in the operation's own layout. The kernel that computes the first
+// token of a sequence (position 0) starts from zeros.
 struct StateSlots {
     float* data;
-    size_t stride;  // floats from slot to slot
+    size_t stride;  // floats between neighbouring slots
 };
 
 struct PackedWeight;  // packed_weight.h: a matrix packed for the linear kernels
@@ -118,24 +118,24 @@ struct Weight {
     int64_t size;                // floats
 };
 
-// What an adapter makes of the product with a weight [heads * out, in]: gain * (W x) + scale * B (A x). A and B are
-// bfloat16 in panels of 16 columns, the last padded with zeros (octavo/backends/cpu/adapters.py). Beside a table of
-// embeddings both are rows of float16 (kernels/adapted_embedding.cpp). Beside the stack of a mixture's experts each
-// expert has its A, its B and its gain, one expert behind the other, B and gain in `stack_panels(out)` panels.
+// What an adapter turns the product with a weight [heads * out, in] into: gain * (W x) + scale * B (A x). A and B are
+// bfloat16 in panels of 16 columns, the last one padded with zeros (octavo/backends/cpu/adapters.py). For an embedding
+// table, both are rows of float16 (kernels/adapted_embedding.cpp). For the stacked experts of a mixture, each expert
+// has its own A, B and gain, one expert after the other, with B and gain in `stack_panels(out)` panels.
 struct LowRank {
-    const uint16_t* a = nullptr;  // [heads, rank / 16, in, 16]; null: B reads x itself, and its rank is `in`
-    const uint16_t* b = nullptr;  // [heads * out / 16, rank, 16]; null: there is no part
-    const float* gain = nullptr;  // of columns, whole panels; null: all are 1
+    const uint16_t* a = nullptr;  // [heads, rank / 16, in, 16]; null: B reads x directly, and its rank is `in`
+    const uint16_t* b = nullptr;  // [heads * out / 16, rank, 16]; null: there is no low-rank part
+    const float* gain = nullptr;  // per column, in whole panels; null: all are 1
     int32_t rank = 0;
     float scale = 0.0f;
 };
 
-// Panels of 16 columns that hold the columns of each matrix [n, k] of a stack, which may begin within a panel.
+// Panels of 16 columns needed for the columns of one matrix [n, k] of a stack, which may begin inside a panel.
 constexpr int64_t stack_panels(int64_t n) { return n % 16 == 0 ? n / 16 : n / 16 + 2; }
 
-// The operands of one record: an operation's fields (octavo/graph/ops), flattened depth first by the type that each
-// declares. A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`; adding a record
-// compares the names with those of the operation, so that a field that moved is an error and not another operand.
+// The operands of one record: an operation's fields (octavo/graph/ops), flattened depth first by their declared types.
+// A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`. When a record is added, the
+// names are compared with the fields of the operation, so that a moved field is an error instead of a wrong operand.
 //   Value                    one input; None: a view with data null
 //   Parameter, tuple of      one weight: plain float32 if it has one dimension or is declared plain, else packed
 //     floats or ints         as [product of the leading dimensions, last dimension]; None: all zero
@@ -145,8 +145,8 @@ constexpr int64_t stack_panels(int64_t n) { return n % 16 == 0 ? n / 16 : n / 16
 //   float                    one float; None: 0
 //   str                      one int, the index in Kind; None: 0
 //   a nested dataclass       its fields in place; None: as if each of its fields were None
-// An operation that keeps a cache has after its own fields the int kv_type (KvType in kv_cache.h) and the weight
-// key_mean: the average of the keys (plain, [num_kv_heads * head_dim]), absent unless the type is int8.
+// After its own fields, an operation with a cache has the int kv_type (KvType in kv_cache.h) and the weight key_mean:
+// the average of the keys (plain, [num_kv_heads * head_dim]), absent unless the type is int8.
 enum Kind : int64_t {
     KIND_NONE,
     KIND_SILU,
@@ -172,12 +172,12 @@ struct Args {
     const float* floats;  // static attributes: floats
     LayerCache* cache;    // null except for attention
     StateSlots* state;    // null except for operations with a StateCache
-    // [num_slots, tuple_length], null except for operations with adapters: those in the slots, beside each weight.
+    // [num_slots, tuple_length], null except for operations with adapters: the adapter of each slot for each weight.
     const LowRank* low_ranks;
-    void* shared_scratch;  // one region for all workers, of the size the record asked for
+    void* shared_scratch;  // one region for all workers, of the size that the record asked for
 };
 
-// Names of operands as OCTAVO_SIGNATURE writes them, "(a, b)"; signature.h reads them.
+// Operand names as OCTAVO_SIGNATURE writes them, "(a, b)". signature.h parses them.
 struct KernelSignature {
     const char* inputs;
     const char* weights;
@@ -186,16 +186,16 @@ struct KernelSignature {
     const char* tuples;
 };
 
-// Its functions are inlined: the linker must not take one instruction set's for another's.
+// Its functions are inlined: otherwise the linker could use one instruction set's copy for another.
 struct Worker {
     int32_t index;
     int32_t count;
     void* scratch;         // private to this worker, 64-byte aligned
     size_t scratch_bytes;  // at least what the record asked for
     void* pool;
-    // Items that the workers took since the last barrier; zero after it. Null outside a pool.
+    // Items taken by the workers since the last barrier, which resets it to zero. Null outside a pool.
     int64_t* taken;
-    // Waits for all workers inside a kernel. Every worker must call it equally often.
+    // Waits for all workers inside a kernel. Every worker must call it the same number of times.
     void (*barrier_fn)(Worker&);
     __attribute__((always_inline)) void barrier() {
         if (count > 1)
@@ -203,9 +203,9 @@ struct Worker {
         else if (taken)
             *taken = 0;
     }
-    // The next of `total` items that are shared out between two barriers, [begin, return): half a fair share of
-    // what is left, at least `least`, so that nobody waits long for the slowest worker. begin >= total: none is left.
-    // One sharing out between two barriers.
+    // Takes the next of `total` items, [begin, return), from the workers' shared counter: half a fair share of the
+    // remaining items, but at least `least`, so that the slowest worker delays the rest only briefly. begin >= total:
+    // no items are left. Only one such loop may run between two barriers.
     __attribute__((always_inline)) int64_t take(int64_t total, int64_t least, int64_t* begin) {
         int64_t first = __atomic_load_n(taken, __ATOMIC_RELAXED), last = 0;
         do {
@@ -221,23 +221,23 @@ struct Worker {
 
 using KernelFn = void (*)(const Args&, const Step&, Worker&);
 
-// Bytes a kernel needs beside its operands, asked once when a program is compiled.
+// Bytes that a kernel needs in addition to its operands. Queried once, when a program is compiled.
 struct ScratchSizes {
     size_t per_worker;
     size_t shared;
 };
-// limits as `Step` with the largest counts; views carry the largest rows.
+// `limits` is a Step with the largest counts; views carry the largest number of rows.
 using ScratchFn = ScratchSizes (*)(const Args& largest, const Step& limits, int32_t num_workers);
 
-// Bytes of one block of `block_size` tokens in the cache of the record's layer; asked at scalar level, must be
-// the same on all instruction sets. An operation with this gets a LayerCache of its own.
+// Bytes of one block of `block_size` tokens in the layer's cache. Called at scalar level, so it must be the same on all
+// instruction sets. An operation that has this function gets its own LayerCache.
 using CacheFn = size_t (*)(const Args& args, int32_t block_size);
 
-// Whether the shapes of a record's operands and its integers fit each other: a kernel reads and writes as far as they
-// say. Views carry the largest rows. Each kernel has one, NAME_fits (kernels/shapes.h); asked when a record is added.
+// Whether the shapes of a record's operands match each other and its integers, on which all memory accesses depend.
+// Views carry the largest row counts. Each kernel has one, NAME_fits (kernels/shapes.h), called when a record is added.
 using FitsFn = bool (*)(const Args& largest);
 
-// The alignment makes the size of an entry its distance in the section, whatever the compiler aligns to.
+// The alignment fixes the distance between entries in the section, independent of the compiler's own alignment.
 struct alignas(64) KernelEntry {
     const char* name;
     const char* isa;
@@ -251,8 +251,8 @@ struct alignas(64) KernelEntry {
 
 }  // namespace octavo
 
-// A struct `type` with the index of each operand among those of its kind, under the name of the operation's field:
-// OCTAVO_SIGNATURE(RmsNorm, (x), (weight), (), (eps)) for inputs, weights, ints and floats. In an unnamed namespace.
+// Defines a struct `type` with each operand's index among operands of its kind, named after the operation's field:
+// OCTAVO_SIGNATURE(RmsNorm, (x), (weight), (), (eps)) for inputs, weights, ints and floats. Use an unnamed namespace.
 #define OCTAVO_NAMES_(...) __VA_ARGS__
 #define OCTAVO_SIGNATURE_WITH_TUPLES(type, inputs_, weights_, ints_, floats_, tuples_)                       \
     struct type {                                                                                            \
@@ -266,7 +266,7 @@ struct alignas(64) KernelEntry {
 #define OCTAVO_SIGNATURE(type, inputs_, weights_, ints_, floats_) \
     OCTAVO_SIGNATURE_WITH_TUPLES(type, inputs_, weights_, ints_, floats_, ())
 
-// The linker makes one list of the entries of all files (platform/registry.h): no list to edit, no code at load time.
+// The linker collects the entries of all files (platform/registry.h), so there is no list to edit and no startup code.
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
 #define OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, keeps_state) \

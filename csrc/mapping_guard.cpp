@@ -12,18 +12,18 @@ namespace octavo {
 
 namespace {
 
-// Read by the handler, which may take no lock. A slot without a guard has an empty range.
+// Read by the signal handler, which must not take a lock. A slot without a guard has an empty range.
 struct Slot {
     std::atomic<uintptr_t> begin{0}, end{0};
     std::atomic<bool> is_damaged{false};
-    bool is_taken = false;  // under the mutex
+    bool is_taken = false;  // protected by the mutex
 };
 
 constexpr size_t NUM_SLOTS = 256;
 Slot slots[NUM_SLOTS];
 std::mutex slots_mutex;
 
-// Puts zeros in the place of the rest of the mapping, so that the read that failed succeeds when it is tried again.
+// Replaces the rest of the mapping by zeros, so that the failed read succeeds when it is retried.
 bool replace(Slot& slot, uintptr_t address) {
     const uintptr_t page = platform::page_bytes();
     const uintptr_t first = address / page * page, end = (slot.end.load() + page - 1) / page * page;

@@ -1,18 +1,18 @@
-// Reads of a mapped file that fail: the file was truncated, or the disk gave an error.
+// Handles reads of a mapped file that fail because the file was truncated or the disk reported an error.
 #pragma once
 
 #include <cstddef>
 
 namespace octavo {
 
-// While it lives, a failed read within [data, data + bytes) does not end the process with SIGBUS. The reader sees zeros
-// from there on, and the guard says so; what was computed must be thrown away. Any thread may read. Other causes of
-// SIGBUS go to the handler that was there before.
+// While a guard exists, a failed read within [data, data + bytes) does not end the process with SIGBUS. Instead, the
+// reader sees zeros from there on and the guard reports the damage; discard whatever was computed. Any thread may read.
+// Other causes of SIGBUS go to the previously installed handler.
 class MappingGuard {
   public:
-    // data: the beginning of the mapping. Throws std::runtime_error if there are too many guards.
+    // data: the start of the mapping. Throws std::runtime_error if there are too many guards.
     MappingGuard(const void* data, size_t bytes);
-    ~MappingGuard();  // before the mapping ends
+    ~MappingGuard();  // destroy it before the mapping ends
     MappingGuard(const MappingGuard&) = delete;
     MappingGuard& operator=(const MappingGuard&) = delete;
 

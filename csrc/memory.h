@@ -1,4 +1,4 @@
-// Page-granular memory for workspaces, caches, scratch and weights: zeroed, aligned, given back at once when freed.
+// Page-granular memory for workspaces, caches, scratch and weights: zeroed, aligned, returned immediately when freed.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 namespace octavo {
 
 enum class Pages {
-    huge,            // large regions are aligned to 2 MiB and ask for huge pages
-    small_at_first,  // but for the first 2 MiB: for regions that are hardly touched, where each touch clears a page
-    guarded,         // the last byte precedes a page that may not be touched; 4-byte alignment (tests)
+    huge,            // aligns large regions to 2 MiB and asks for huge pages
+    small_at_first,  // the same after the first 2 MiB: for barely used regions, where each first access clears a page
+    guarded,         // ends right before an inaccessible page; 4-byte alignment (tests)
 };
 
 class Memory {
@@ -34,14 +34,14 @@ class Memory {
     size_t size_ = 0;
 };
 
-// Memory that shares huge pages with others of its kind: a matrix of less than 2 MiB gets no huge page of its own, and
-// without them a model of many small matrices spends its time on page tables. Aligned to 64 bytes.
+// Memory whose huge pages are shared with other objects of this class. A matrix smaller than 2 MiB gets no huge page of
+// its own, and without them a model with many small matrices spends its time on page tables. Aligned to 64 bytes.
 class SharedMemory {
   public:
     SharedMemory() = default;
     // Throws std::bad_alloc.
     explicit SharedMemory(size_t bytes);
-    ~SharedMemory();  // gives back whole pages at once, the rest with the last that shares the region
+    ~SharedMemory();  // returns whole pages immediately, and partial pages together with the last user of the region
     SharedMemory(SharedMemory&& other) noexcept { *this = std::move(other); }
     SharedMemory& operator=(SharedMemory&& other) noexcept;
     SharedMemory(const SharedMemory&) = delete;

@@ -61,7 +61,7 @@ int file_header_bytes(const PackedWeight& w) {
     return is_grouped(w.type->traits) ? header_bytes(w.groups) : header_bytes(w.type->traits);
 }
 
-// The dwords of four columns, 16 bytes of each, so that dword t of all four lies together in `out[t]`.
+// Transposes the dwords of four columns, 16 bytes each, so that dword t of all four is contiguous in `out[t]`.
 struct Dwords {
     uint32_t at[4][4];
 };
@@ -69,7 +69,7 @@ struct Dwords {
 Dwords transpose(const uint8_t* column, int64_t stride) {
     Dwords in, out;
     for (int c = 0; c < 4; ++c) std::memcpy(in.at[c], column + c * stride, 16);
-#if defined(__SSE2__)  // every x86-64 has it; written out because compilers do not find it
+#if defined(__SSE2__)  // every x86-64 has it; explicit because compilers do not vectorize the loop
     const auto load = [&](int c) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.at[c])); };
     const __m128i a = _mm_unpacklo_epi32(load(0), load(1)), b = _mm_unpacklo_epi32(load(2), load(3));
     const __m128i c = _mm_unpackhi_epi32(load(0), load(1)), d = _mm_unpackhi_epi32(load(2), load(3));
@@ -83,15 +83,15 @@ Dwords transpose(const uint8_t* column, int64_t stride) {
     return out;
 }
 
-// Where a block of a file has its nibbles: pieces of 16 bytes, whose low and high nibbles are codes of the same unit
-// (the low ones before the high ones) or of two units.
+// The position of the nibbles in a block of a file: pieces of 16 bytes, whose low and high nibbles are codes of the
+// same unit (low ones first) or of two units.
 struct NibblePlaces {
-    int first;  // byte of the first piece in a block
+    int first;  // byte offset of the first piece in a block
     int pieces;
     bool pairs_of_units;
 };
 
-// They are the end of every block that has nothing but nibbles for codes.
+// Nibbles are at the end of every block whose codes are only nibbles.
 NibblePlaces nibble_places(const WeightType& type) {
     const bool is_known =
         type.file == FileBlock::simple || type.file == FileBlock::q4_k || type.file == FileBlock::iq4_xs;
@@ -99,12 +99,12 @@ NibblePlaces nibble_places(const WeightType& type) {
     return {type.file_bytes - type.traits.block_k / 2, units(type.traits), type.file == FileBlock::q4_k};
 }
 
-// Nibbles go from the file to the units without being spread out to bytes: a dword of codes k to k + 3 and the next
-// one become one dword, the second in the high nibbles.
+// Copies nibbles from the file to the units without expanding them to bytes: a dword with codes k to k + 3 and the next
+// dword are combined into one, with the second in the high nibbles.
 void pack_nibbles(const NibblePlaces& places, const uint8_t* blocks, int64_t row_bytes, uint8_t* out) {
     constexpr uint32_t LOW = 0x0f0f0f0f;
     for (int piece = 0; piece < places.pieces; ++piece) {
-        // Two pieces of 16 bytes for two units, or one piece a unit, its high nibbles in the second half.
+        // Two pieces of 16 bytes for two units, or one piece per unit, with its high nibbles in the second half.
         uint8_t* const low_out = out + (places.pairs_of_units ? piece / 2 * 512 + piece % 2 * 128 : piece * 256);
         uint8_t* const high_out = low_out + (places.pairs_of_units ? 256 : 128);
         for (int c = 0; c < PANEL_COLS; c += 4) {
@@ -123,7 +123,7 @@ void pack_nibbles(const NibblePlaces& places, const uint8_t* blocks, int64_t row
     }
 }
 
-// The codes of 16 columns, one a byte, in quads.
+// The codes of 16 columns, one per byte, in quads.
 void spread_to_tiles(const BlockCodes (&blocks)[PANEL_COLS], int values, UnitCodes* tiles) {
     for (int i = 0; i < values / 16; ++i)
         for (int c = 0; c < PANEL_COLS; c += 4) {
@@ -135,7 +135,7 @@ void spread_to_tiles(const BlockCodes (&blocks)[PANEL_COLS], int values, UnitCod
         }
 }
 
-// The header of a block of a file. A type with scales in its units has one for the whole row, whose scale is 1.
+// Writes the header for a block of a file. A type with scales in its units has one header per row, with the scale 1.
 void write_headers(const PackedWeight& w, const BlockCodes (&blocks)[PANEL_COLS], int32_t columns, uint8_t* out) {
     const PanelTraits& t = w.type->traits;
     const float factor = 1.0f / w.type->table_factor;
@@ -183,7 +183,7 @@ template <typename T>
 void pack_dense(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel) {
     const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
     if (columns < PANEL_COLS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes));
-    constexpr int32_t CHUNK = 64;  // values of k at a time: 16 short pieces of rows stay in the cache
+    constexpr int32_t CHUNK = 64;  // values of k at a time, so that 16 short pieces of rows stay in the cache
     for (int32_t k0 = 0; k0 < w.k; k0 += CHUNK)
         for (int32_t c = 0; c < columns; ++c) {
             const uint8_t* const row = source + static_cast<int64_t>(first + c) * w.k * sizeof(T);

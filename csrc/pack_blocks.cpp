@@ -1,4 +1,4 @@
-// The blocks of the GGUF types, as ggml defines them (ggml-common.h), spread out to one code a byte.
+// Expands blocks of the GGUF types, as ggml defines them (ggml-common.h), to one code per byte.
 #include <cstring>
 
 #include "pack.h"
@@ -14,7 +14,7 @@ void split_nibbles(const uint8_t* q, uint8_t* codes) {
     }
 }
 
-// Bit i of `bits` becomes bit 4 of code i: eight at a time, each in the byte where only its own bit is left.
+// Moves bit i of `bits` to bit 4 of code i, eight at a time: each byte keeps only its own bit.
 void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
     for (int i = 0; i < 4; ++i) {
         uint64_t own = bits[i] * 0x0101010101010101ull & 0x8040201008040201ull, word;
@@ -134,8 +134,8 @@ void decode_iq3_s(const uint8_t* b, BlockCodes& out) {
     for (int u = 0; u < 8; ++u) out.scales[u] = static_cast<uint8_t>(2 * (b[106 + u / 2] >> (4 * (u % 2)) & 15) + 1);
 }
 
-// A byte holds up to five digits to the base 3 as a fraction of 256. Three times the fraction has the first of them
-// before the point.
+// A byte stores up to five base-3 digits as a fraction of 256. Multiplying the fraction by three yields its first digit
+// as the integer part.
 void split_trits(const uint8_t* bytes, int count, int digits, uint8_t* codes) {
     for (int i = 0; i < count; ++i) {
         uint8_t fraction = bytes[i];
@@ -156,7 +156,7 @@ void decode_tq2_0(const uint8_t* b, BlockCodes& out) {
     out.scale = read_u16(b + 64);
 }
 
-// Q1_0 and Q2_0: the codes of a byte follow each other.
+// Q1_0 and Q2_0: consecutive codes in each byte.
 void decode_few_bits(const uint8_t* b, int bits, int values, BlockCodes& out) {
     const int per_byte = 8 / bits;
     out.scale = read_u16(b);
@@ -164,7 +164,7 @@ void decode_few_bits(const uint8_t* b, int bits, int values, BlockCodes& out) {
         out.codes[i] = static_cast<uint8_t>(b[2 + i / per_byte] >> (bits * (i % per_byte)) & ((1 << bits) - 1));
 }
 
-// Four scales without a sign, of 16 values each. 127 would be no number and counts as zero, as in ggml.
+// Four unsigned scales, for 16 values each. 127 would be NaN and is read as zero, as in ggml.
 void decode_nvfp4(const uint8_t* b, BlockCodes& out) {
     for (int i = 0; i < 4; ++i) {
         out.scales[i] = b[i] == 127 ? 0 : b[i] & 127;

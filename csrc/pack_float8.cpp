@@ -1,7 +1,7 @@
-// Packs floats of 8 bits as signed bytes times a power of two for each unit, so that their products are those of whole
-// numbers. The largest number of a unit has a code of 64 to 120 (E5M2: to 112). Because a number has three (two) bits
-// of mantissa, all codes of 8 and more (E5M2: 4 and more) are exact. Smaller ones are rounded, halves to even, which is
-// wrong by half a step of the codes at most. docs/quantization.md has what that costs.
+// Packs 8-bit floats as signed bytes times a power of two for each unit, so that their products are integer products.
+// The largest number in a unit has a code of 64 to 120 (E5M2: to 112). A number has three (two) bits of mantissa, so
+// all codes of at least 8 (E5M2: 4) are exact. Smaller codes are rounded half to even, with an error of at most half a
+// code step. docs/quantization.md shows what that costs.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,16 +11,16 @@
 namespace octavo {
 namespace {
 
-constexpr int LEAST_EXPONENT = -16;  // of the numbers of both kinds
+constexpr int LEAST_EXPONENT = -16;  // of numbers in either format
 constexpr int EXPONENTS = 32;
-constexpr int CODE_EXPONENT = 6;  // of the code of the largest number
-constexpr int BIAS = 127;         // of the exponent of a unit
+constexpr int CODE_EXPONENT = 6;  // of the largest number's code
+constexpr int BIAS = 127;         // of a unit's exponent
 
 struct Float8Kind {
     int mantissa_bits, bias;
     uint8_t first_special;  // NaN or infinity, without the sign
 
-    // Of a magnitude that is not special.
+    // The value of a magnitude below first_special.
     float value(int bits) const {
         const int exponent = bits >> mantissa_bits, mantissa = bits & ((1 << mantissa_bits) - 1);
         if (exponent == 0) return std::ldexp(static_cast<float>(mantissa), 1 - bias - mantissa_bits);
@@ -32,8 +32,8 @@ constexpr Float8Kind E4M3 = {3, 7, 0x7f}, E5M2 = {2, 15, 0x7c};
 
 struct Float8Codes {
     Float8Kind kind;
-    int8_t exponents[128];          // of each magnitude, that of its leading bit
-    uint8_t codes[EXPONENTS][256];  // of each number in a unit with that exponent, counted from the least one
+    int8_t exponents[128];          // by magnitude: the exponent of its leading bit
+    uint8_t codes[EXPONENTS][256];  // by number, for a unit with each exponent from LEAST_EXPONENT on
 
     explicit Float8Codes(const Float8Kind& of) : kind(of) {
         for (int bits = 0; bits < 128; ++bits) {
@@ -45,7 +45,7 @@ struct Float8Codes {
     }
 
   private:
-    // Numbers that a unit with this exponent cannot have get any code.
+    // Numbers too large for a unit with this exponent get an arbitrary code.
     uint8_t code(int bits, int exponent) const {
         const int magnitude = bits & 127;
         if (magnitude >= kind.first_special || exponents[magnitude] > exponent) return 0;
@@ -66,7 +66,7 @@ uint8_t largest_magnitude(const uint8_t* values, int32_t count) {
     return most;
 }
 
-// One column of a unit.
+// Packs one column of a unit.
 void pack_column(const Float8Codes& table, const uint8_t* values, int column, uint8_t* unit) {
     const int exponent = table.exponents[largest_magnitude(values, UNIT_K)];
     const uint8_t* const codes = table.codes[exponent - LEAST_EXPONENT];
@@ -88,7 +88,7 @@ void pack_float8_panel(const PackedWeight& w, const GroupArrays& source, int32_t
             const uint8_t* const values = source.codes.data + static_cast<int64_t>(first + c) * w.k + k0;
             float scale;
             std::memcpy(&scale, source.scales.data + 4 * (static_cast<int64_t>(first + c) * groups + group), 4);
-            // A byte that stands for no number makes the scale of its group NaN: kernels then need not know it.
+            // If any byte is NaN or infinity, the scale of its group becomes NaN, so that kernels need not check.
             if (largest_magnitude(values, count) >= table.kind.first_special) scale = __builtin_nanf("");
             std::memcpy(out + 4 * c, &scale, 4);
             for (int32_t unit = 0; unit < count / UNIT_K; ++unit)

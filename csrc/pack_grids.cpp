@@ -1,4 +1,4 @@
-// Packs the types whose codes are indices into grids (ggml-common.h has their blocks) into panels (packed_weight.h).
+// Packs types whose codes are indices into grids into panels (packed_weight.h). ggml-common.h defines their blocks.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ constexpr int UNITS = 8;
 
 uint32_t read_u32(const uint8_t* p) { return read_u16(p) | static_cast<uint32_t>(read_u16(p + 2)) << 16; }
 
-// A block of one column. Eight values have one index, or one in each byte of it.
+// A block of one column. Eight values share one index, or have one in each of its bytes.
 struct GridBlock {
     uint16_t scale = 0;
     uint8_t scales[UNITS] = {};
@@ -20,13 +20,13 @@ struct GridBlock {
     uint8_t signs[UNITS * PAIRS] = {};
 };
 
-// The eight signs that seven stored bits stand for: the eighth makes the number of minus signs even.
+// Expands seven stored bits to eight signs: the eighth makes the number of minus signs even.
 uint8_t even_signs(uint32_t stored) {
     stored &= 127;
     return static_cast<uint8_t>(stored | static_cast<uint32_t>(__builtin_parity(stored)) << 7);
 }
 
-// The signs of a unit, and its scale for both halves, from a word.
+// Reads the signs of a unit, and its scale for both halves, from a word.
 void read_signs_and_scale(uint32_t word, int unit, GridBlock& out) {
     for (int p = 0; p < PAIRS; ++p) out.signs[PAIRS * unit + p] = even_signs(word >> (7 * p));
     out.scales[unit] = static_cast<uint8_t>((word >> 28) * 17);
@@ -103,7 +103,7 @@ void read_block(FileBlock file, const uint8_t* b, GridBlock& out) {
     }
 }
 
-// Adds one column to the planes of a unit, which are zero before.
+// Adds one column to the planes of a unit, which must start as zeros.
 void write_unit_column(int bits, const uint16_t* index, const uint8_t* signs, int column, uint8_t* out) {
     uint8_t* const rest = out + PANEL_COLS * PAIRS;
     for (int p = 0; p < PAIRS; ++p) {

@@ -1,4 +1,4 @@
-// Packs matrices whose codes, scales and minimums come as arrays: grouped types (packed_weight.h).
+// Packs matrices whose codes, scales and minimums are given as arrays: grouped types (packed_weight.h).
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t low_bits(int count) { return count == 64 ? ~0ull : (1ull << count) - 1; }
 
-// The eight codes of Bits bits in the low bits of a word, one a byte: halves are moved apart three times.
+// Expands eight codes of Bits bits, in the low bits of a word, to one per byte by separating halves three times.
 template <int Bits>
 uint64_t spread_codes(uint64_t x) {
     constexpr uint64_t FOUR = low_bits(4 * Bits), TWO = low_bits(2 * Bits), ONE = low_bits(Bits);
@@ -19,7 +19,7 @@ uint64_t spread_codes(uint64_t x) {
     return (x & ONE * 0x1000100010001ull) | (x >> Bits & ONE * 0x1000100010001ull) << 8;
 }
 
-// 32 codes, one a byte.
+// Expands 32 codes to one per byte.
 template <int Bits>
 void spread_unit(const uint8_t* stored, uint8_t* codes) {
     for (int i = 0; i < UNIT_K; i += 8, stored += Bits) {
@@ -49,17 +49,17 @@ void spread_unit(int bits, const uint8_t* stored, uint8_t* codes) {
     }
 }
 
-// A scale that is no number makes that of its row NaN: kernels then need not know it.
+// If a scale is NaN, the scale of its row becomes NaN, so that kernels need not check.
 bool has_nan(const uint8_t* values, int32_t count) {
     return std::any_of(values, values + count, [](uint8_t value) { return (value & 127) == 127; });
 }
 
-// Bytes of a column side by side with those of the other columns.
+// Writes the bytes of a column next to those of the other columns.
 void write_column(uint8_t* out, int column, const uint8_t* value, int bytes) {
     std::memcpy(out + column * bytes, value, static_cast<size_t>(bytes));
 }
 
-// The E4M3 scales of a unit, behind its codes. Those of a NaN make the scale of their row NaN (write_row_scale).
+// Writes the E4M3 scales of a unit after its codes. A NaN makes the scale of their row NaN (write_row_scale).
 void write_unit_scales(const PackedWeight& w, const GroupArrays& source, int32_t first, int32_t unit, uint8_t* out) {
     std::memset(out, 0, 2 * PANEL_COLS);
     for (int32_t c = 0; c < std::min(PANEL_COLS, w.n - first); ++c)
@@ -78,7 +78,7 @@ void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel,
     const Groups& g = w.groups;
     const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first), groups = num_groups(g, w.k);
     const int64_t stored_unit = UNIT_K / 8 * source.bits, stored_row = w.k / UNIT_K * stored_unit;
-    // Subtracted from codes that become signed bytes, and from their zero points.
+    // Subtracted from codes that are stored as signed bytes, and from their zero points.
     const int middle = t.bits < 8 ? 0 : t.mins == Mins::none ? source.zero : 128;
     UnitCodes codes = {};
     for (int32_t group = 0; group < groups; ++group) {

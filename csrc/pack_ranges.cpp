@@ -1,5 +1,5 @@
-// How large the scales of packed columns are. By headers alone where these have the scales of units: a super-block then
-// counts as if one of them were the largest there is, which quantizers see to.
+// Finds how large the scales of packed columns are. If headers have the scales of units, only headers are read: a
+// super-block then counts as if one unit had the largest possible scale, as quantizers arrange.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,14 +10,14 @@
 namespace octavo {
 namespace {
 
-// Least and greatest range, so that what kernels make of it stays a float.
+// Least and greatest range for which all results in kernels stay within the range of float.
 constexpr int LEAST_RANGE = -100, GREATEST_RANGE = 60;
 
-// The largest magnitudes of 16 columns, as bits without a sign: their order is that of the numbers.
+// The largest magnitudes of 16 columns, as bits without sign, whose order is that of the numbers.
 struct Magnitudes {
     uint32_t largest[PANEL_COLS] = {};
 
-    // T: uint16_t for float16, uint32_t for float32, int8_t for E4M3, uint8_t for what has no sign.
+    // T: uint16_t for float16, uint32_t for float32, int8_t for E4M3, uint8_t for unsigned values.
     template <typename T>
     void add(const uint8_t* p) {
         constexpr bool HAS_SIGN = sizeof(T) > 1 || std::numeric_limits<T>::is_signed;
@@ -31,7 +31,7 @@ struct Magnitudes {
     }
 };
 
-// Also of what is not finite.
+// Also converts NaN and infinity.
 float from_f16(uint32_t bits) {
     const int exponent = static_cast<int>(bits >> 10), fraction = static_cast<int>(bits & 1023);
     if (exponent == 31) return std::numeric_limits<float>::infinity();
@@ -49,10 +49,10 @@ float from_e4m3(uint32_t bits) {
                     : std::ldexp(static_cast<float>(fraction), -9);
 }
 
-// What a scale of units or half units can be at most.
+// The largest possible scale of units or half units.
 float largest_unit_scale(const PanelTraits& t) {
     switch (t.scales) {
-        case Scales::u8_per_unit:  // of six bits
+        case Scales::u8_per_unit:  // six bits
             return 63;
         case Scales::i8_per_unit:
             return 32;
@@ -113,7 +113,7 @@ Largest of_groups(const PackedWeight& w, const uint8_t* at) {
         if (has_exponents(t)) s = std::ldexp(s, static_cast<int>(unit_scale.largest[c]) - 127);
         if (has_e4m3_scales(t)) s *= from_e4m3(unit_scale.largest[c]);
         out.scale[c] = s;
-        // Those of codes of 8 bits are kept for codes that begin at -128.
+        // Minimums for 8-bit codes are stored for codes that begin at -128.
         const float middle = t.bits == 8 && g.min_bytes > 0 ? 128 * s : 0.0f;
         const float least = g.min_bytes == 4 ? from_f32(min.largest[c]) : from_f16(min.largest[c]);
         out.min[c] = g.min_bytes == 1 && t.bits < 8 ? static_cast<float>(zero.largest[c]) * s : least + middle;

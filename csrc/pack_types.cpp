@@ -9,11 +9,11 @@
 namespace octavo {
 namespace {
 
-constexpr int32_t ROW = 0;  // as the width of a group
+constexpr int32_t ROW = 0;  // stands for the width of a group
 
-// A grouped type as its name says.
+// A parsed name of a grouped type.
 struct GroupedName {
-    const WeightType* type = nullptr;  // null: the name is none
+    const WeightType* type = nullptr;  // null: not the name of a grouped type
     Groups groups;
     int32_t num_orders = 0;
 };
@@ -29,21 +29,21 @@ std::vector<std::string> split(const std::string& name) {
     return parts;
 }
 
-// -1: the text is no number.
+// Returns -1 if the text is not a number.
 int32_t parse_number(const std::string& text) {
     if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos) return -1;
     return std::stoi(text);
 }
 
-// A multiple of UNIT_K; -1: the text is none.
+// A multiple of UNIT_K, or -1 for any other text.
 int32_t parse_group(const std::string& text) {
     if (text == "ROW") return ROW;
     const int32_t group = parse_number(text);
     return group > 0 && group % UNIT_K == 0 ? group : -1;
 }
 
-// F8_E4M3, F8_E4M3_ROW, F8_E4M3_128X128: the second number is the width of a block, ALL that of a row. The first one
-// does not matter, because every row has its own scales when it is packed.
+// F8_E4M3, F8_E4M3_ROW, F8_E4M3_128X128: the second number is the width of a block, or ALL for a row. The first number
+// does not matter, because every row has its own scales once it is packed.
 GroupedName parse_float8(const std::string& name, const std::vector<std::string>& parts) {
     GroupedName found;
     found.groups = {ROW, 4, 0};

@@ -1,32 +1,32 @@
-// The memory layout of weight matrices for the linear kernels. One geometry on every instruction set.
+// The memory layout of weight matrices for the linear kernels, the same on every instruction set.
 //
-// A matrix [n, k] (n output features) is cut into panels of 16 output columns; a panel is one sequential stream
+// A matrix [n, k] (n output features) is divided into panels of 16 output columns. A panel is one sequential stream
 // over k. The last panel is padded with columns whose scales are zero.
 //
-// Dense types: for each k, 16 numbers.
-// Quantized types: super-blocks of 32 to 256 values of k. A super-block is a header (scales of all its units, 16
-// columns side by side) followed by its units of 32 k. In a unit the codes form eight quads; quad q holds, for
-// 16 columns, the four consecutive values k = 4q .. 4q+3 (64 codes, column-major: VNNI order), cut into planes:
+// Dense types: for each k, 16 numbers. Quantized types: super-blocks of 32 to 256 values of k. A super-block is a
+// header (scales of all its units, 16 columns side by side) followed by its units of 32 k. The codes of a unit form
+// eight quads. Quad q has, for 16 columns, the four consecutive values k = 4q .. 4q+3 (64 codes, column-major: VNNI
+// order), split into planes:
 //   nibbles   4 x 64 bytes: chunk c has quad 2c in the low and quad 2c+1 in the high nibbles
 //   pairs     2 x 64 bytes: chunk c has quads 4c .. 4c+3, two bits each, from the lowest bits up
 //   bits      64 bytes: bit q belongs to quad q
 //   triples   2 x 3 x 64 bytes: the i-th 64 bytes of chunk c have quad 4c+i in their low six bits (i = 0, 1, 2) and
 //             bits 2i and 2i+1 of quad 4c+3 above them
 //   bytes     8 x 64 bytes, signed
-// Codes of 1 bit have bits, of 2 pairs, of 3 pairs and bits, of 4 nibbles, of 5 nibbles and bits, of 6 triples, of 8
-// bytes. Codes that are indices into a grid (Codes::grid) have planes of their own, for quads 2p and 2p + 1 together:
+// 1-bit codes are stored as bits, 2 as pairs, 3 as pairs and bits, 4 as nibbles, 5 as nibbles and bits, 6 as triples, 8
+// as bytes. Codes that are indices into a grid (Codes::grid) have special planes, for quads 2p and 2p + 1 together:
 //   low       64 bytes: byte 16 p + column is the low byte of the index
 //   second    64 bytes, grids of four values: the index of quad 2p + 1 likewise
 //   high      the bits above: 2 each in 16 bytes, pair p at bit 2p; or 4 each in 2 x 16 bytes, pair p at bit 4 (p % 2)
 //   signs     64 bytes: bit 4 column + i of the 8 bytes of a quad belongs to its i-th value
-// A header holds arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for the
-// scale of each unit or half unit and 16 bytes for the minimum of each unit. Traits say which of them exist. Scales of
-// half units that are E4M3 lie in the unit, 2 x 16 bytes behind its codes; exponents of units likewise, 16 bytes.
-// Grouped types: a super-block is a group, whose width the matrix tells (Groups). Its header holds the scale and, if
-// there are any, zero points or minimums, as wide as the matrix says. The last group may be narrower if its type has
-// exponents.
+// A header consists of arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for
+// the scale of each unit or half unit and 16 bytes for the minimum of each unit. The traits determine which of them
+// exist. E4M3 scales of half units are in the unit instead, 2 x 16 bytes after its codes; exponents of units likewise,
+// 16 bytes. Grouped types: a super-block is a group, whose width is a property of the matrix (Groups). Its header has
+// the scale and, if there are any, zero points or minimums, whose widths are also properties of the matrix. The last
+// group may be narrower if its type has exponents.
 //
-// Behind the panels lie the orders of columns, if a matrix has any, and the ranges of quantized types (PackedWeight).
+// After the panels come the orders of columns, if a matrix has any, and the ranges of quantized types (PackedWeight).
 //
 // A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share their compiled kernels.
 #pragma once
@@ -38,7 +38,7 @@
 
 namespace octavo {
 
-// Stored numbers and the values w they stand for. Codes u are unsigned.
+// Stored numbers and their values w. Codes u are unsigned.
 enum class Codes : uint8_t {
     f32,
     f16,
@@ -46,49 +46,48 @@ enum class Codes : uint8_t {
     plain,         // w = u
     offset,        // w = u - zero
     bytes,         // w = u, signed
-    offset_table,  // w = table[u] - zero, with small values that are not negative
+    offset_table,  // w = table[u] - zero, with small nonnegative values
     byte_table,    // w = table[u], signed bytes
-    grid,          // w = +- one of the values of a vector of the table, signed bytes; u is the index of the vector
+    grid,          // w = +- one value of a grid vector in the table, signed bytes; u is the index of the vector
 };
 
 // Factors of w. Half a unit is 16 k.
 enum class Scales : uint8_t {
     none,
-    f16,          // of a super-block
-    e8m0,         // 2^(e - 128) of a super-block; the code table holds doubled values
-    u8_per_unit,  // f16 of a super-block times a byte of each unit
+    f16,          // per super-block
+    e8m0,         // 2^(e - 128) per super-block; the code table has doubled values
+    u8_per_unit,  // f16 per super-block times a byte per unit
     i8_per_unit,
-    u4_per_half_unit,  // f16 of a super-block times the low nibble of a byte of each half unit
+    u4_per_half_unit,  // f16 per super-block times the low nibble of a byte per half unit
     i8_per_half_unit,
-    odd_u4_per_half_unit,  // f16 of a super-block times 2 n + 1; n: the low, then the high nibble of a byte of each
-                           // unit
-    group,                 // f16 or f32 of a group, as Groups says
-    group_e4m3,            // the same times an E4M3 without sign of each half unit
-    group_exponents,       // the same times 2^(e - 127), e: a byte of each unit
+    odd_u4_per_half_unit,  // f16 per super-block times 2 n + 1; n: the low, then the high nibble of a byte per unit
+    group,                 // f16 or f32 per group, depending on Groups
+    group_e4m3,            // the same times an unsigned E4M3 per half unit
+    group_exponents,       // the same times 2^(e - 127), e: a byte per unit
 };
 
-// Minimums: added to the scaled w.
+// Minimums, which are added to the scaled w.
 enum class Mins : uint8_t {
     none,
-    f16,               // of a super-block
-    u8_per_unit,       // minus f16 of a super-block times a byte of each unit
-    u4_per_half_unit,  // the same times the high nibble of the byte with the scale
-    group,             // minus the scale times a byte of a group, or f16 or f32, as Groups says
+    f16,               // per super-block
+    u8_per_unit,       // minus f16 per super-block times a byte per unit
+    u4_per_half_unit,  // the same times the high nibble of the byte that has the scale
+    group,             // minus the scale times a byte per group, or f16 or f32, depending on Groups
 };
 
-// All that kernels are compiled for.
+// Everything that kernels are specialized for.
 struct PanelTraits {
     Codes codes;
-    int32_t bits;     // of a stored number; 1: the code counts twice. Of a grid 1, 2 or 3: its planes (unit_bytes)
+    int32_t bits;  // per stored number; 1: the code counts twice. For a grid 1, 2 or 3 selects its planes (unit_bytes)
     int32_t block_k;  // values of k in a super-block; 0: Groups::k
     Scales scales = Scales::none;
     Mins mins = Mins::none;
 };
 
-// Layout of a block in a file (pack_blocks.cpp).
+// The layout of a block in a file (pack_blocks.cpp).
 enum class FileBlock : uint8_t {
     values,  // a plain number
-    simple,  // scale, minimum, fifth bits, codes: what the traits name, in this order
+    simple,  // scale, minimum, fifth bits and codes in this order, as far as the traits have them
     q2_k,
     q3_k,
     q4_k,
@@ -106,25 +105,25 @@ enum class FileBlock : uint8_t {
     iq2_xs,
     iq2_s,
     iq3_xxs,
-    none,  // from here on: comes as arrays (pack_groups.cpp)
-    e4m3,  // floats of 8 bits, one a byte (pack_float8.cpp)
+    none,  // from here on: given as arrays (pack_groups.cpp)
+    e4m3,  // 8-bit floats, one per byte (pack_float8.cpp)
     e5m2,
 };
 
 struct WeightType {
-    const char* name;  // in GGUF files; of grouped types the beginning of a name
+    const char* name;  // in GGUF files; for grouped types the start of a name
     FileBlock file;
-    int32_t file_bytes;  // of a block
+    int32_t file_bytes;  // per block
     PanelTraits traits;
     int32_t zero = 0;
     const int8_t* table = nullptr;  // [16]; or the vectors of a grid, of 8 values, or of 4 if `bits` is 3
-    float table_factor = 1.0f;      // of grouped types and grids: table / factor are the numbers of the codes
-    int32_t file_values = 0;        // of grouped types: values of a block in a file
+    float table_factor = 1.0f;      // for grouped types and grids: codes stand for table / factor
+    int32_t file_values = 0;        // for grouped types: values per block in a file
 };
 
 // The super-blocks of a grouped type. All zero for other types.
 struct Groups {
-    int32_t k = 0;            // values in a super-block; of whole numbers a multiple of UNIT_K
+    int32_t k = 0;            // values per super-block; for integers a multiple of UNIT_K
     int32_t scale_bytes = 0;  // 2: f16, 4: f32
     int32_t min_bytes = 0;    // 1: zero points, otherwise minimums as wide as the scales; 0: neither
 };
@@ -135,34 +134,34 @@ struct PackedWeight {
     Groups groups;
     int64_t panel_bytes;  // a multiple of 64
     const uint8_t* data;  // 64-byte aligned
-    // Column j of the codes is column order[j] of the matrix; null: they are the same. Matrices of several experts,
-    // [num_orders, n / num_orders, k], have an order for each, behind the panels. Equal orders have equal ids.
+    // Column j of the codes is column order[j] of the matrix; null: no reordering. Matrices of several experts,
+    // [num_orders, n / num_orders, k], have one order per expert, after the panels. Equal orders have equal ids.
     const int32_t* order = nullptr;  // [num_orders, k]
     const uint64_t* order_id = nullptr;
     int32_t num_orders = 0;
-    // Of each column of the panels: no scale times 2^code_room(traits), and no minimum, is larger than 2^range; or
+    // For each column of the panels: every scale times 2^code_room(traits), and every minimum, is at most 2^range; or
     // RANGE_NOT_FINITE. Null for dense types.
     const int8_t* ranges = nullptr;  // [num_panels][16]
 };
 
-// Kernels and packers are compiled apart and must not share functions across instruction sets.
+// Kernels and packers are compiled separately and must not share functions across instruction sets.
 namespace {
 
-constexpr int RANGE_NOT_FINITE = 127;  // some scale or minimum is no number, or infinite
+constexpr int RANGE_NOT_FINITE = 127;  // some scale or minimum is NaN or infinite
 constexpr int PANEL_COLS = 16;
 constexpr int UNIT_K = 32;
-constexpr int UNIT_PANELS = UNIT_K / PANEL_COLS;  // whose columns are one unit of the next product
+constexpr int UNIT_PANELS = UNIT_K / PANEL_COLS;  // panels whose columns form one unit of the next product
 constexpr int QUADS = 8;
 constexpr int QUAD_BYTES = 64;                // one quad of byte codes
 constexpr int TRIPLE_BYTES = 3 * QUAD_BYTES;  // a chunk of triples: four quads
 
 constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-// Numbers of two exponent bits and one of mantissa, doubled, plus 12.
+// Floats with two exponent bits and one mantissa bit, doubled, plus 12.
 constexpr int8_t E2M1_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 // Odd numbers from -15 to 15, plus 15.
 constexpr int8_t ODD_VALUES[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-// The tables of NF4 and FP4 (bitsandbytes), rounded. The factors make the squared error least; scales are divided by
-// them. No entry is wrong by more than 0.39 % (0.32 %) of the largest, the root of the mean square is 0.18 % (0.12 %).
+// The tables of NF4 and FP4 (bitsandbytes), rounded. The factors minimize the squared error; scales are divided by
+// them. No entry is off by more than 0.39 % (0.32 %) of the largest; the root mean square error is 0.18 % (0.12 %).
 constexpr float NF4_FACTOR = 112.03f, FP4_FACTOR = 120.0f;
 constexpr int8_t NF4_VALUES[16] = {-112, -78, -59, -44, -32, -21, -10, 0, 9, 18, 28, 38, 49, 63, 81, 112};
 constexpr int8_t FP4_VALUES[16] = {0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30};
@@ -228,7 +227,7 @@ constexpr bool has_table(const PanelTraits& t) {
 }
 constexpr bool is_grid(const PanelTraits& t) { return t.codes == Codes::grid; }
 constexpr bool has_zero(const PanelTraits& t) { return t.codes == Codes::offset || t.codes == Codes::offset_table; }
-// Signed bytes; all other codes are unsigned and below 64.
+// Whether codes are signed bytes. All other codes are unsigned and below 64.
 constexpr bool is_wide(const PanelTraits& t) {
     return t.codes == Codes::bytes || t.codes == Codes::byte_table || t.codes == Codes::grid;
 }
@@ -238,42 +237,42 @@ constexpr bool has_half_scales(const PanelTraits& t) {
     return (t.scales >= Scales::u4_per_half_unit && t.scales <= Scales::odd_u4_per_half_unit) || has_e4m3_scales(t);
 }
 constexpr bool is_grouped(const PanelTraits& t) { return t.scales >= Scales::group; }
-// Whether the sums of a super-block are whole numbers (kernels/linear_format.h): Q3_K, Q4_K, Q5_K, Q6_K.
+// Whether super-blocks are summed in integers (kernels/linear_format.h): Q3_K, Q4_K, Q5_K, Q6_K.
 constexpr bool sums_blocks(const PanelTraits& t) {
     if (t.codes == Codes::plain) return t.scales == Scales::u8_per_unit && t.mins == Mins::u8_per_unit;
     return t.codes == Codes::offset && t.scales == Scales::i8_per_half_unit;
 }
-// Whether the scale of a group is applied to finished sums where the group is a whole column: W8A8, LLM.int8().
+// Whether a group's scale is applied to finished sums if the group is a whole column: W8A8, LLM.int8().
 constexpr bool may_scale_columns(const PanelTraits& t) {
     return t.codes == Codes::bytes && t.scales == Scales::group && t.mins == Mins::none;
 }
-// Bits in which the kernels of AMX have a code, as the product of float16 with its scale takes it.
+// The number of bits of a code in the AMX kernels, which multiply it by its scale in float16.
 constexpr int code_room(const PanelTraits& t) {
     if (is_grid(t) && t.bits == 1) return 5;
     if (is_wide(t) || t.bits == 6) return 8;
     return has_table(t) ? 5 : t.bits == 1 ? 2 : t.bits;
 }
-// Values in a block of a file.
+// Values per block of a file.
 constexpr int32_t block_values(const WeightType& type) {
     return is_grouped(type.traits) ? type.file_values : type.traits.block_k;
 }
 
-// The sizes from here to block_bytes are those of types that are not grouped, except unit_bytes.
+// Except for unit_bytes, the sizes from here to block_bytes apply only to types that are not grouped.
 constexpr int units(const PanelTraits& t) { return t.block_k / UNIT_K; }
-// Scales and minimums of a super-block that are bytes.
+// Number of byte scales and byte minimums in a super-block.
 constexpr int byte_scales(const PanelTraits& t) {
     if (t.scales < Scales::u8_per_unit || is_grouped(t)) return 0;
     return units(t) * (has_half_scales(t) && t.scales != Scales::odd_u4_per_half_unit ? 2 : 1);
 }
 constexpr int byte_mins(const PanelTraits& t) { return t.mins == Mins::u8_per_unit ? units(t) : 0; }
-// Where in a header the minimum, the byte scales and the byte minimums begin.
+// Offsets of the minimum, the byte scales and the byte minimums in a header.
 constexpr int min_at(const PanelTraits& t) {
     return PANEL_COLS * (t.scales == Scales::none ? 0 : t.scales == Scales::e8m0 ? 1 : 2);
 }
 constexpr int byte_scales_at(const PanelTraits& t) { return min_at(t) + (t.mins == Mins::none ? 0 : PANEL_COLS * 2); }
 constexpr int byte_mins_at(const PanelTraits& t) { return byte_scales_at(t) + PANEL_COLS * byte_scales(t); }
 constexpr int header_bytes(const PanelTraits& t) { return byte_mins_at(t) + PANEL_COLS * byte_mins(t); }
-// Of a unit: the codes (of a grid low and high, with signs, or second and signs), and all with the scales behind them.
+// Bytes per unit: the codes (for a grid low and high, with signs, or second and signs), and codes with their scales.
 constexpr int code_bytes(const PanelTraits& t) {
     if (is_grid(t)) return t.bits == 1 ? 64 + 32 : t.bits == 2 ? 64 + 16 + 64 : 64 + 64 + 64;
     return PANEL_COLS * UNIT_K * t.bits / 8;
@@ -287,7 +286,7 @@ constexpr int block_bytes(const PanelTraits& t) {
 constexpr int32_t num_groups(const Groups& g, int32_t k) { return (k + g.k - 1) / g.k; }
 constexpr int header_bytes(const Groups& g) { return PANEL_COLS * (g.scale_bytes + g.min_bytes); }
 
-// The traits that kernels support: their planes, and 16-bit sums without overflow (linear_avx2.h, linear_neon.h).
+// Whether kernels support the traits: their planes, and 16-bit sums without overflow (linear_avx2.h, linear_neon.h).
 constexpr bool is_computable(const WeightType& type) {
     const PanelTraits& t = type.traits;
     if (is_dense(t)) return t.block_k == 1 && t.scales == Scales::none && t.mins == Mins::none;
@@ -300,7 +299,7 @@ constexpr bool is_computable(const WeightType& type) {
                                      : t.block_k % UNIT_K == 0 && t.block_k >= UNIT_K && t.block_k <= 256 &&
                                            t.scales != Scales::none && t.mins != Mins::group;
     const bool constants = has_zero(t) == (type.zero != 0) && (has_table(t) || is_grid(t)) == (type.table != nullptr);
-    // Minimums of half units take the place of the terms that zero points need.
+    // Minimums of half units use the terms that zero points would need.
     const bool half_units = t.mins == Mins::u4_per_half_unit
                                 ? t.scales == Scales::u4_per_half_unit && t.codes == Codes::plain
                                 : is_grid(t) == (t.scales == Scales::odd_u4_per_half_unit) &&

@@ -1,4 +1,4 @@
-// A pause of a thread that waits in a loop.
+// Pauses a thread that waits in a loop.
 #pragma once
 
 namespace octavo {
@@ -7,7 +7,7 @@ inline void pause_cpu() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");  // about as long as the pause of x86; `yield` does nothing on most cores
+    __asm__ volatile("isb" ::: "memory");  // about as long as the x86 pause; `yield` does nothing on most cores
 #endif
 }
 

@@ -41,7 +41,7 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
     pool_ = std::make_shared<ThreadPool>(options_.pool);
 }
 
-// Counts only. The block table is as wide as if a block held one token.
+// Has only counts. The block table is as wide as if each block held one token.
 Step Program::largest_step() const {
     const StepLimits& limits = options_.limits;
     Step step{};
@@ -67,7 +67,7 @@ int32_t Program::value_rows(int32_t value, const Step& step) const {
     return step.domain(values_.at(value).domain).count;
 }
 
-// The rows of a value that are in memory at once.
+// The number of rows of a value that are in memory at once.
 int32_t Program::held_rows(const ProgramValue& value, const Step& step) const {
     const int32_t rows = step.domain(value.domain).count, most = options_.limits.logits_rows;
     return value.domain == DOMAIN_LOGITS && most > 0 ? std::min(rows, most) : rows;
@@ -121,7 +121,7 @@ void Program::add_record(const RecordSpec& spec) {
     records_.push_back(std::move(record));
 }
 
-// The index of an operation such as Gather belongs to the rows of its output, and its numbers are rows of the last
+// For an operation such as Gather, the index applies to the rows of its output, and its numbers are rows of the last
 // input, if there is one.
 void Program::check_row_index(const RecordSpec& spec) const {
     const int64_t number = spec.int_of("index");
@@ -132,7 +132,7 @@ void Program::check_row_index(const RecordSpec& spec) const {
         throw std::invalid_argument(spec.label + ": reads an index of other rows");
 }
 
-// The domain of a CrossAttention has the cache group of the record.
+// The domain of a CrossAttention takes the cache group of the record.
 void Program::check_cached_domain(const RecordSpec& spec) const {
     const int64_t number = spec.int_of("domain");
     const std::vector<DomainLimits>& domains = options_.limits.domains;
@@ -142,7 +142,7 @@ void Program::check_cached_domain(const RecordSpec& spec) const {
     throw std::invalid_argument(spec.label + ": its domain has no such cache");
 }
 
-// Types have rows in the smallest of their tables.
+// Token types must be rows of the smallest of their tables.
 void Program::limit_token_types(const Record& record) {
     const PackedWeight* const table = record.weights.empty() ? nullptr : record.weights[0].packed;
     if (!table) throw std::invalid_argument(record.spec.label + ": has no table");
@@ -150,7 +150,7 @@ void Program::limit_token_types(const Record& record) {
     limit = limit > 0 ? std::min(limit, static_cast<int32_t>(table->n)) : static_cast<int32_t>(table->n);
 }
 
-// Points the record's operands at its own copies, with the largest rows.
+// Makes the record's operands point to its own copies, with the largest row counts.
 void Program::bind(Record& record) {
     const RecordSpec& spec = record.spec;
     const Step largest = largest_step();
@@ -190,7 +190,7 @@ void Program::stream_weights(const std::vector<int32_t>& weights, size_t ahead_b
     std::vector<WeightStream::Item> items;
     for (const int32_t weight : weights) {
         const PackedWeight* const packed = weights_.at(weight).packed;
-        size_t last = records_.size();  // a table may be read by rows first, and as a whole as the output head
+        size_t last = records_.size();  // a table may first be read by rows, then as a whole by the output head
         for (size_t i = 0; i < records_.size(); ++i)
             for (const int32_t operand : records_[i]->spec.weights)
                 if (operand == weight) last = i;
@@ -239,13 +239,13 @@ void Program::borrow_cache(const Program& other) {
         const Cache& cache = other.caches_.at(record->spec.cache);
         record->cache = {cache.memory.data(), cache.block_bytes, lent.block_size, record->spec.cache_group};
     }
-    caches_.clear();  // a step neither copies nor moves blocks of others
+    caches_.clear();  // a step must not copy or move blocks of another program
     lender_ = &other;
     options_.limits.num_blocks = lent.num_blocks;
     options_.limits.block_size = lent.block_size;
 }
 
-// In checked mode what no sequence has written is NaN.
+// In checked mode, memory that no sequence has written is NaN.
 void Program::allocate_states(int32_t num_states) {
     for (const auto& record : records_) {
         const size_t size = static_cast<size_t>(record->spec.state_size);
@@ -257,7 +257,7 @@ void Program::allocate_states(int32_t num_states) {
     options_.limits.num_states = num_states;
 }
 
-// Logits are made of the first selected rows: those behind them are wanted as they are.
+// Logits are computed from the first selected rows; the rows after those are returned as they are.
 void Program::update_rows(const Step& step) {
     for (const auto& record : records_) {
         const int32_t output = record->spec.output;
@@ -272,7 +272,7 @@ void Program::update_rows(const Step& step) {
     }
 }
 
-// Whether a domain has another number of rows than in the step before.
+// Whether the row count of a domain differs from the previous step.
 bool Program::take_counts(const Step& step) {
     bool changed = counts_.empty();
     counts_.resize(options_.limits.domains.size());
@@ -341,7 +341,7 @@ void Program::submit(PendingStep& pending) {
         throw std::invalid_argument("no such part: records " + std::to_string(pending.first_record) + " to " +
                                     std::to_string(pending.end_record) + " of " + std::to_string(whole_end) +
                                     "; only a step without logits, caches and streamed weights has parts");
-    // Done by a worker: the records are no longer in the caches of the calling thread.
+    // Done by a worker, because the records are no longer in the calling thread's cache.
     pending.changes_rows_ = take_counts(pending.step);
     if (stream_) stream_->begin_step();
     pending.program_ = this;
@@ -376,7 +376,7 @@ void Program::PendingStep::wait() {
     if (!error_.empty()) throw std::runtime_error(error_);
 }
 
-// Boundary 1 lies before the first record, and boundary i + 1 after i records.
+// Boundary 1 is before the first record, and boundary i + 1 after i records.
 void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     const auto start = Clock::now();
     if (position == 0) {
@@ -403,7 +403,7 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Each worker copies a part of every value.
+// Each worker copies part of every value.
 void Program::transfer_in(const PendingStep& pending, const Worker& worker) const {
     for (const Transfer& each : pending.inputs) {
         const size_t size = static_cast<size_t>(value_rows(each.value, pending.step)) * values_.at(each.value).cols;
@@ -412,7 +412,7 @@ void Program::transfer_in(const PendingStep& pending, const Worker& worker) cons
     }
 }
 
-// The same out of the workspace: of logits the rows of this turn, of other values all rows in the first turn.
+// The same out of the workspace: for logits the rows of this turn, for other values all rows in the first turn.
 void Program::transfer_out(const PendingStep& pending, const Part& part, const Worker& worker) const {
     for (const Transfer& each : pending.copies) {
         const ProgramValue& value = values_.at(each.value);
@@ -436,7 +436,7 @@ Program::Part Program::part_of(const PendingStep& pending, size_t part) const {
     return {place == pending.in_turns_ ? records_.size() : once + place, first, end, turn > 0};
 }
 
-// A turn has its own views of the last records: the selected rows that it is about, and as many rows of logits.
+// A turn has separate views for the last records: the selected rows that it covers, and as many rows of logits.
 void Program::run_record(const PendingStep& pending, const Part& part, Worker& worker) {
     const Record& record = *records_[part.record];
     if (pending.num_turns_ == 1 || part.record + pending.in_turns_ < pending.end_) {
@@ -470,7 +470,7 @@ void Program::walk(const PendingStep& pending, Worker& worker, size_t first) {
         else
             run_finale(pending, part, worker);
         if (i + 1 < count) pool_->boundary(worker, i + 2);
-        // All workers see the same here: worker 0 changes it only after another barrier of all of them.
+        // All workers see the same value here, because worker 0 changes it only after another barrier.
         if (is_broken()) return;
     }
 }

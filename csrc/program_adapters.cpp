@@ -1,4 +1,4 @@
-// The slots of a program for adapters: their sizes and the parts that they hold.
+// A program's slots for adapters: their sizes and contents.
 #include <algorithm>
 #include <stdexcept>
 
@@ -12,8 +12,8 @@ constexpr int64_t MAX_SLOTS = 1 << 16;
 
 size_t padded(int64_t size) { return static_cast<size_t>((size + 15) / 16 * 16); }
 
-// Whether panels beside a weight have its sizes. stacked: the matrices of a mixture that it is a stack of; 0: it is
-// none.
+// Whether an adapter's panels match the sizes of its weight. stacked: the number of experts stacked in the weight; 0:
+// not a stack.
 bool fits_product(const Program::AdapterPart& part, const PackedWeight& weight, int64_t heads, int64_t stacked) {
     const auto rank = static_cast<size_t>(part.low_rank.rank);
     const size_t copies = static_cast<size_t>(std::max(heads, stacked));
@@ -25,7 +25,7 @@ bool fits_product(const Program::AdapterPart& part, const PackedWeight& weight, 
            (part.gain_size == 0 || part.gain_size == cols);
 }
 
-// Whether rows beside a table of embeddings have its sizes.
+// Whether an adapter's rows match the sizes of an embedding table.
 bool fits_table(const Program::AdapterPart& part, const PackedWeight& table) {
     const size_t rows = static_cast<size_t>(table.n), cols = padded(table.k);
     const bool is_whole = part.b_size == 0 && part.a_size == rows * cols;
@@ -36,7 +36,7 @@ bool fits_table(const Program::AdapterPart& part, const PackedWeight& table) {
 
 }  // namespace
 
-// Makes room in an operation for an adapter in each slot.
+// Allocates room in an operation for the adapters of all slots.
 void Program::make_slots(Record& record) {
     const int64_t slots = record.spec.int_of("num_slots");
     if (slots < 1 || slots > MAX_SLOTS)
@@ -67,7 +67,7 @@ void Program::check_part(const AdapterPart& part) const {
     if (rank < 1 || (rank > most && part.low_rank.a && part.low_rank.b))
         throw std::invalid_argument(record->spec.label + ": an adapter of rank " + std::to_string(rank) +
                                     ", must be from 1 to " + std::to_string(most));
-    // Of a mixture all weights but the first one, the router, are stacks.
+    // All weights of a mixture are stacks, except the first one, the router.
     const bool is_stack = record->spec.kernel == "adapted_moe" && part.weight > 0;
     const int64_t down = record->args.tuples[record->args.tuple_length - 1].packed->n;
     const bool fits = record->spec.kernel == "add_to_embedding"

@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// Worker 0 poisons and looks; the others wait for it. The step ends with the first record that is wrong.
+// Worker 0 poisons and checks while the other workers wait. The step ends with the first faulty record.
 void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
     for (size_t i = first, count = num_parts(pending); i < count && pending.error_.empty() && !is_broken(); ++i) {
         const Part part = part_of(pending, i);
@@ -27,12 +27,12 @@ void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
     }
 }
 
-// All bits set is NaN: an element that the kernel forgets to write is found by check_finite.
+// All bits set is NaN, so check_finite finds any element that the kernel does not write.
 void Program::poison(const View& out) {
     if (out.data) std::memset(out.data, 0xff, sizeof(float) * out.rows * out.cols);
 }
 
-// The problem of the record's output; empty if there is none.
+// The problem with the record's output, or an empty string.
 std::string Program::check_finite(const Record& record, const View& out) {
     const int64_t size = static_cast<int64_t>(out.rows) * out.cols;
     for (int64_t i = 0; i < size; ++i)

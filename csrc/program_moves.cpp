@@ -1,4 +1,4 @@
-// The content of blocks and of slots for states that a step moves: to and from memory outside, and copied within.
+// Moves the contents of blocks and state slots in a step: to and from external memory, and between blocks or slots.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -19,7 +19,7 @@ void check_moved(const char* name, const BlockBytes& moved, size_t expected, int
                                         std::to_string(moved.block_ids[i]) + " is not one of " + std::to_string(limit));
 }
 
-// Saves and then loads one part of each block: `bytes` of `data` a block, at `offset` of a row.
+// Saves and then loads one part of each block: `bytes` per block of `data`, at `offset` in a row.
 void move_part(char* data, size_t bytes, size_t offset, const BlockBytes& saves, const BlockBytes& loads) {
     for (int32_t n = 0; n < saves.count; ++n)
         std::memcpy(saves.data + n * saves.stride + offset, data + saves.block_ids[n] * bytes, bytes);
@@ -29,7 +29,7 @@ void move_part(char* data, size_t bytes, size_t offset, const BlockBytes& saves,
 
 }  // namespace
 
-// The bytes of a block in each cache: those of its largest layer.
+// The size of a block in each cache: that of its largest layer.
 std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
     std::vector<size_t> bytes(caches_.size());
     for (const auto& record : records_)
@@ -53,7 +53,7 @@ void Program::check_moves(const PendingStep& pending) const {
     check_moved("snapshot_loads", pending.snapshot_loads, state_bytes, limits.num_states);
 }
 
-// Each worker moves only the caches that it copies in copy_blocks, so no barrier is needed between the three.
+// Each worker moves only the caches that it copies in copy_blocks, so the three steps need no barrier in between.
 void Program::move_blocks(const PendingStep& pending, const Worker& worker) {
     if (!pending.moves()) return;
     size_t offset = 0;
@@ -63,7 +63,7 @@ void Program::move_blocks(const PendingStep& pending, const Worker& worker) {
                       pending.block_loads);
 }
 
-// The same of states: those of an operation follow those of the one before it.
+// The same for states, with the operations' states one after the other.
 void Program::move_states(const PendingStep& pending, const Worker& worker) {
     if (!pending.moves()) return;
     size_t offset = 0;

@@ -1,4 +1,4 @@
-// The times of a program's operations.
+// Times of a program's operations.
 #include <stdexcept>
 
 #include "program.h"

@@ -1,4 +1,4 @@
-// The quantizers by type and instruction set.
+// Looks up quantizers by type and instruction set.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// The best entry of a ggml type at or below a level. Throws std::invalid_argument naming the types there are.
+// The quantizer of a ggml type for the highest level up to `level`. Throws std::invalid_argument listing all types.
 const QuantizerEntry& find_quantizer(const std::string& type_name, Isa level);
 
 std::vector<std::string> quantizer_names();

@@ -1,5 +1,5 @@
-// Which rows of logits can be sampled from the best candidates of each rank, and how many of these. The ranks of a
-// group look at the same options and decide alike.
+// Decides which rows of logits can be sampled from the best candidates of each rank, and how many candidates are
+// needed. All ranks of a group see the same options and therefore decide alike.
 #pragma once
 
 #include "exchange.h"
@@ -8,20 +8,20 @@
 namespace octavo {
 namespace {
 
-constexpr int32_t MOST_CANDIDATES = 256;  // of a rank for one row
-constexpr int32_t RAW_CANDIDATES = 32;    // of the unchanged logits, to find the rank of the token among them
+constexpr int32_t MOST_CANDIDATES = 256;  // per rank and row
+constexpr int32_t RAW_CANDIDATES = 32;    // from the unchanged logits, to find the rank of the token among them
 
-// What a rank gives of one row, followed by its candidates: the logits of each list, then their tokens.
+// What a rank offers for one row, followed by its candidates: the logits of each list, then their tokens.
 struct RowOffer {
     int32_t error;
-    int32_t part;                      // logits that the rank has
-    int32_t num_choices, num_reports;  // candidates
-    float choice_max, report_max;      // of the logits after and before bias, mask and penalties
-    double choice_mass, report_mass;   // of all weights of the rank, from its own maximum
+    int32_t part;                      // number of logits on this rank
+    int32_t num_choices, num_reports;  // numbers of candidates
+    float choice_max, report_max;      // maximum logit after and before bias, mask and penalties
+    double choice_mass, report_mass;   // total weight on this rank, relative to its own maximum
 };
 
-// choices: candidates of the draw; 0: the row needs all logits. reports: candidates of the unchanged logits, if they
-// differ. by_mass: the draw needs the mass of all weights. is_certain: the candidates suffice whatever the logits are.
+// choices: candidates for the draw; 0: the row needs all logits. reports: candidates from the unchanged logits, if they
+// differ. by_mass: the draw needs the total weight. is_certain: the candidates suffice for any logits.
 struct RowPlan {
     int32_t choices, reports;
     bool by_mass, is_certain;
@@ -35,7 +35,7 @@ inline bool changes_logits(const SamplingBatch& b, int32_t row) {
            (penalties && b.history_start[row + 1] > b.history_start[row]);
 }
 
-// Whether so few tokens can be drawn that each rank gives all of its own among them.
+// Whether so few tokens can be drawn that each rank can offer all of its own.
 inline bool is_bounded(const SamplingRow& options) {
     return options.temperature <= 0 || (options.top_k > 0 && options.top_k <= MOST_CANDIDATES);
 }

@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// kernels/sample_whole.h: six arrays of the vocabulary, for each panel of 256 two maxima and two sums; buckets and
+// kernels/sample_whole.h: six arrays of vocabulary size; two maxima and two sums for each panel of 256; buckets and
 // bins.
 size_t sampling_scratch_bytes(int32_t vocab) {
     const size_t panels = (static_cast<size_t>(vocab) + 255) / 256;

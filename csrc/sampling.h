@@ -26,7 +26,7 @@ struct SamplingRow {
 
 struct SamplingRowField {
     const char* name;
-    const char* type;  // as numpy writes it
+    const char* type;  // in numpy's notation
     size_t offset;
 };
 
@@ -45,7 +45,7 @@ constexpr SamplingRowField SAMPLING_ROW_FIELDS[] = {
     {"num_logprobs", "<i4", offsetof(SamplingRow, num_logprobs)},
 };
 
-// octavo/batch.py SamplingBatch, same names. R rows.
+// Mirrors SamplingBatch in octavo/batch.py, with the same names. R rows.
 struct SamplingBatch {
     const SamplingRow* rows;       // [R]
     const int32_t* history_start;  // [R + 1]
@@ -57,52 +57,52 @@ struct SamplingBatch {
     const uint32_t* allowed_mask;  // [R, ceil(vocab / 32)] or null
 };
 
-// octavo/batch.py StepOutput, same names; every element is written.
+// Mirrors StepOutput in octavo/batch.py, with the same names. Every element is written.
 struct StepOutput {
     int32_t* token_ids;   // [R]; 0 where `errors` is not 0
     float* logprobs;      // [R]
     int32_t* ranks;       // [R]
     int32_t* top_ids;     // [R, num_top]
     float* top_logprobs;  // [R, num_top]
-    int32_t num_top;      // the largest num_logprobs of the batch, at least 0
+    int32_t num_top;      // the largest num_logprobs in the batch, at least 0
     int32_t* errors;      // [R]; the ROW_* codes of sampling.py, for its raise_row_errors
 };
 
 struct Exchange;
 
-// Rows of one step, whose logits lie together.
+// Rows of one step whose logits are contiguous.
 struct SamplingTask {
     const float* logits;  // [end_row - first_row, vocab], not changed
-    int32_t first_row;    // of the batch and the output
+    int32_t first_row;    // in the batch and the output
     int32_t end_row;
     int32_t vocab;
     SamplingBatch batch;
     StepOutput output;
-    const Exchange* exchange;  // of the ranks whose logits these are; null: of one
+    const Exchange* exchange;  // of the ranks that share these logits; null: a single rank
 };
 
-// The same on one of several ranks, which have a part of the logits each. The first rank samples, from the best
-// candidates of each (sample_plan.h), and of rows for which these do not suffice from all logits.
+// As above, on one of several ranks, each of which has a part of the logits. The first rank samples from the best
+// candidates of each (sample_plan.h) or, for rows for which they do not suffice, from all logits.
 struct PartsTask {
-    SamplingTask task;    // logits: [end_row - first_row, part] of this rank; vocab: of all. output: of the first rank
-    int32_t part, first;  // this rank's logits, and the token of the first one
+    SamplingTask task;    // logits: [end_row - first_row, part], this rank's; vocab: total; output: the first rank's
+    int32_t part, first;  // number of logits on this rank, and their first token
     Exchange* exchange;
-    KernelFn gather;   // the kernel of AllGather
+    KernelFn gather;   // the AllGather kernel
     float* gathered;   // [end_row - first_row, vocab]
-    uint8_t* is_open;  // [rows of the batch], for the workers: candidates did not suffice
+    uint8_t* is_open;  // [rows of the batch], used by workers: candidates did not suffice
 };
 
 // Scratch that each worker needs to sample from `vocab` logits.
 size_t sampling_scratch_bytes(int32_t vocab);
 
-// Samples the rows of the task. Every worker calls it; they share the rows out by worker.index.
-// sample_kernel: the registered kernel "sample" of the instruction set to run on.
+// Samples the rows of the task. All workers must call it; they share the rows by worker.index. sample_kernel: the
+// registered kernel "sample" for the instruction set to use.
 void sample_rows(KernelFn sample_kernel, const SamplingTask& task, Worker& worker);
 
-// And beside it, to sample with that many ranks.
+// Additional scratch to sample with `num_ranks` ranks.
 size_t parts_scratch_bytes(int32_t vocab, int32_t num_ranks);
 
-// True if no row of the batch can be sampled from candidates: then all logits are gathered first.
+// Whether no row of the batch can be sampled from candidates. All logits are then gathered first.
 bool needs_all_logits(const SamplingBatch& batch, int32_t num_rows, const Exchange& exchange);
 
 // Samples the rows of the task together with all other ranks. sample_kernel: the kernel "sample_parts".

@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-// "(a, b)" as a and b.
+// Splits "(a, b)" into a and b.
 std::vector<std::string> split(const char* text) {
     std::vector<std::string> names;
     bool inside = false;
@@ -43,7 +43,7 @@ std::string shape_of(const Weight& weight) {
     return weight.data ? " [" + std::to_string(weight.size) + "]" : " absent";
 }
 
-// Every operand with its shape or its number.
+// Every operand with its shape or value.
 std::string describe_operands(const Args& args, const OperandNames& names) {
     std::string text;
     const auto add = [&text](const std::string& name, const std::string& what) {

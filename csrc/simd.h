@@ -1,8 +1,8 @@
-// Sixteen float lanes on every instruction set: one ZMM register, two YMM registers, four NEON registers or a plain
+// 16 float lanes on every instruction set: one ZMM register, two YMM registers, four NEON registers or a plain
 // array.
 //
-// Every operation rounds the same way and every reduction has the same order everywhere, so a kernel
-// written with F32x16 gives bit-identical results on all instruction sets.
+// Every operation rounds in the same way, and every reduction uses the same order, so a kernel written with F32x16
+// gives bit-identical results on all instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-// Every compiler for 64-bit ARM has NEON: there the scalar level goes without it by choice.
+// All compilers for 64-bit ARM have NEON; the scalar level deliberately does not use it.
 #if defined(OCTAVO_ISA_neon) || defined(OCTAVO_ISA_dotprod) || defined(OCTAVO_ISA_i8mm)
 #define OCTAVO_NEON 1
 #include <arm_neon.h>
@@ -36,7 +36,7 @@ inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
-// a > b ? x : y, lane by lane; y where a or b is NaN
+// a > b ? x : y, lane by lane; y if a or b is NaN
 inline F32x16 select_greater(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ), y.v, x.v)};
 }
@@ -139,7 +139,7 @@ inline F32x16 operator/(F32x16 a, F32x16 b) {
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
     return each_register([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
 }
-// Not vmaxq_f32: the second operand if one is NaN or both are zero, as on x86.
+// Unlike vmaxq_f32, returns the second operand if one is NaN or both are zero, as on x86.
 inline float32x4_t max_register(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline F32x16 max(F32x16 a, F32x16 b) {
     return each_register([&](int i) { return max_register(a.v[i], b.v[i]); });
@@ -206,13 +206,13 @@ inline F32x16 operator/(F32x16 a, F32x16 b) {
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
     F32x16 r;
-    // A call of the C library for each lane where the processor has no such instruction: unrolled, these calls would be
-    // most of this level's code, and no faster.
+    // Calls the C library for each lane if the processor has no such instruction. Unrolled, these calls would be most
+    // of this level's code, and no faster.
 #pragma GCC unroll 1
     for (int i = 0; i < 16; ++i) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
     return r;
 }
-// As the x86 instructions: the second operand if one is NaN or both are zero.
+// Like the x86 instructions, returns the second operand if one is NaN or both are zero.
 inline F32x16 max(F32x16 a, F32x16 b) {
     return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
@@ -260,7 +260,7 @@ inline uint16_t float_to_half(float f) {
     x &= 0x7fffffffu;
     if (x > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((x >> 13) & 0x3ffu));
     if (x >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-    if (x < 0x38800000u) {  // subnormal half: the addition rounds to nearest even at 2^-24
+    if (x < 0x38800000u) {  // subnormal float16: the addition rounds to nearest even at 2^-24
         float a;
         std::memcpy(&a, &x, 4);
         const float r = a + 0.5f;
@@ -287,7 +287,7 @@ inline F32x16 load_bf16(const uint16_t* p) {
 
 #endif
 
-// Reductions: lanes 8 apart, then 4, 2, 1: a fixed tree, the same on every instruction set.
+// Reductions combine lanes 8 apart, then 4, 2, 1: a fixed tree, the same on every instruction set.
 #if defined(__AVX2__)
 inline __m256 low_half(F32x16 a) {
 #if defined(__AVX512F__)

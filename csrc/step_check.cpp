@@ -25,7 +25,7 @@ std::string check_count(const char* what, int32_t count, int32_t limit) {
            std::to_string(limit);
 }
 
-// Rows of sequences: from 0 on, never falling, to the number of rows.
+// Checks the row starts of sequences: from 0, never decreasing, ending with the number of rows.
 std::string check_starts(const char* what, const DomainRows& rows) {
     if (!rows.starts) return rows.count == 0 ? std::string() : std::string("the step has no ") + what;
     if (rows.starts[0] != 0) return wrong(what, 0, rows.starts[0], "equal to", 0);
@@ -57,7 +57,7 @@ std::string check_index(const Step& s, int32_t number, const IndexLimits& limit)
     return error.empty() ? check_range("hidden_indices", values + s.num_logits, count - s.num_logits, end) : error;
 }
 
-// Every domain and every index array, those that all steps have included.
+// Checks every domain and every index array, including those that all steps have.
 std::string check_domains(const Step& s, const StepLimits& limits) {
     std::string error;
     for (size_t i = 0; i < limits.domains.size() && error.empty(); ++i)
@@ -82,7 +82,7 @@ std::string check_slots(const char* what, const int32_t* slots, int32_t count, c
     return {};
 }
 
-// The rows of a domain in its caches.
+// Checks where the rows of a domain are cached.
 std::string check_cached(const Step& s, const DomainRows& rows, const DomainLimits& limit, const StepLimits& limits) {
     if (limit.groups.empty() || limits.num_blocks == 0) return {};
     const std::string lengths = limit.name + ".lengths", slots = limit.name + ".slots";
@@ -103,7 +103,7 @@ std::string check_cached(const Step& s, const DomainRows& rows, const DomainLimi
     return error;
 }
 
-// Of one sequence.
+// Checks the blocks of one sequence.
 std::string check_blocks(const Step& s, const StepLimits& limits, int32_t request) {
     const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
     const int32_t length = s.seq_lens[request];
@@ -134,7 +134,7 @@ std::string check_requests(const Step& s, const StepLimits& limits) {
     return {};
 }
 
-// The saves of a request: after ascending numbers of its tokens.
+// Checks a request's saves, whose token counts must be ascending.
 std::string check_saves(const Step& s, const StepLimits& limits, int32_t request, const int32_t* saves) {
     const int32_t tokens = s.query_start_loc[request + 1] - s.query_start_loc[request];
     int32_t before = 0;
@@ -150,7 +150,7 @@ std::string check_saves(const Step& s, const StepLimits& limits, int32_t request
     return {};
 }
 
-// Slots exist, and no two sequences write to one.
+// Checks that slots exist, and that no two sequences write to the same one.
 std::string check_states(const Step& s, const StepLimits& limits) {
     if (!s.state_slots) return "state_slots is None, but the graph has operations with states";
     std::string error = check_range("state_slots", s.state_slots, s.num_requests, limits.num_states);

@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Calls `done` with pauses until it is true or the time has come.
+// Calls `done` with pauses until it returns true or the time is up.
 template <typename Done>
 bool spin_until(Clock::time_point end, Done done) {
     do {
@@ -64,8 +64,8 @@ ThreadPool::ThreadPool(const PoolOptions& options)
 
 ThreadPool::~ThreadPool() {
     if (platform::process_id() != pid_) {
-        // The threads stayed in the parent. Their handles may by now belong to threads of this process, so they are
-        // neither joined nor detached: they are never destroyed.
+        // The threads exist only in the parent. Their handles may by now belong to threads of this process, so leak
+        // them instead of joining or detaching them.
         new std::vector<std::thread>(std::move(threads_));
         return;
     }
@@ -118,14 +118,14 @@ uint32_t ThreadPool::start(Job job, void* context) {
     return number;
 }
 
-// By the last worker at the end of a job.
+// Called by the last worker at the end of a job.
 void ThreadPool::end() {
     const std::lock_guard<std::mutex> guard(queue_mutex_);
     if (queued_) {
         begin(queued_->job, queued_->context, std::max(options_.count - 1, 1), absent);
         queued_.reset();
     }
-    advance(finished_);  // last: whoever sees it may want to take part in the next job
+    advance(finished_);  // last, because whoever sees it may join the next job
 }
 
 void ThreadPool::run(Job job, void* context) {
@@ -152,7 +152,7 @@ void ThreadPool::wait(uint32_t number) {
         take_part(options_.count - 1, position_);
         if (options_.tiles) release_tiles();
     }
-    // No spinning: the workers need the processors.
+    // No spinning, because the workers need the processors.
     Spin none;
     for (;;) {
         const uint32_t finished = finished_.value.load(std::memory_order_acquire);
@@ -162,7 +162,7 @@ void ThreadPool::wait(uint32_t number) {
     }
 }
 
-// Waits for the next boundary of the job; false if the job ended before. A pool of one worker waits for no other.
+// Waits for the next boundary of the job; false if the job ended first. A pool of one worker has nobody to wait for.
 bool ThreadPool::join(uint32_t number) {
     if (threads_.empty()) return true;
     Spin spin(options_.barrier_spin_us);
@@ -170,7 +170,7 @@ bool ThreadPool::join(uint32_t number) {
         const uint32_t generation = generation_.value.load(std::memory_order_acquire);
         const uint32_t waiter = waiter_.load(std::memory_order_acquire);
         if (waiter == of_job(number, admitted)) {
-            // Otherwise the end of the barrier that let it in could be taken for that of its first one.
+            // Otherwise the end of the barrier that admitted it could be mistaken for the end of its first one.
             wait_for_change(generation_, joined_at_, spin, false);
             return true;
         }
@@ -203,7 +203,7 @@ void ThreadPool::boundary(Worker& worker, size_t position) {
     worker.count = members_;
 }
 
-// The last to arrive at a node goes on to the node above it. Nobody comes back to a node before the barrier is over.
+// The last worker to arrive at a node moves up. Nobody returns to a node before the barrier is over.
 bool ThreadPool::is_last_to_arrive(int index, int members) {
     Arrivals* level = arrivals_.get();
     for (int place = index;;) {
@@ -221,7 +221,7 @@ bool ThreadPool::is_last_to_arrive(int index, int members) {
 void ThreadPool::barrier(int index, Place place, size_t position) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
     if (!is_last_to_arrive(index, members_)) {
-        // From the end on, another thread may be this worker, in the next job.
+        // After the end, another thread may be this worker in the next job.
         if (place != Place::end) wait_for_change(generation_, generation, workers_[index].spin, false);
         return;
     }
@@ -239,7 +239,7 @@ void ThreadPool::barrier(int index, Place place, size_t position) {
 }
 
 void ThreadPool::advance(Signal& signal) {
-    // Sequentially consistent with the sleeper's increment and load: one of the two sees the other.
+    // Sequentially consistent with the sleeper's increment and load, so that one of the two sees the other.
     signal.value.fetch_add(1, std::memory_order_seq_cst);
     if (signal.sleepers.load(std::memory_order_seq_cst) > 0) platform::wake_sleepers(signal.value);
 }
@@ -247,16 +247,16 @@ void ThreadPool::advance(Signal& signal) {
 void ThreadPool::wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles) {
     const auto start = Clock::now();
     if (!spin_until(start + spin.now, [&] { return signal.value.load(std::memory_order_acquire) != old; })) {
-        // No sched_yield: on a busy machine it costs a whole round of everybody else's time slices, while the
-        // scheduler runs a thread that is woken from a sleep at once.
+        // No sched_yield: on a busy machine it waits for a whole round of other threads' time slices, while the
+        // scheduler immediately runs a thread that wakes up.
         if (tiles) release_tiles();
         signal.sleepers.fetch_add(1, std::memory_order_seq_cst);
         while (signal.value.load(std::memory_order_seq_cst) == old) platform::sleep_while(signal.value, old);
         signal.sleepers.fetch_sub(1, std::memory_order_relaxed);
         if (tiles) load_tile_configuration();
     }
-    // Spinning pays while waits are short. On a busy machine they are long, and a spinning thread takes the time
-    // that the others need: then spin less and sleep sooner.
+    // Spinning pays off while waits are short. On a busy machine they are long, and a spinning thread takes time that
+    // other threads need, so spin less and sleep sooner.
     const bool is_short = Clock::now() - start <= spin.most;
     spin.now = is_short ? std::min(2 * spin.now + spin.most / 16, spin.most) : std::max(spin.now / 2, spin.most / 16);
 }

@@ -20,7 +20,7 @@ WeightStream::WeightStream(std::vector<Item> items, size_t num_records, size_t a
 
 WeightStream::~WeightStream() {
     if (process_ != platform::process_id()) {
-        // As in ~ThreadPool. To destroy the condition would mean to wait for the thread that is not here.
+        // As in ~ThreadPool: destroying the condition would wait for a thread that does not exist here.
         moved_.release();
         new std::thread(std::move(thread_));
         return;
@@ -45,13 +45,13 @@ void WeightStream::reached(size_t record) {
     }
     if (seen >= position) return;
     {
-        const std::lock_guard<std::mutex> guard(mutex_);  // the thread looks, or waits already
+        const std::lock_guard<std::mutex> guard(mutex_);  // the thread is either checking or already waiting
     }
     moved_->notify_one();
 }
 
 void WeightStream::run() {
-    uint64_t done = UINT64_MAX;  // the first step need not wait for its first weights
+    uint64_t done = UINT64_MAX;  // the first step does not wait for its first weights
     for (;;) {
         {
             std::unique_lock<std::mutex> lock(mutex_);
@@ -68,9 +68,9 @@ bool WeightStream::advance(uint64_t position) {
     const auto next =
         std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return item.record >= record; });
     const size_t first = next == items_.end() ? 0 : static_cast<size_t>(next - items_.begin());
-    // The kernels have read everything up to here, whether or not it was read ahead.
+    // The kernels have read everything before this item, whether or not it was read ahead.
     for (; first_ != first; first_ = (first_ + 1) % count) is_in_memory_[first_] = 1;
-    size_t end = 0;  // of the window: items after the first, which may go on with those of the next step
+    size_t end = 0;  // end of the window, in items after the first; may extend into the next step
     for (size_t bytes = 0; end < count && (end == 0 || bytes < ahead_bytes_); ++end)
         bytes += items_[(first + end) % count].bytes;
     for (size_t i = end; i < count; ++i) {

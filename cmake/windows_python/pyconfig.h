@@ -1,4 +1,4 @@
-// Python's configuration for 64-bit Windows, as far as extension modules need it: takes the place of pyconfig.h in a copy
+// Python's configuration for 64-bit Windows, reduced to what extension modules need. It replaces pyconfig.h in a copy
 // of Linux's headers, so that the module can be compiled without a Windows installation.
 #ifndef Py_CONFIG_H
 #define Py_CONFIG_H

@@ -1,5 +1,6 @@
-// AVX-512, VNNI and AMX intrinsics on an AVX2 machine: SIMDe, what it lacks or rounds differently, and plain C++
-// tiles. Forced into the wide kernels by the CMake option OCTAVO_EMULATE_AVX512; only tests use such a build.
+// AVX-512, VNNI and AMX intrinsics for an AVX2 machine: SIMDe, replacements for what it lacks or rounds differently,
+// and tiles in plain C++. Included in the wide kernels by the CMake option OCTAVO_EMULATE_AVX512, which is only for
+// tests.
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
@@ -34,7 +35,7 @@ inline __m512i shuffle_epi32(__m512i a) {
 }
 inline __m128i upper(__m128i a) { return _mm_unpackhi_epi64(a, a); }
 
-// SIMDe rounds after the product; the hardware does not.
+// SIMDe rounds the product first; the hardware does not.
 inline __m512 fmadd(__m512 a, __m512 b, __m512 c) {
     return join(_mm256_fmadd_ps(low(a), low(b), low(c)), _mm256_fmadd_ps(high(a), high(b), high(c)));
 }
@@ -101,7 +102,7 @@ inline __m512i xor_all(__m512i a, __m512i b) {
     return join(_mm256_xor_si256(low(a), low(b)), _mm256_xor_si256(high(a), high(b)));
 }
 inline void store_all(void* p, __m512i a) { std::memcpy(p, &a, 64); }
-// Unsigned bytes of a times signed bytes of b, four neighbours added to each int32 of sum.
+// Multiplies unsigned bytes of a by signed bytes of b and adds four neighbouring products to each int32 of sum.
 inline __m256i dpbusd_half(__m256i sum, __m256i a, __m256i b) {
     const __m256i mask = _mm256_set1_epi16(255);
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, mask), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
@@ -140,7 +141,7 @@ inline void tile_dot_bytes(int c, int a, int b) {
         }
 }
 
-// bfloat16 as float, and floats: those that are subnormal become zero, as they do in the tile unit.
+// Converts bfloat16 to float, or takes floats, and flushes subnormals to zero as the tile unit does.
 inline __m256 flush(__m256 x) {
     const __m256i exponent = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7f800000));
     const __m256i is_zero = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
@@ -155,8 +156,8 @@ inline EvenOdd widen_bf16(__m256i pairs) {
             flush(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000)))))};
 }
 
-// As the manual has it: the products of even and of odd numbers are added up apart, from zero, each rounded once; the
-// two sums are added, then both to c.
+// As the manual specifies: the products of even and of odd elements are summed separately from zero, each rounded once.
+// The two sums are added, then the result is added to c.
 inline void tile_dot_bf16(int c, int a, int b) {
     for (int half = 0; half < 64; half += 32) {
         EvenOdd columns[16];
@@ -178,14 +179,14 @@ inline void tile_dot_bf16(int c, int a, int b) {
     }
 }
 
-// 32 float16. A class, so that no compiler keeps more bits between two operations.
+// 32 float16 values. A class, so that no compiler keeps extra precision between two operations.
 struct Halves {
     __m512i bits;
     explicit Halves(__m512i x) : bits(x) {}
     Halves() : bits(_mm512_setzero_si512()) {}
     explicit operator __m512i() const { return bits; }
 };
-// f(float of a, of b, of c) of eight, rounded to float16. f must be exact, or round to odd.
+// Applies f to the values as floats, eight at a time, and rounds to float16. f must be exact or round to odd.
 template <typename F>
 inline Halves each_half(Halves a, Halves b, Halves c, const F& f) {
     alignas(64) uint16_t x[3][32], out[32];
@@ -202,15 +203,15 @@ inline Halves each_half(Halves a, Halves b, Halves c, const F& f) {
     std::memcpy(&r, out, 64);
     return Halves(r);
 }
-// p + c rounded to odd: where the sum is not exact its last bit is 1, and rounding it again to fewer bits gives what
-// rounding once would.
+// p + c rounded to odd: if the sum is not exact, its last bit is 1. Rounding it again to fewer bits then gives the same
+// result as rounding once.
 inline __m256 add_to_odd(__m256 p, __m256 c) {
     const __m256 s = _mm256_add_ps(p, c), t = _mm256_sub_ps(s, p);
     const __m256 error = _mm256_add_ps(_mm256_sub_ps(p, _mm256_sub_ps(s, t)), _mm256_sub_ps(c, t));
     const __m256i bits = _mm256_castps_si256(s), one = _mm256_set1_epi32(1);
     const __m256i inexact = _mm256_castps_si256(_mm256_cmp_ps(error, _mm256_setzero_ps(), _CMP_NEQ_OQ));
     const __m256i is_even = _mm256_cmpeq_epi32(_mm256_and_si256(bits, one), _mm256_setzero_si256());
-    // 1, or -1 where the error has the other sign.
+    // 1, or -1 if the error has the opposite sign.
     const __m256i other_sign = _mm256_srai_epi32(_mm256_xor_si256(bits, _mm256_castps_si256(error)), 31);
     const __m256i step = _mm256_or_si256(other_sign, one);
     return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_and_si256(step, _mm256_and_si256(inexact, is_even))));
@@ -229,7 +230,7 @@ inline Halves operator-(Halves a, Halves b) {
     return each_half(a, b, a,
                      [](__m256 x, __m256 y, __m256) { return add_to_odd(x, _mm256_sub_ps(_mm256_setzero_ps(), y)); });
 }
-// a * 2^b of whole numbers b from -126 to 127: exact in float.
+// a * 2^b for integers b from -126 to 127: exact in float.
 inline Halves scale_halves(Halves a, Halves b) {
     return each_half(a, b, a, [](__m256 x, __m256 y, __m256) {
         const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(y), _mm256_set1_epi32(127)), 23);
@@ -241,7 +242,7 @@ inline Halves set_halves(_Float16 x) {
     std::memcpy(&bits, &x, 2);
     return Halves(_mm512_set1_epi16(static_cast<short>(bits)));
 }
-// Whole numbers of 16 bits, T.
+// Converts 16-bit integers of type T.
 template <typename T>
 inline Halves whole_to_halves(__m512i words) {
     alignas(64) T x[32];
@@ -283,7 +284,7 @@ inline __m512i two_ps_to_bf16(__m512 upper_half, __m512 lower_half) {
     std::memcpy(&r, out, 64);
     return r;
 }
-// 16 numbers of 32 bits, V: those that the mask leaves out are zero, and their memory is not read.
+// Loads 16 32-bit values of type V. Masked-out values are zero, and their memory is not read.
 template <typename V>
 inline V load_some(uint32_t mask, const void* p) {
     uint32_t x[16] = {};
@@ -349,7 +350,7 @@ inline __m512 gather_ps(__m512i places, const void* base, int scale) {
 #define _mm512_slli_epi16(a, n) octavo::emulation::shift_left_epi16<n>(a)
 #define _mm512_srli_epi16(a, n) octavo::emulation::shift_right_epi16<n>(a)
 
-// Variadic: an argument may hold template commas.
+// Variadic, because an argument may contain template commas.
 #undef _mm512_madd_epi16
 #undef _mm512_maddubs_epi16
 #undef _mm512_shuffle_epi8

@@ -1,4 +1,4 @@
-// The Python module octavo.server.http._json_text: a look at JSON text that lets other threads run.
+// The Python module octavo.server.http._json_text: scans JSON text while other threads run.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

@@ -24,7 +24,7 @@ JsonString find_json_string(const uint8_t* data, size_t size, size_t begin) {
 
 size_t cut_json_string(const uint8_t* data, size_t size, size_t begin, size_t wanted) {
     size_t at = begin;
-    bool is_high = false;  // the last character is the first half of a surrogate pair
+    bool is_high = false;  // the last character was the first half of a surrogate pair
     while (at < size && (at < wanted || is_high)) {
         is_high = false;
         if (data[at] != '\\') {
@@ -71,14 +71,14 @@ JsonSize measure_json(const uint8_t* data, size_t size) {
 JsonRuns split_json(const uint8_t* data, size_t size, size_t begin, size_t run_bytes, int64_t most_items) {
     JsonRuns found;
     size_t run = begin + 1, item = begin + 1;
-    int64_t earlier = 0;  // items before the run
+    int64_t earlier = 0;  // items before this run
     const auto add = [&](size_t last, int64_t items) {
         found.runs.push_back({static_cast<int64_t>(run), static_cast<int64_t>(last), items - earlier});
         earlier = items;
         run = last + 1;
     };
     int depth = 1;
-    bool is_empty = true;  // the item
+    bool is_empty = true;  // whether the current item is empty
     for (size_t at = begin + 1; at < size; ++at) {
         const uint8_t c = data[at];
         if (c == '"') {
@@ -93,7 +93,7 @@ JsonRuns split_json(const uint8_t* data, size_t size, size_t begin, size_t run_b
             is_empty = is_empty && is_space(c);
             continue;
         }
-        if (ends && is_empty && found.items == 0) {  // nothing but white space
+        if (ends && is_empty && found.items == 0) {  // only white space so far
             found.close = static_cast<int64_t>(at);
             return found;
         }

@@ -1,4 +1,4 @@
-// The activation functions on sixteen lanes. Meaning: ACTIVATIONS in octavo/graph/ops/rowwise.py.
+// The activation functions on 16 lanes. ACTIVATIONS in octavo/graph/ops/rowwise.py defines them.
 #pragma once
 
 #include "kernel.h"
@@ -9,7 +9,7 @@ namespace {
 
 inline F32x16 sigmoid(F32x16 x) { return broadcast(1.0f) / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
 
-// Odd polynomial below 0.625 (Cephes tanhf), where 1 - 2 / (e^2x + 1) would cancel.
+// Uses an odd polynomial below 0.625 (Cephes tanhf), where 1 - 2 / (e^2x + 1) would cancel.
 inline F32x16 tanh(F32x16 x) {
     const F32x16 limit = broadcast(0.625f), size = abs(x);
     const F32x16 small = max(broadcast(-0.625f), min(limit, x)), z = small * small;
@@ -64,10 +64,10 @@ inline F32x16 below_zero(F32x16 x) {
     return select_greater(z, broadcast(-0.5f), p * z * z, exp(z) - broadcast(1.0f) - z);
 }
 
-// The second operand of max survives if it is NaN.
+// max keeps a NaN in its second operand.
 inline F32x16 relu(F32x16 x) { return max(broadcast(0.0f), x); }
 
-// Calls f with the lane function of `kind`: one loop a kind, no branch inside.
+// Calls f with the lane function of `kind`: one loop per kind, without branches inside.
 template <typename F>
 inline void with_activation(int64_t kind, F f) {
     switch (kind) {

@@ -1,4 +1,4 @@
-// AddToEmbedding: rows of an embedding as the adapter of each token changes them.
+// AddToEmbedding: changes the embedding rows of each token by the token's adapter.
 #include "elementwise.h"
 #include "packed_weight.h"
 #include "shapes.h"
@@ -13,7 +13,7 @@ constexpr int32_t LANES = 16;
 
 inline int64_t whole_lanes(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-// One row: gain * y + scale * (row of A) B, or the row of a whole table, which is in the place of A.
+// Computes one row: gain * y + scale * (row of A) B. Without a B, A is a full table, whose row replaces the product.
 void add_to_row(const LowRank& part, int32_t row, int32_t cols, const float* y, float* out) {
     const int64_t padded = whole_lanes(cols), width = part.b ? whole_lanes(part.rank) : padded;
     const uint16_t* const a = part.a + row * width;

@@ -1,4 +1,4 @@
-// The adapters of a product's rows, and the inner numbers: what the rows make with A, and B reads.
+// The adapters for the rows of a product, and the inner numbers: the product of the rows with A, which B reads.
 #pragma once
 
 #include "kernel.h"
@@ -7,37 +7,37 @@
 namespace octavo {
 namespace {
 
-// Columns of x that one sum of an inner number spans; it is the sum of these sums, whoever makes them.
+// Number of columns of x in one partial sum of an inner number. The split does not depend on the worker.
 constexpr int32_t INNER_K = 2048;
 static_assert(INNER_K % UNIT_K == 0, "whole units");
 
 inline int32_t factor_panels(int32_t rank) { return (rank + PANEL_COLS - 1) / PANEL_COLS; }
-// Bytes of a panel of a factor, k numbers of 16 bits in each of 16 columns.
+// Bytes in one panel of a factor: 16 columns of k 16-bit numbers.
 inline int64_t factor_panel_bytes(int64_t k) { return k * PANEL_COLS * 2; }
 
 struct AdapterRows {
     const LowRank* parts;  // of the first weight in the first slot
-    int32_t stride;        // weights of the operation, from slot to slot
-    int32_t count;         // neighbouring weights that read the rows together
+    int32_t stride;        // weights of the operation, the distance between slots
+    int32_t count;         // consecutive weights that read the rows together
     int32_t max_rank, heads, k;
-    const float* slots;   // of rows; -1: none
-    const int32_t* rows;  // whose slots count, in the order of the product's; null: they are its rows
+    const float* slots;   // one per row; -1: no adapter
+    const int32_t* rows;  // indices into `slots` for the product's rows; null: the same order
     int32_t num_rows;
     float* inner;        // [pieces][num_rows][count][heads][width]
-    int32_t expert = 0;  // of stacks
-    int32_t skip = 0;    // columns in the first panel of the expert that are those of the one before
+    int32_t expert = 0;  // in a stack
+    int32_t skip = 0;    // columns in the expert's first panel that belong to the previous expert
 
     int32_t width() const { return factor_panels(max_rank) * PANEL_COLS; }
     int32_t pieces() const { return (k + INNER_K - 1) / INNER_K; }
     int64_t row_width() const { return static_cast<int64_t>(count) * heads * width(); }
-    // Inner numbers of a row.
+    // Inner numbers per row.
     int64_t row_numbers() const { return pieces() * row_width(); }
     int64_t inner_bytes() const { return num_rows * row_numbers() * static_cast<int64_t>(sizeof(float)); }
     int32_t slot_of(int32_t row) const { return static_cast<int32_t>(slots[rows ? rows[row] : row]); }
     const LowRank& part(int32_t slot, int32_t weight) const {
         return parts[static_cast<int64_t>(slot) * stride + weight];
     }
-    // Rows from `first` on with the same adapter, at most up to `end`.
+    // Counts the rows from `first`, up to `end`, that share an adapter.
     int32_t alike(int32_t first, int32_t end) const {
         const int32_t slot = slot_of(first);
         int32_t last = first + 1;
@@ -48,11 +48,11 @@ struct AdapterRows {
         return inner + (static_cast<int64_t>(piece) * num_rows + row) * row_width() +
                (static_cast<int64_t>(weight) * heads + head) * width();
     }
-    // A part of a stack begins with that of the expert.
+    // Within a stack, the part begins with the expert's factors.
     const uint16_t* a_of(const LowRank& part, int32_t head) const {
         return part.a + (static_cast<int64_t>(expert) * heads + head) * factor_panels(part.rank) * PANEL_COLS * k;
     }
-    // The first panel of B and of a gain beside a weight with n rows, those of the expert and the skipped ones.
+    // The expert's first panel of B and of a gain for a weight with n rows, including the skipped columns.
     int64_t first_panel(int32_t n) const { return expert * stack_panels(n - skip); }
     bool has_any() const {
         for (int32_t r = 0; r < num_rows; ++r)

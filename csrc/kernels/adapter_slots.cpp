@@ -1,4 +1,4 @@
-// AdapterSlots gives each token's slot as a number.
+// AdapterSlots stores each token's adapter slot as a number.
 #include "shapes.h"
 
 namespace octavo {

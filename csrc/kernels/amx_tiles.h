@@ -1,5 +1,5 @@
-// The tile instructions. Not the compiler's intrinsics: GCC 12 declares no memory operands for them and moves or drops
-// stores to what they read. Tile numbers are compile-time constants; strides are bytes.
+// The tile instructions. GCC 12 declares no memory operands for the compiler's intrinsics, and therefore moves or drops
+// stores that they depend on. Tile numbers are compile-time constants; strides are bytes.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 namespace octavo {
 namespace {
 
-// How many rows tiles 0, 1 and 4 have, how many tiles 2, 3 and 5; the others have 16. All rows have 64 bytes. A tile
-// with fewer rows takes less time to load, and up to eight rows half the time to multiply.
+// How many rows tiles 0, 1 and 4 have, and how many tiles 2, 3 and 5; all other tiles have 16. All rows have 64 bytes.
+// A tile with fewer rows loads faster, and with up to eight rows multiplies in half the time.
 struct TileRowCounts {
     int first = 0, second = 0;
 };
@@ -17,7 +17,7 @@ inline bool operator==(TileRowCounts a, TileRowCounts b) { return a.first == b.f
 
 #if defined(OCTAVO_EMULATE_AVX512)
 
-// Emulated tiles always have 16 rows, as much memory as all of them have.
+// Emulated tiles always have 16 rows and enough memory for all of them.
 inline void configure_tiles(TileRowCounts) {}
 
 template <int tile>
@@ -47,7 +47,7 @@ inline void tile_dot_bf16() {
 
 #else
 
-// All tiles are zero afterwards.
+// Sets all tiles to zero.
 inline void configure_tiles(TileRowCounts rows) {
     struct alignas(64) {
         uint8_t palette, start_row, reserved[14];
@@ -67,7 +67,7 @@ template <int tile>
 inline void tile_load(const void* base, size_t stride) {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(base), "r"(stride), "i"(tile) : "memory");
 }
-// What is read from the L2 cache and not soon again: it takes no place of what is needed in the L1 cache.
+// Loads data from the L2 cache that is not needed again soon, without evicting data from the L1 cache.
 template <int tile>
 inline void tile_load_once(const void* base, size_t stride) {
     __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(base), "r"(stride), "i"(tile) : "memory");
@@ -93,10 +93,10 @@ inline void tile_dot_bf16() {
 
 #endif
 
-// Says that the tiles are not read until they are loaded again. A processor has more tile registers than the eight with
-// names, and gives one to each load and each product until that tile is written the next time. When two hardware
-// threads share a core, only about two remain for each: without this, loads and products wait for one another (2 x 2
-// tiles: 70 cycles a product, 40 with it; benchmarks/tiles.cpp). It costs nothing where they are plenty.
+// Declares that the tiles are not read again before they are reloaded. A processor has more physical tile registers
+// than the eight named ones, and keeps one for each load and product until that tile is next written. When two hardware
+// threads share a core, only about two remain for each, and loads and products wait for one another without this call
+// (2 x 2 tiles: 70 cycles per product, 40 with it; benchmarks/tiles.cpp). It is free where registers are plentiful.
 template <int... tiles>
 inline void tiles_unused() {
     (tile_zero<tiles>(), ...);

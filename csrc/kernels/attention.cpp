@@ -1,8 +1,8 @@
-// Attention: paged, causal, grouped heads; queries and keys come ready for the dot product.
-// FusedAttention: the same on q, k and v side by side, with per-head norms and rope.
-// LatentAttention: all heads on one key a token, whose first columns are also its value.
-// CrossAttention: all keys that a sequence has of the rows of another domain, which the step may have none of.
-// In one file: the bulk of the code is common to all and is compiled once.
+// Attention: paged, causal, with grouped heads. Queries and keys arrive ready for the dot product.
+// FusedAttention: the same for q, k and v side by side, with per-head norms and rope.
+// LatentAttention: all heads share one key per token, whose first columns are also its value.
+// CrossAttention: attends to all cached keys of a sequence from another domain, which the step may lack.
+// They are in one file because they share most of their code, which is then compiled once.
 #include "attention_schedule.h"
 #include "shapes.h"
 
@@ -27,7 +27,7 @@ OCTAVO_SIGNATURE(LatentAttention, (q, q_rope, latent, k_rope), (alibi_slopes, qu
 OCTAVO_SIGNATURE(CrossAttention, (q, k, v), (alibi_slopes, key_mean),
                  (num_heads, num_kv_heads, head_dim, window, layer, domain, kv_type), (scale, softcap));
 
-constexpr int32_t LATENT_HEADS = 32;  // heads that share a conversion of keys; other heads are other workers' work
+constexpr int32_t LATENT_HEADS = 32;  // heads that share one conversion of keys; workers split the rest
 
 void set_distance_bias(const Weight& weight, AttentionShape& shape) {
     shape.distance_bias = weight.data;
@@ -165,7 +165,7 @@ size_t latent_cache_bytes(const Args& args, int32_t block_size) {
     return kv_block_bytes(KvType::float16, {1, key_dim, 0}, block_size);
 }
 
-// The sizes of heads, and the operands that all attentions have.
+// Checks the head sizes, and the operands that all attention operations share.
 template <typename F>
 bool has_attention_shape(const Args& args) {
     const int64_t heads = args.ints[F::num_heads], kv_heads = args.ints[F::num_kv_heads], dim = args.ints[F::head_dim];

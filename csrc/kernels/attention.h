@@ -1,9 +1,9 @@
 // The attention operations: write keys and values of the step, then let every query row attend.
 //
-// Steps of one token a request need no barrier: whoever computes (request, kv head) writes its key and value first,
-// except for a latent, which several read.
-// If such a step has too few pairs for all workers, their splits are shared out and merged behind a barrier.
-// Other steps write everything, wait, and take query blocks from a common counter.
+// Steps with one token per request need no barrier: the worker for a (request, kv head) pair writes its key and value
+// first. A latent is the exception, because several workers read it. If such a step has too few pairs for all workers,
+// the workers share the splits and merge them after a barrier. All other steps write everything, wait, and then take
+// query blocks from a common counter.
 #pragma once
 
 #include "kernel.h"
@@ -19,17 +19,17 @@ namespace {
 // RMSNorm of each head.
 struct HeadNorm {
     bool used;
-    const float* weight;  // [head_dim] or null: none
+    const float* weight;  // [head_dim], or null for no norm
 };
 
-// Where queries, keys and values of the step come from, and what happens to each head before its use.
+// Where the step's queries, keys and values come from, and how each head is prepared.
 struct AttentionInputs {
     const float *q, *k, *v;
     int64_t q_stride, k_stride, v_stride;  // floats from token to token
-    const float *q_rope, *k_rope;          // of a latent: the last columns of heads, side by side
-    RopeTable rope;                        // frequencies null: none
+    const float *q_rope, *k_rope;          // for a latent: the last columns of the heads, side by side
+    RopeTable rope;                        // null frequencies: no rope
     HeadNorm q_norm, k_norm, v_norm;
-    const float* key_offset;  // what an int8 cache takes off keys [num_kv_heads, head_dim] or null
+    const float* key_offset;  // what an int8 cache subtracts from keys, [num_kv_heads, head_dim], or null
     float eps;
 };
 
@@ -37,12 +37,12 @@ struct AttentionTask {
     AttentionShape shape;
     KvType kv_type;
     AttentionInputs in;
-    bool writes;  // keys and values; else another operation has written them
+    bool writes;  // whether this operation writes the keys and values; otherwise another one has written them
     View output;
     const LayerCache* cache;
 };
 
-// Both operations hold AttentionParams; F is the signature of either. A value_dim of 0 stands for head_dim.
+// Both operations contain AttentionParams; F is the signature of either. A value_dim of 0 means head_dim.
 template <typename F>
 KvDims kv_dims_of(const Args& args) {
     const auto dim = [&args](int index) { return static_cast<int32_t>(args.ints[index]); };
@@ -77,7 +77,7 @@ AttentionShape attention_shape(const Args& args) {
     return shape;
 }
 
-// The parts of a task that both operations have.
+// The fields of a task that both operations share.
 template <typename F>
 AttentionTask attention_task(const Args& args) {
     AttentionTask task{};
@@ -108,8 +108,8 @@ inline void rms_norm_head(const float* x, const float* weight, const AttentionIn
     for (int32_t i = 0; i < n; ++i) out[i] = weight ? x[i] * scale * weight[i] : x[i] * scale;
 }
 
-// out = rope(norm(x)) of one head; cos_sin of its token. Compiled once, like write_token, and called from
-// several places: both loop over a whole head, so a call adds little, and inlined copies take longer to compile.
+// out = rope(norm(x)) for one head, with the cos_sin of its token. Like write_token it is compiled once and called from
+// several places: both loop over a whole head, so a call costs little and inlined copies would take longer to compile.
 __attribute__((noinline)) inline void prepare_head(const AttentionTask& task, const float* x, HeadNorm norm,
                                                    const float* cos_sin, float* out) {
     const int32_t n = task.shape.head_dim;
@@ -121,7 +121,7 @@ __attribute__((noinline)) inline void prepare_head(const AttentionTask& task, co
         __builtin_memcpy(out, x, sizeof(float) * n);
 }
 
-// Head `head` of the q or k of a latent: columns of its two values. token: its row there.
+// Joins head `head` of a latent's q or k, whose columns are in two values. token: its row in them.
 inline void join_head(const AttentionShape& s, const float* x, int64_t stride, const float* rope, int64_t token,
                       int32_t head, float* out) {
     const int64_t rope_dim = s.head_dim - s.value_dim, heads = stride / s.value_dim;
@@ -129,7 +129,7 @@ inline void join_head(const AttentionShape& s, const float* x, int64_t stride, c
     __builtin_memcpy(out + s.value_dim, rope + (token * heads + head) * rope_dim, sizeof(float) * rope_dim);
 }
 
-// The offset of a kv head's keys; null: none.
+// The offset of a kv head's keys, or null.
 inline const float* key_offset(const AttentionTask& task, int32_t kv_head) {
     return task.in.key_offset ? task.in.key_offset + static_cast<int64_t>(kv_head) * task.shape.head_dim : nullptr;
 }
@@ -140,7 +140,7 @@ inline void take_offset_off(Int8Cache, const AttentionTask& task, int32_t kv_hea
     for (int32_t i = 0; offset && i < task.shape.head_dim; ++i) key[i] = key[i] - offset[i];
 }
 
-// Readies a query for mixed keys; returns its product with their offset.
+// Prepares a query for mixed keys, and returns its product with their offset.
 inline float ready_query(HalfCache, const AttentionTask&, int32_t, float*) { return 0.0f; }
 inline float ready_query(Int8Cache, const AttentionTask& task, int32_t kv_head, float* query) {
     const float* offset = key_offset(task, kv_head);
@@ -150,7 +150,7 @@ inline float ready_query(Int8Cache, const AttentionTask& task, int32_t kv_head, 
     return product;
 }
 
-// `buffer`: as many floats as a head of keys or values has.
+// `buffer` has room for one head of keys or values, as floats.
 template <typename Cache>
 __attribute__((noinline)) void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
                                            const float* cos_sin, float* buffer) {
@@ -177,8 +177,8 @@ inline float query_scale(const AttentionShape& s, int32_t position) {
     return s.scale * s.query_scales[i < s.num_query_scales ? i : s.num_query_scales - 1];
 }
 
-// Whether this level computes on tiles. To split keys and values pays off if enough heads share them: one row of three
-// heads takes 1.3 times as long as with floats and a prompt 0.45, one of a single head 1.9 and 0.52.
+// Whether this level computes with tiles. Splitting keys and values pays off only if enough heads share them: compared
+// with floats, three heads take 1.3 times as long for one row and 0.45 for a prompt; a single head 1.9 and 0.52.
 constexpr int32_t LEAST_TILE_GROUP = 3;
 template <typename Cache>
 inline bool uses_tiles([[maybe_unused]] const AttentionShape& s) {
@@ -189,7 +189,7 @@ inline bool uses_tiles([[maybe_unused]] const AttentionShape& s) {
 #endif
 }
 
-// Loads the queries of `count` tokens from `token` on. cos_sin: tables of those tokens, `table_stride` apart.
+// Loads the queries of `count` tokens from `token` on. cos_sin: tables for those tokens, `table_stride` apart.
 template <typename Cache>
 inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t token, int32_t count,
                          const float* cos_sin, int64_t table_stride) {
@@ -200,7 +200,7 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
         const int32_t width = s.latent ? s.value_dim : s.head_dim;
         const float* from =
             task.in.q + (token + t) * task.in.q_stride + static_cast<int64_t>(block.kv_head) * s.group * width;
-        // Rows of q are far apart, the hardware does not guess the next one.
+        // Rows of q are too far apart for the hardware prefetcher.
         if (t + 1 < count)
             for (int32_t i = 0; i < s.group * width; i += 16) __builtin_prefetch(from + task.in.q_stride + i);
         const float scale = query_scale(s, block.first_position + t);
@@ -218,7 +218,7 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
 #endif
 }
 
-// Takes pieces of a region, each aligned to 64 bytes. Without a base it only counts.
+// Takes pieces of a region, each aligned to 64 bytes. Without a base it only measures.
 struct Carver {
     char* base;
     size_t used = 0;
@@ -230,7 +230,7 @@ struct Carver {
     }
 };
 
-// Tokens of a block of about `rows` rows.
+// The number of tokens in a block of about `rows` rows.
 inline int32_t block_tokens(const AttentionShape& shape, int32_t rows) {
     return shape.group < rows ? rows / shape.group : 1;
 }
@@ -261,7 +261,7 @@ inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
     return block;
 }
 
-// Splits that the block's rows see: [begin, end).
+// The splits that the block's rows see: [begin, end).
 inline Interval visible_splits(const AttentionShape& shape, const QueryBlock& block) {
     const Interval keys = visible_keys(shape, block, 0, block.rows - 1);
     return {keys.begin / SPLIT, (keys.end - 1) / SPLIT + 1};
@@ -273,7 +273,7 @@ inline void select_request(const Step& step, int32_t request, int32_t kv_head, Q
     block.block_table = step.block_tables + static_cast<int64_t>(request) * step.block_table_stride;
 }
 
-// The block's attention over the keys of one split: split_out, split_sum and split_max.
+// Attends from the block to the keys of one split: fills split_out, split_sum and split_max.
 template <typename Cache>
 inline void attend_keys(const AttentionShape& s, const HeadCache& cache, const QueryBlock& block, int32_t split) {
 #if defined(OCTAVO_ISA_amx)
@@ -283,11 +283,11 @@ inline void attend_keys(const AttentionShape& s, const HeadCache& cache, const Q
     attend_split<Cache>(s, cache, block, split);
 }
 
-// Attends over everything that the loaded block sees and writes its output, tokens from `token` on.
+// Attends to everything that the loaded block sees and writes its output, for the tokens from `token` on.
 template <typename Cache>
 inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t token) {
     const AttentionShape& s = task.shape;
-    if (block.seq_len == 0) {  // of other rows: there are none
+    if (block.seq_len == 0) {  // no rows in the other domain
         const int64_t width = static_cast<int64_t>(s.group) * s.value_dim;
         for (int32_t row = 0; row < block.rows; row += s.group)
             __builtin_memset(task.output.data + static_cast<int64_t>(token + row / s.group) * task.output.cols +

@@ -1,14 +1,14 @@
-// Attention of a block of query rows over one split of keys, its two products on AMX tiles.
+// Attention of a block of query rows to one split of keys, with both products on AMX tiles.
 //
 // Tiles multiply bfloat16. To keep the accuracy of float32, a number x is split in two, high = x with a mantissa of
 // eight bits and low = x - high, and three products are added: low * high, high * high and high * low. float16 has
-// eleven bits, so keys and values are split without loss; queries and probabilities keep about sixteen bits. What is
-// left out is below 2^-16 of a product.
+// eleven bits, so keys and values are split without loss; queries and probabilities keep about sixteen bits. The
+// omitted term is below 2^-16 of a product.
 //
-// Operands have 32 numbers in a row of a tile: numbers j and j + 16 are pair j, so that two vectors of floats become
-// pairs by a shift. Each score is one chain of tile products over increasing dimensions, each result one over
-// increasing keys of the split, from zero; the maximum is that of the whole split, so nothing is rescaled. Keys that a
-// row does not see have probability zero, which changes no bit of its sums: a row is the same in every block.
+// Each tile row of an operand has 32 numbers. Numbers j and j + 16 form pair j, so that two vectors of floats become
+// pairs by a shift. Each score is one chain of tile products over increasing dimensions. Each result is one chain over
+// increasing keys of the split, starting from zero. The maximum covers the whole split, so nothing is rescaled. Keys
+// that a row does not see have probability zero and change no bit of its sums, so a row is the same in every block.
 #pragma once
 
 #include "attention_amx_operands.h"
@@ -19,11 +19,11 @@ namespace {
 
 constexpr int64_t SCORE_BYTES = SCORES_OF_ROW * sizeof(float);
 
-// Both halves of an output column pair exist.
+// Whether both halves of a pair of output columns exist.
 inline bool has_two_tiles(const AttentionShape& shape, int pair) { return pair * STEP + 16 < shape.padded_dim; }
 
-// A block of at most 32 rows, R tiles: each unit of keys or values is split while another is multiplied, since the one
-// waits for vectors and the other for tiles.
+// A block of at most 32 rows, R tiles. While one unit of keys or values is multiplied, the next one is split: one waits
+// for tiles and the other for vectors.
 template <int R>
 class FewRows {
   public:
@@ -50,7 +50,7 @@ class FewRows {
   private:
     char* unit(int i) const { return block_.units + i % RING_UNITS * UNIT_BYTES; }
 
-    // The next of all units, those of the keys before those of the values.
+    // Splits the next unit. Units of keys come before units of values.
     template <bool may_be_keys, typename Between>
     __attribute__((always_inline)) void split_next(const Between& between) {
         char* const to = unit(next_);
@@ -91,12 +91,12 @@ class FewRows {
     const AttentionShape& shape_;
     const QueryBlock& block_;
     const SplitKeys& split_;
-    const int first_, key_steps_, dim_steps_, column_pairs_, end_;  // steps of keys, from the first on; units
-    int next_ = 0, result_ = 0, step_ = 0;                          // the unit that is split next
-    int now_ = 0;                                                   // that is multiplied next
+    const int first_, key_steps_, dim_steps_, column_pairs_, end_;  // key steps begin at first_; end_ counts all units
+    int next_ = 0, result_ = 0, step_ = 0;                          // the next unit to split
+    int now_ = 0;                                                   // the next unit to multiply
 };
 
-// Many rows: two tiles of them at a time.
+// Many rows, two tiles of rows at a time.
 class ManyRows {
   public:
     ManyRows(const AttentionShape& shape, const QueryBlock& block, const SplitKeys& split)
@@ -107,8 +107,8 @@ class ManyRows {
           column_pairs_(steps_of(shape.padded_dim)),
           values_(block.units + SPLIT_STEPS * dim_steps_ * UNIT_BYTES) {}
 
-    // The scores of rows are computed, and the result of those two pairs before, while those between them become
-    // probabilities; meanwhile, before there are any, values are split.
+    // Computes the scores of pair i and the results of pair i - 2 while the scores of pair i - 1 become probabilities.
+    // In the first round there are no scores yet, so the values are split instead.
     void attend() {
         split_all_keys();
         const int32_t pairs = (block_.rows + 31) / 32;
@@ -128,7 +128,7 @@ class ManyRows {
     }
 
   private:
-    static constexpr int SCORED_PAIRS = 3;  // of rows, at a time
+    static constexpr int SCORED_PAIRS = 3;  // pairs of rows in flight
 
     int32_t rows(int32_t pair) const { return block_.rows - 32 * pair < 32 ? block_.rows - 32 * pair : 32; }
     float* scores(int32_t pair) const {
@@ -151,7 +151,7 @@ class ManyRows {
                 split_keys(shape_, split_, key_step, step, key_unit(key_step, step), NOTHING_BETWEEN);
     }
 
-    // All values, unit by unit.
+    // Splits all values, one unit at a time.
     class ValueSplitting {
       public:
         explicit ValueSplitting(const ManyRows& rows) : rows_(rows), key_step_(rows.split_.steps().begin) {}
@@ -174,7 +174,7 @@ class ManyRows {
         int key_step_, columns_ = 0;
     };
 
-    // The products of round `i`, which have that many slots for other work.
+    // Multiplies in round `i`, which offers `slots` slots for other work.
     template <typename Work>
     void multiply(int32_t i, int slots, Work& work) const {
         const int items = work.remaining();
@@ -234,7 +234,7 @@ class ManyRows {
     char* const values_;
 };
 
-// The block's attention over the keys of one split, as attend_split.
+// Attends from the block to the keys of one split, like attend_split.
 inline void attend_split_tiles(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block,
                                int32_t index) {
     const SplitKeys split = find_split(shape, cache, block, index);
@@ -263,7 +263,7 @@ inline void split_queries(const AttentionShape& shape, const QueryBlock& block) 
     }
 }
 
-// Tiles have the rows of the block if all blocks of the step have one or two tiles of them.
+// Tiles get the block's row count if all blocks of the step fill one or two tiles.
 inline void configure_row_tiles(int32_t rows) {
     const int32_t rest = rows - 16;
     configure_tiles({rest < 0 ? rows : 16, rest <= 0 || rest > 16 ? 16 : rest});

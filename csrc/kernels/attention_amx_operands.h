@@ -1,4 +1,4 @@
-// The operands of attention's tile products (attention_amx.h): numbers split in two bfloat16, units of keys and of
+// The operands of attention's tile products (attention_amx.h): numbers split into two bfloat16, units of keys and of
 // values, and the instructions that multiply a unit.
 #pragma once
 
@@ -10,19 +10,19 @@ namespace octavo {
 namespace {
 
 constexpr int TILE_BYTES = 16 * 64;
-constexpr int STEP = 32;                    // numbers that one tile product adds
-constexpr int UNIT_BYTES = 4 * TILE_BYTES;  // two tiles side by side: their high parts, their low parts
+constexpr int STEP = 32;                    // numbers added by one tile product
+constexpr int UNIT_BYTES = 4 * TILE_BYTES;  // two adjacent tiles: the high parts, then the low parts
 constexpr int RING_UNITS = 4;               // for few rows
-constexpr int AHEAD_UNITS = 2;              // split before they are multiplied, so that no load waits for stores
+constexpr int AHEAD_UNITS = 2;              // units split ahead of the multiplication, so that no load waits for stores
 constexpr int SPLIT_GROUPS = SPLIT / KV_GROUP;
 constexpr int SPLIT_STEPS = SPLIT / STEP;
 
 constexpr int32_t steps_of(int32_t numbers) { return (numbers + STEP - 1) / STEP; }
 
-// Bytes from one split row to the next: for each step 32 high parts and 32 low ones.
+// The distance between split rows in bytes: each step has 32 high parts and 32 low ones.
 constexpr int64_t split_row_bytes(int32_t numbers) { return steps_of(numbers) * 128 + 64; }
 
-// All keys and all values of a split.
+// Bytes for all keys and all values of a split.
 constexpr int64_t units_bytes(int32_t head_dim, int32_t value_dim) {
     return SPLIT_STEPS * UNIT_BYTES * (steps_of(head_dim) + steps_of(value_dim));
 }
@@ -31,13 +31,13 @@ struct SplitPairs {
     __m512i high, low;
 };
 
-// Numbers with bits in their upper half alone.
+// Both arguments have nonzero bits only in the upper half of each number.
 inline __m512i pair_up(__m512i a, __m512i b) { return _mm512_or_si512(_mm512_srli_epi32(a, 16), b); }
 inline __m512i upper_half(__m512i a) { return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000u))); }
 inline __m512i bits_of(F32x16 a) { return _mm512_castps_si512(a.v); }
 inline F32x16 floats_of(__m512i a) { return {_mm512_castsi512_ps(a)}; }
 
-// Of numbers that are float16, exactly.
+// Splits numbers that are exactly float16.
 inline SplitPairs split_halves(F32x16 a, F32x16 b) {
     const __m512i high_a = upper_half(bits_of(a)), high_b = upper_half(bits_of(b));
     return {pair_up(high_a, high_b), pair_up(bits_of(a - floats_of(high_a)), bits_of(b - floats_of(high_b)))};
@@ -52,14 +52,14 @@ inline SplitPairs split_floats(F32x16 a, F32x16 b) {
             pair_up(round_to_upper_half(a - floats_of(high_a)), round_to_upper_half(b - floats_of(high_b)))};
 }
 
-// Cache lines that many elements apart.
+// Cache lines, `stride` elements apart.
 struct Lines {
     const Half* first;
     int64_t stride;
 };
 
-// Sixteen rows of a tile from two sequences of float16 vectors, row j from vectors j of both. Those outside `a_rows`
-// and `b_rows` are zero. ahead: what is fetched meanwhile, as many cache lines.
+// Source of a tile: 16 rows from two sequences of float16 vectors, where row j takes vector j of both. Rows outside
+// `a_rows` and `b_rows` are zero. ahead: cache lines to fetch meanwhile, one per row.
 struct TileSource {
     const Half *a, *b;
     int64_t stride;
@@ -67,11 +67,11 @@ struct TileSource {
     Lines ahead;
 };
 
-// between(Int<j>) comes after row j.
+// Calls between(Int<j>) after row j.
 template <typename Between>
 __attribute__((always_inline)) inline void split_tile(const TileSource& source, char* to, const Between& between) {
     const auto is_whole = [](Interval rows) { return rows.begin <= 0 && rows.end >= 16; };
-    // Copies, which the stores cannot have changed.
+    // Local copies, so the compiler knows that the stores do not change them.
     const Half *a = source.a, *b = source.b, *ahead = source.ahead.first;
     const int64_t stride = source.stride, ahead_stride = source.ahead.stride;
     const auto row = [&](int j, F32x16 lanes_a, F32x16 lanes_b) __attribute__((always_inline)) {
@@ -97,14 +97,14 @@ __attribute__((always_inline)) inline void split_tile(const TileSource& source, 
     unroll<16>(between);
 }
 
-// The operands of a product of one step: the step in the first row, bytes from row to row, and a unit.
+// The operands of one step's product: the step in the first row, the distance between rows in bytes, and a unit.
 struct StepOperands {
     const char* rows;
     int64_t stride;
     const char* unit;
 };
 
-// Instruction `i` of UNIT_OPERATIONS that add the product of a step to R tiles of rows by two of columns, tiles 0 to 3.
+// Issues instruction `i` of the UNIT_OPERATIONS that add the product of a step to R x 2 tiles, tiles 0 to 3.
 constexpr int UNIT_OPERATIONS = 20, UNIT_SLOTS = 4;
 template <int R, int i>
 __attribute__((always_inline)) inline void unit_operation(const StepOperands& s) {
@@ -128,7 +128,7 @@ __attribute__((always_inline)) inline void unit_operation(const StepOperands& s)
     if constexpr (i == (R == 2 ? 13 : 10) || i == (R == 2 ? 19 : 18)) tiles_unused<7>();
 }
 
-// All of them; between() comes UNIT_SLOTS times.
+// Issues all of them, and calls between() UNIT_SLOTS times.
 template <int R, typename Between>
 inline void multiply_unit(const StepOperands& s, const Between& between) {
     unroll<UNIT_OPERATIONS>([&](auto i) __attribute__((always_inline)) {
@@ -157,7 +157,7 @@ inline void store_sums(float* to, int64_t stride, bool both_columns) {
     }
 }
 
-// The keys of one split that the block sees, and where they and their values lie.
+// The keys of one split that the block sees, and the addresses of the keys and their values.
 struct SplitKeys {
     int32_t start;  // position of its first key
     Interval keys;  // relative to start
@@ -166,15 +166,15 @@ struct SplitKeys {
     const Half* next_groups[SPLIT_GROUPS];  // keys of the next split
 
     Interval steps() const { return {keys.begin / STEP, steps_of(keys.end)}; }
-    // Those of a group, relative to its first.
+    // The visible keys of a group, relative to its first key.
     Interval of_group(int g) const { return intersect({keys.begin - g * KV_GROUP, keys.end - g * KV_GROUP}, 0, 16); }
     Interval groups() const { return {keys.begin / KV_GROUP, (keys.end + KV_GROUP - 1) / KV_GROUP}; }
 };
 
-constexpr int FETCHED_UNITS = 4;  // how long before it is split a unit is fetched: memory takes that long
+constexpr int FETCHED_UNITS = 4;  // memory latency, in units: each unit is fetched this long before it is split
 
-// What is used FETCHED_UNITS after the values of a group: values of a later group, or of the next columns, or the next
-// split's keys.
+// What is needed FETCHED_UNITS after the values of a group: the values of a later group, of the next columns, or the
+// next split's keys.
 inline Lines after_values(const AttentionShape& shape, const SplitKeys& split, int32_t column, int g) {
     const Interval groups = split.groups();
     int later = g + 2 * FETCHED_UNITS;
@@ -187,7 +187,7 @@ inline Lines after_values(const AttentionShape& shape, const SplitKeys& split, i
     return {split.next_groups[later], STEP};
 }
 
-// The same for the dimensions from `first` on of the keys of a group; after the last keys come the values.
+// As above, for the dimensions from `first` on of the keys of a group; the last keys are followed by the values.
 inline Lines after_keys(const AttentionShape& shape, const SplitKeys& split, int32_t first, int g) {
     const int steps = steps_of(shape.head_dim), pairs = steps < FETCHED_UNITS ? FETCHED_UNITS / steps : 1;
     const Interval groups = split.groups();
@@ -213,14 +213,14 @@ inline SplitKeys find_split(const AttentionShape& shape, const HeadCache& cache,
     return found;
 }
 
-// Keys of a split that rows [first, last] see, the union, relative to its first key.
+// The union of a split's keys that rows [first, last] see, relative to its first key.
 inline Interval seen_of_split(const AttentionShape& shape, const QueryBlock& block, int32_t start, int32_t first,
                               int32_t last) {
     const Interval seen = visible_keys(shape, block, first, last);
     return intersect({seen.begin - start, seen.end - start}, 0, SPLIT);
 }
 
-// Both tiles of a unit take part in turn: between(Int<j>) for j up to 32.
+// Both tiles of a unit take turns: between(Int<j>) for j below 32.
 constexpr int UNIT_ROWS = 32;
 template <int tile, typename Between>
 __attribute__((always_inline)) inline void split_unit_tile(bool used, const TileSource& source, char* to,
@@ -232,8 +232,8 @@ __attribute__((always_inline)) inline void split_unit_tile(bool used, const Tile
         unroll<16>(of_unit);
 }
 
-// Dimensions [32 step, 32 step + 32) of the keys [32 pair, 32 pair + 32) of the split. Groups that nobody sees keep
-// whatever is there: so do their scores.
+// Splits dimensions [32 step, 32 step + 32) of the keys [32 pair, 32 pair + 32) of the split. Groups that no row sees
+// are not written, so their scores are arbitrary.
 template <typename Between>
 inline void split_keys(const AttentionShape& shape, const SplitKeys& split, int pair, int step, char* to,
                        const Between& between) {
@@ -251,8 +251,8 @@ inline void split_keys(const AttentionShape& shape, const SplitKeys& split, int 
     });
 }
 
-// Columns [column, column + 32) of the values of keys [32 step, 32 step + 32) of the split; zeros for unseen keys:
-// what lies there may be no number.
+// Splits columns [column, column + 32) of the values of keys [32 step, 32 step + 32) of the split. Unseen keys give
+// zeros, since their memory may hold NaN.
 template <typename Between>
 inline void split_values(const AttentionShape& shape, const SplitKeys& split, int32_t column, int step, char* to,
                          const Between& between) {

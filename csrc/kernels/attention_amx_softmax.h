@@ -1,4 +1,4 @@
-// Scores of tiles turned into split probabilities, one step of a row at a time (attention_amx.h).
+// Turns scores from tiles into split probabilities, one step of a row at a time (attention_amx.h).
 #pragma once
 
 #include "attention_amx_operands.h"
@@ -7,10 +7,10 @@
 namespace octavo {
 namespace {
 
-// e^x for x that are not positive, with fewer instructions than `exp`: a polynomial of degree 5 with a relative error
-// below 2e-7, exactly 1 for 0. Below -87 as for -87, NaN stays NaN.
+// e^x for x <= 0, with fewer instructions than `exp`: a polynomial of degree 5 with a relative error below 2e-7,
+// exactly 1 at 0. Inputs below -87 are clamped; NaN stays NaN.
 inline F32x16 exp_of_difference(F32x16 x) {
-    const F32x16 whole = broadcast(12582912.0f);  // 1.5 * 2^23: the lowest bits of a sum with it are an integer
+    const F32x16 whole = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer in the lowest bits
     x = max(broadcast(-87.0f), x);
     const F32x16 shifted = fma(x, broadcast(1.44269504088896341f), whole), n = shifted - whole;
     const F32x16 r = fma(n, broadcast(-0.69314718056f), x);
@@ -23,12 +23,12 @@ inline F32x16 exp_of_difference(F32x16 x) {
     return floats_of(_mm512_add_epi32(bits_of(p), _mm512_slli_epi32(bits_of(shifted), 23)));
 }
 
-// Scores of some rows become split probabilities in the same place, one step of one row at a time, so that tiles can be
-// multiplied meanwhile. The rows' keys are one union for the product with values: those that a row does not see become
-// zero.
+// Turns the scores of some rows into split probabilities in place, one step of one row at a time, so that tiles can be
+// multiplied meanwhile. The product with values uses the union of the rows' keys, so keys that a row does not see
+// become zero.
 class RowsSoftmax {
   public:
-    // scores: of the first row.
+    // scores: those of the first row.
     RowsSoftmax(const AttentionShape& shape, const QueryBlock& block, int32_t start, int32_t first, int32_t count,
                 float* scores)
         : shape_(shape), block_(block), start_(start), row_(first), end_(first + count), scores_(scores) {
@@ -65,7 +65,7 @@ class RowsSoftmax {
     }
 
   private:
-    // Replaces what lies outside of `keys` in a step.
+    // Replaces the lanes outside `keys` in a step.
     static void hide(F32x16 (&lanes)[2], Interval keys, int step, float replacement) {
         const int begin = keys.begin - step * STEP, end = keys.end - step * STEP;
         if (begin <= 0 && end >= STEP) return;
@@ -82,7 +82,7 @@ class RowsSoftmax {
         return reduce_max(max(highest[0], highest[1]));
     }
 
-    // A row's maximum is found while the row before it is computed.
+    // Finds a row's maximum while the previous row is computed.
     void look_ahead(int32_t row, float* scores) {
         next_keys_ = seen_of_split(shape_, block_, start_, row, row);
         if (!has_rule(shape_)) {
@@ -108,7 +108,7 @@ class RowsSoftmax {
     const QueryBlock& block_;
     const int32_t start_;
     int32_t row_, end_;
-    float* scores_;  // of the row
+    float* scores_;  // of the current row
     Interval steps_, keys_, next_keys_;
     int step_ = 0;
     float max_ = 0.0f, next_max_ = 0.0f;

@@ -1,8 +1,8 @@
 // Attention of a block of query rows: consecutive tokens of one request times the heads of one kv head.
 //
-// Every row is computed alike, alone or in any block: keys in chunks of 64 with an online softmax (Milakov and
-// Gimelshein, arXiv 1805.02867), chunks in splits of 256 keys that start afresh and are merged in order. Chunks and
-// splits lie at fixed positions of the sequence, so a split can be given to another thread without changing a bit.
+// Every row is computed in the same way, alone or in any block: keys in chunks of 64 with an online softmax (Milakov
+// and Gimelshein, arXiv 1805.02867), and chunks in splits of 256 keys that start from scratch and are merged in order.
+// Chunks and splits have fixed positions in the sequence, so another thread can compute a split without changing a bit.
 #pragma once
 
 #include "attention_cache.h"
@@ -15,26 +15,26 @@ namespace {
 
 constexpr int SPLIT = 256;  // keys whose results are merged as one
 #if defined(OCTAVO_ISA_amx)
-constexpr int BLOCK_ROWS = 384;            // rows of a prefill block: twelve pairs of tiles of attention_amx.h
-constexpr int SCORES_OF_ROW = SPLIT + 16;  // floats; not a power of two: rows would share few places in the cache
+constexpr int BLOCK_ROWS = 384;            // rows of a prefill block: 12 pairs of tiles of attention_amx.h
+constexpr int SCORES_OF_ROW = SPLIT + 16;  // floats; not a power of two, or rows would compete for the same cache sets
 constexpr int GATHERED_KEYS = SPLIT;
 #else
-constexpr int BLOCK_ROWS = 168;  // rows of a prefill block: twenty-eight full tiles
+constexpr int BLOCK_ROWS = 168;  // rows of a prefill block: 28 full tiles
 constexpr int SCORES_OF_ROW = CHUNK;
 constexpr int GATHERED_KEYS = CHUNK;
 #endif
-constexpr int PANEL_ROWS = 12;  // from so many rows on, keys and values are converted once for all tiles
+constexpr int PANEL_ROWS = 12;  // from this many rows on, keys and values are converted once for all tiles
 
 struct AttentionShape {
-    // One key a token for all heads, whose first columns are its value. A kv head is then a share of the queries.
+    // One key per token for all heads, whose first columns are its value. A kv head is then a subset of the queries.
     bool latent;
     int32_t num_heads, num_kv_heads;
-    int32_t group;                  // query heads of a kv head
+    int32_t group;                  // query heads per kv head
     int32_t head_dim;               // of queries and keys
-    int32_t value_dim, padded_dim;  // of values, and rounded up to 16
-    int32_t window;                 // 0: none
-    bool chunked;                   // a token sees its own chunk of `window` positions up to itself
-    bool sees_all;                  // a token sees all keys of its sequence, which are those of other rows
+    int32_t value_dim, padded_dim;  // width of values, and the same rounded up to 16
+    int32_t window;                 // 0: no window
+    bool chunked;                   // a token sees only its own chunk of `window` positions, up to itself
+    bool sees_all;                  // a token sees all keys of its sequence, which come from another domain
     bool sees_spans;                // a token also sees the later keys of its span
     float scale, softcap;
     const float* slopes;         // ALiBi [num_heads] or null
@@ -49,26 +49,26 @@ inline KvDims kv_dims(const AttentionShape& s) {
     return s.latent ? KvDims{1, s.head_dim, 0} : KvDims{s.num_kv_heads, s.head_dim, s.value_dim};
 }
 
-// One query block and the memory of its computation.
+// One query block and its working memory.
 struct QueryBlock {
     int32_t rows;            // row r belongs to token r / group and head r % group
-    int32_t first_position;  // of its first token
+    int32_t first_position;  // of the block's first token
     int32_t kv_head;
     int32_t seq_len;
-    const int32_t* last_seen;  // of each token, the last position that it sees; null: its own
+    const int32_t* last_seen;  // the last position that each token sees; null: its own
     const int32_t* block_table;
     float* q;     // [rows, head_dim], scaled
     float* base;  // [rows], see QueryRows
-    // Of the splits so far, and of the current one.
+    // Results of the splits so far, and of the current one.
     float *out, *split_out;  // [rows, padded_dim]
     float *sum, *split_sum;  // [rows, 16]
     float *max, *split_max;  // [rows, padded to 16]
     float* rescale;          // [rows]
     float* scores;           // [rows, CHUNK], or [rows, SCORES_OF_ROW]
     float* panel;            // keys or values of one panel as float32
-    char* gathered;          // a chunk or split of small blocks laid side by side
-    float* cos_sin;          // of one token
-    char *tile_q, *units;    // attention_amx.h: split queries; keys or values of some tiles
+    char* gathered;          // a chunk or split of small blocks, laid side by side
+    float* cos_sin;          // for one token
+    char *tile_q, *units;    // attention_amx.h: split queries; keys or values for some tiles
 };
 
 struct Interval {
@@ -87,19 +87,19 @@ inline int32_t first_visible(const AttentionShape& shape, int32_t position) {
     return position >= shape.window ? position - shape.window + 1 : 0;
 }
 
-// Positions that rows [first, last_row] see, the union.
+// The union of the positions that rows [first, last_row] see.
 inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& block, int32_t first, int32_t last_row) {
     if (shape.sees_all) return {0, block.seq_len};
     const int32_t low = block.first_position + first / shape.group;
     const int32_t high = block.first_position + last_row / shape.group;
     if (!block.last_seen) return {first_visible(shape, low), high + 1};
-    // From token to token it never falls. Whatever the step says, the sequence has no key past its end.
+    // It never decreases from token to token. Whatever the step claims, the sequence has no key past its end.
     const int32_t last = block.last_seen[last_row / shape.group];
     const int32_t end = last > high ? last + 1 : high + 1;
     return {first_visible(shape, low), end < block.seq_len ? end : block.seq_len};
 }
 
-// The steps of the scores of a row in the keys from position `start` on.
+// The transformations of a row's scores for the keys from position `start` on.
 inline ScoreRule rule_of(const AttentionShape& shape, const QueryBlock& block, int32_t row, int32_t start) {
     const int32_t head = block.kv_head * shape.group + row % shape.group;
     const int32_t position = block.first_position + row / shape.group;
@@ -117,20 +117,20 @@ struct Tiles {
 };
 inline Tiles tiles_of(int32_t rows) { return {rows, (rows + TILE_ROWS - 1) / TILE_ROWS}; }
 
-// Keys of one chunk that a block sees: positions from `start` on.
+// The keys of one chunk that a block sees: positions from `start` on.
 struct ChunkKeys {
     int32_t start;  // position of its first key
     Interval keys;  // relative to start
 };
 
-// And where they lie. Scales are set if the cache has any.
+// And their addresses. Scales are set if the cache has any.
 template <typename Cache>
 struct Chunk : ChunkKeys {
     const typename Cache::Element* key_groups[CHUNK / KV_GROUP];
     const Scale* key_scales[CHUNK / KV_GROUP];
     const typename Cache::Element* value_groups[CHUNK / KV_GROUP];
     const Scale* value_scales[CHUNK / KV_GROUP];
-    const typename Cache::Element* next_key_groups[CHUNK / KV_GROUP];  // what is fetched while the values are used
+    const typename Cache::Element* next_key_groups[CHUNK / KV_GROUP];  // fetched while the values are used
 };
 
 inline Interval tile_keys(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk, int32_t first,
@@ -180,7 +180,7 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
     }
 }
 
-// Scores of one tile become probabilities; those that it computed for a neighbour's sake become zero.
+// Turns the scores of one tile into probabilities. Scores computed only for a neighbouring row become zero.
 inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk, int32_t first,
                          int32_t count) {
     const Interval seen = tile_keys(shape, block, chunk, first, first + count - 1);
@@ -209,7 +209,7 @@ inline void softmax_block(const AttentionShape& shape, const QueryBlock& block, 
     for (int32_t i = 0; i < tiles.count; ++i) softmax_rows(shape, block, chunk, tiles.begin(i), tiles.size(i));
 }
 
-// Probabilities times the scales of the values that they will be multiplied with.
+// Multiplies probabilities by the scales of their values.
 template <typename Cache>
 inline void scale_probabilities(const QueryBlock& block, const Chunk<Cache>& chunk) {
     for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
@@ -233,7 +233,7 @@ inline void values_direct(const AttentionShape& shape, const QueryBlock& block, 
     }
 }
 
-// The columns [column, column + width) of the values that some row sees, as floats [CHUNK][width].
+// Fills columns [column, column + width) of the values that some row sees, as floats [CHUNK][width].
 template <typename Cache>
 inline void fill_value_panel(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk,
                              int32_t column, int32_t width) {
@@ -277,7 +277,7 @@ inline void start_split(const AttentionShape& shape, const QueryBlock& block) {
     for (int32_t row = 0; row < block.rows; ++row) block.split_max[row] = NO_SCORE;
 }
 
-// Keys from group `g` of the sequence on that can be fetched early; `own` if there are none, or only gathered ones.
+// Keys from group `g` of the sequence on, to be fetched early; `own` if there are none or they must be gathered.
 template <typename Cache>
 inline const typename Cache::Element* keys_ahead(const HeadCache& cache, const QueryBlock& block, int32_t g,
                                                  const typename Cache::Element* own) {
@@ -285,7 +285,7 @@ inline const typename Cache::Element* keys_ahead(const HeadCache& cache, const Q
     return find_group<Cache>(cache, block.block_table, g, block.seq_len, nullptr).keys;
 }
 
-// The chunk of the keys from position `start` on; the block sees `seen` of them.
+// The chunk of keys from position `start` on, of which the block sees `seen`.
 template <typename Cache>
 inline Chunk<Cache> find_chunk(const HeadCache& cache, const QueryBlock& block, int32_t start, Interval seen) {
     Chunk<Cache> chunk;
@@ -304,8 +304,8 @@ inline Chunk<Cache> find_chunk(const HeadCache& cache, const QueryBlock& block, 
     return chunk;
 }
 
-// The block's attention over the keys of one split: split_out, split_sum and split_max. The keys and values lie in
-// memory, in pieces too small for the hardware to guess the next one: each half of the work fetches those of the other.
+// Attends from the block to the keys of one split: fills split_out, split_sum and split_max. Keys and values are in
+// pieces too small for the hardware prefetcher, so each half of the work fetches data for the other.
 template <typename Cache>
 inline void attend_split(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block, int32_t split) {
     start_split(shape, block);
@@ -326,7 +326,7 @@ inline void attend_split(const AttentionShape& shape, const HeadCache& cache, co
     }
 }
 
-// One row of results: out [columns], sum [16], max.
+// The result of one row: out [columns], sum [16], max.
 struct RowState {
     float *out, *sum, *max;
 };
@@ -350,7 +350,7 @@ inline void merge_row(const RowState& total, const RowState& split, int32_t colu
     *total.max = new_max;
 }
 
-// The same for all rows of a block.
+// As above, for all rows of a block.
 inline void merge_block(const AttentionShape& shape, const QueryBlock& block) {
     for (int32_t first = 0; first < block.rows; first += 16) {
         const F32x16 total_max = load(block.max + first), split_max = load(block.split_max + first);
@@ -365,7 +365,7 @@ inline void merge_block(const AttentionShape& shape, const QueryBlock& block) {
     }
 }
 
-// The current split becomes the total: the first one has nothing to be merged with.
+// Makes the current split the total, because the first one has nothing to be merged with.
 inline void adopt_split(QueryBlock& block) {
     const auto swap = [](float*& x, float*& y) {
         float* const old = x;
@@ -377,7 +377,7 @@ inline void adopt_split(QueryBlock& block) {
     swap(block.max, block.split_max);
 }
 
-// out[value_dim] = the finished row; `head` for its sink.
+// Finishes a row into out[value_dim]. `head` selects the sink.
 inline void finish_row(const AttentionShape& shape, const RowState& total, int32_t head, float* out) {
     float sum = reduce_add(load(total.sum)), factor = 1.0f;
     if (shape.sinks) {

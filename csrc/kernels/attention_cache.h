@@ -11,7 +11,7 @@ namespace {
 using Half = uint16_t;   // float16
 using Scale = uint16_t;  // bfloat16
 
-// The stored type of elements, which everything that reads or writes the cache depends on.
+// The element types of the cache, on which everything that reads or writes it depends.
 struct HalfCache {
     using Element = Half;
     static constexpr KvType type = KvType::float16;
@@ -30,7 +30,7 @@ struct HeadCache {
     KvLayout at;
     int32_t block_size;
     KvDims dims;
-    int32_t padded_dim;  // of a value
+    int32_t padded_dim;  // width of a value, padded
 };
 
 inline HeadCache head_cache(KvType type, const LayerCache& cache, int32_t head, KvDims dims) {
@@ -71,15 +71,15 @@ inline F32x16 load_lanes(const float* p) { return load(p); }
 inline F32x16 load_lanes(const Half* p) { return load_f16(p); }
 inline F32x16 load_scales(const Scale* p) { return load_bf16(p); }
 
-// The variable second: NaN stays NaN (see max and min in simd.h).
+// The variable comes second, so that NaN stays NaN (see max and min in simd.h).
 inline F32x16 clamp(F32x16 x, float limit) { return max(broadcast(-limit), min(broadcast(limit), x)); }
 
-// The range of half floats; NaN for infinity, as for NaN, so that a broken weight is noticed.
+// Clamps to the range of float16. Infinity becomes NaN, so that a broken weight is noticed.
 inline F32x16 clamp_to_half(F32x16 x) { return clamp(x, 65504.0f) + (x - x); }
 
 inline F32x16 load_some(const float* p, int32_t n) { return n >= 16 ? load(p) : load_partial(p, n); }
 
-// The smallest bfloat16 from `x`, which is not negative, up.
+// Rounds `x`, which is not negative, up to bfloat16.
 inline Scale round_up(float x) {
     uint32_t bits;
     __builtin_memcpy(&bits, &x, 4);
@@ -88,13 +88,13 @@ inline Scale round_up(float x) {
 
 constexpr Scale NAN_SCALE = 0x7fc0;
 
-// codes[n rounded up to 16] of x[n], zero beyond n; returns their scale.
+// Quantizes x[n] to codes[n rounded up to 16], zero beyond n, and returns their scale.
 inline Scale quantize(const float* x, int32_t n, int8_t* codes) {
     F32x16 largest = broadcast(0.0f), unusable = broadcast(0.0f);
     for (int32_t i = 0; i < n; i += 16) {
         const F32x16 lanes = load_some(x + i, n - i);
         largest = max(abs(lanes), largest);
-        unusable = unusable + (lanes - lanes);  // NaN for NaN and infinity, else zero
+        unusable = unusable + (lanes - lanes);  // NaN for NaN and infinity, otherwise zero
     }
     const bool finite = reduce_add(unusable) == 0.0f;
     const Scale stored = finite ? round_up(reduce_max(largest) / 127.0f) : NAN_SCALE;
@@ -113,7 +113,7 @@ inline Scale quantize(const float* x, int32_t n, int8_t* codes) {
     return stored;
 }
 
-// Calls f(begin, size) for the pieces of [0, n) whose sizes are powers of two, largest first.
+// Calls f(begin, size) for pieces of [0, n) whose sizes are powers of two, largest first.
 template <typename F>
 inline void for_each_power_of_two(int32_t n, F f) {
     for (int32_t begin = 0, size = 1 << 30; begin < n; size /= 2)
@@ -136,7 +136,7 @@ inline void mix(float* x, int32_t n) {
     });
 }
 
-// The same so that its products with mixed keys are those of the plain ones.
+// The same for a query, scaled so that its products with mixed keys equal the unmixed ones.
 inline void mix_query(float* query, int32_t n) {
     mix(query, n);
     for_each_power_of_two(n, [&](int32_t begin, int32_t size) {
@@ -145,11 +145,11 @@ inline void mix_query(float* query, int32_t n) {
     });
 }
 
-// Where a token lies: its block, and its place there.
+// A token's address: its block, and its position there.
 struct TokenPlace {
     char* block;
-    int32_t offset;  // in the block
-    int32_t group;   // keys of a vector
+    int32_t offset;  // within the block
+    int32_t group;   // keys per vector
 };
 
 inline TokenPlace place_of(const HeadCache& cache, int32_t slot) {
@@ -202,16 +202,16 @@ inline void write_value(Int8Cache, const HeadCache& cache, int32_t slot, const f
     reinterpret_cast<Scale*>(at.block + cache.at.value_scales)[at.offset] = quantize(value, cache.dims.value, to);
 }
 
-// Sixteen consecutive keys of a sequence, from position 16 g on, and their values. Without scales these are null.
+// 16 consecutive keys of a sequence, from position 16 g on, and their values. The scales are null if there are none.
 template <typename Cache>
 struct KeyGroup {
     const typename Cache::Element* keys;    // [key_dim][16]
     const Scale* key_scales;                // [key scales][16]
-    const typename Cache::Element* values;  // [16][padded_dim]; the keys if the cache has no values
+    const typename Cache::Element* values;  // [16][padded_dim]; points at the keys if the cache has no values
     const Scale* value_scales;              // [16]
 };
 
-// Sixteen dimensions of sixteen keys, [16][16], as rows of floats, one for each key.
+// Converts 16 dimensions of 16 keys, [16][16], to rows of floats, one per key.
 inline void load_columns(const Half* dims, float* rows, int64_t stride) {
     alignas(32) Half keys[KV_GROUP * 16];
 #if defined(__AVX2__)
@@ -242,7 +242,7 @@ inline void load_columns(const Half* dims, float* rows, int64_t stride) {
     for (int k = 0; k < KV_GROUP; ++k) store(rows + k * stride, load_lanes(keys + k * 16));
 }
 
-// The group that begins at `offset` in the block whose part of the head is at `block`, and has that layout.
+// The group at `offset` in a block with the given layout. `block`: the head's part of that block.
 template <typename Cache>
 inline KeyGroup<Cache> group_at(const HeadCache& cache, const KvLayout& at, const char* block, int32_t offset) {
     using Element = typename Cache::Element;
@@ -263,7 +263,7 @@ inline size_t gathered_group_bytes(KvType type, KvDims dims) {
     return (kv_layout(type, dims, KV_GROUP).bytes + 63) / 64 * 64;
 }
 
-// Rows of `bytes` each, `stride` apart in `to`; zeros if there are none to copy.
+// Copies rows of `bytes` each to `to`, `stride` apart. Writes zeros if `from` is null.
 inline void copy_rows(char* to, const char* from, int32_t rows, size_t bytes, size_t stride) {
     for (int32_t row = 0; row < rows; ++row, to += stride) {
         if (from)
@@ -273,7 +273,7 @@ inline void copy_rows(char* to, const char* from, int32_t rows, size_t bytes, si
     }
 }
 
-// Blocks smaller than a group: laid side by side in `buffer`, as a block of sixteen tokens.
+// Gathers blocks smaller than a group into `buffer`, side by side, as if they were a block of 16 tokens.
 template <typename Cache>
 inline KeyGroup<Cache> gather_group(const HeadCache& cache, const int32_t* block_table, int32_t g, int32_t seq_len,
                                     char* buffer) {
@@ -282,7 +282,7 @@ inline KeyGroup<Cache> gather_group(const HeadCache& cache, const int32_t* block
     const int32_t size = cache.block_size, scales = kv_key_scales(cache.dims.key);
     for (int32_t lane = 0; lane < KV_GROUP; lane += size) {
         const int32_t position = g * KV_GROUP + lane;
-        // No such block: zeros, which the mask hides.
+        // No such block: use zeros, which the mask hides.
         const char* block =
             position < seq_len ? cache.data + block_table[position / size] * cache.block_bytes : nullptr;
         const auto part = [&](size_t offset) { return block ? block + offset : nullptr; };

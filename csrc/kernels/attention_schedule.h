@@ -1,4 +1,4 @@
-// The work of each thread in an attention operation; attention.h describes the three kinds of steps.
+// How the work of an attention operation is divided among threads; attention.h describes the three kinds of steps.
 #pragma once
 
 #include "attention.h"
@@ -6,11 +6,11 @@
 namespace octavo {
 namespace {
 
-// The region that all workers share.
+// The region shared by all workers.
 struct AttentionShared {
     int32_t* next_item;  // query blocks handed out so far
     float* cos_sin;      // [tokens, 2 half]
-    float* partials;     // results of single splits: [pair, split, group] rows of `partial_floats`
+    float* partials;     // results of single splits: [pair, split, group] rows of `partial_floats` each
 };
 
 inline size_t partial_floats(const AttentionShape& s) { return static_cast<size_t>(s.padded_dim) + 32; }
@@ -26,7 +26,7 @@ inline void copy_row(const RowState& to, const RowState& from, int32_t columns) 
     *to.max = *from.max;
 }
 
-// (request, kv head) pairs so few that their splits are shared out.
+// Whether there are so few (request, kv head) pairs that their splits are shared out.
 inline bool has_few_pairs(const AttentionShape& s, int64_t num_requests, int32_t num_workers) {
     return num_workers > 1 && num_requests * s.num_kv_heads < 4 * static_cast<int64_t>(num_workers);
 }
@@ -51,20 +51,20 @@ inline ScratchSizes attention_scratch_sizes(const AttentionTask& task, const Ste
     carve_block(task, own);
     int64_t requests = limits.num_requests;
     while (requests > 0 && !has_few_pairs(s, requests, num_workers)) --requests;
-    // The stride is the largest number of tokens of a sequence.
+    // The stride equals the largest number of tokens in a sequence.
     const int64_t splits = max_splits(s, limits.block_table_stride);
     carve_shared(task, limits, static_cast<size_t>(requests * s.num_heads * splits), shared);
     return {own.used, shared.used};
 }
 
-// One token of one request: its queries are loaded; its key and value are written if `write`.
+// Starts the one token of a request: loads its queries, and writes its key and value if `write` is set.
 template <typename Cache>
 inline void begin_pair(const AttentionTask& task, const Step& step, int32_t request, int32_t kv_head, bool write,
                        QueryBlock& block) {
     const int32_t token = step.query_start_loc[request];
     select_request(step, request, kv_head, block);
     block.first_position = step.positions[token];
-    block.last_seen = nullptr;  // a token alone is the last of its span
+    block.last_seen = nullptr;  // a single token is the last of its span
     if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.domain(DOMAIN_TOKENS), token, block.cos_sin);
     load_queries<Cache>(task, block, token, 1, block.cos_sin, 0);
     if (write && task.writes && !task.shape.latent)
@@ -75,7 +75,7 @@ inline int64_t decode_cost(const AttentionShape& s, int32_t seq_len) {
     return 32 + seq_len - first_visible(s, seq_len - 1);
 }
 
-// One token a request, many pairs: contiguous shares of about equal cost.
+// One token per request, many pairs: contiguous shares of about equal cost.
 template <typename Cache>
 inline void attend_pairs(const AttentionTask& task, const Step& step, const Worker& worker, QueryBlock& block) {
     const AttentionShape& s = task.shape;
@@ -91,12 +91,12 @@ inline void attend_pairs(const AttentionTask& task, const Step& step, const Work
     }
 }
 
-// Splits of the one token of a request: [begin, end).
+// The splits for the one token of a request: [begin, end).
 inline Interval decode_splits(const AttentionShape& s, int32_t seq_len) {
     return {first_visible(s, seq_len - 1) / SPLIT, (seq_len - 1) / SPLIT + 1};
 }
 
-// One token a request, few pairs: the splits of all pairs are shared out, and merged by rows behind a barrier.
+// One token per request, few pairs: shares out the splits of all pairs, and merges them by rows after a barrier.
 template <typename Cache>
 inline void attend_splits(const AttentionTask& task, const Step& step, Worker& worker, QueryBlock& block,
                           const AttentionShared& shared) {
@@ -113,7 +113,7 @@ inline void attend_splits(const AttentionTask& task, const Step& step, Worker& w
             const int64_t first = from > before ? from - before : 0;
             const int64_t count = splits.end - splits.begin, end = to - before < count ? to - before : count;
             if (first >= end) continue;
-            begin_pair<Cache>(task, step, r, h, end == count, block);  // the last split holds the new key
+            begin_pair<Cache>(task, step, r, h, end == count, block);  // the last split contains the new key
             const HeadCache cache = cache_of(task, Cache::type, h);
             for (int64_t i = first; i < end; ++i) {
                 QueryBlock part = block;
@@ -150,7 +150,7 @@ inline void merge_splits(const AttentionTask& task, const Step& step, const Work
     }
 }
 
-// Any step: keys and values of all tokens.
+// For any step: writes the keys and values of all tokens.
 template <typename Cache>
 inline void write_all(const AttentionTask& task, const Step& step, const Worker& worker, const QueryBlock& block,
                       const AttentionShared& shared) {
@@ -164,19 +164,19 @@ inline void write_all(const AttentionTask& task, const Step& step, const Worker&
     }
 }
 
-// Tokens of a query block: large ones convert keys and values less often, small ones give every worker a share.
+// Tokens per query block. Large blocks convert keys and values less often; small ones give every worker a share.
 inline int32_t block_width(const AttentionShape& s, const Step& step, int32_t num_workers) {
     const int64_t rows = static_cast<int64_t>(step.num_tokens) * s.num_heads;
     return block_tokens(s, rows < 8LL * BLOCK_ROWS * num_workers ? BLOCK_ROWS / 2 : BLOCK_ROWS);
 }
 
-// The last positions that tokens from this one on see; null: their own. They are the second component of positions.
+// The last positions that the tokens from `token` on see; null: their own. They are the second positions component.
 inline const int32_t* last_seen_of(const AttentionShape& s, const Step& step, int32_t token) {
     const bool has_spans = s.sees_spans && step.token_components && step.num_token_components > 1;
     return has_spans ? step.token_components + step.num_tokens + token : nullptr;
 }
 
-// Query blocks of all requests; the last ones, which see most keys, come first.
+// Query blocks of all requests. The last ones see the most keys, so they come first.
 template <typename Cache>
 inline void attend_queries(const AttentionTask& task, const Step& step, int32_t num_workers, QueryBlock& block,
                            const AttentionShared& shared) {
@@ -236,7 +236,7 @@ void run_on_cache(const AttentionTask& task, const Step& step, Worker& worker, v
     attend_queries<Cache>(task, step, worker.count, block, shared);
 }
 
-// Tokens that see the cache of a domain. rows: the step of that domain, whose tokens are its rows.
+// For tokens that attend to the cache of another domain. rows: that domain's step, with its rows as tokens.
 template <typename Cache>
 void run_across(const AttentionTask& task, const Step& step, const Step& rows, Worker& worker, void* shared_scratch) {
     Carver own{static_cast<char*>(worker.scratch)}, region{static_cast<char*>(shared_scratch)};
@@ -251,7 +251,7 @@ void run_across(const AttentionTask& task, const Step& step, const Step& rows, W
     attend_queries<Cache>(task, step, worker.count, block, shared);
 }
 
-// The step as a layer of a cache group sees it: with the block tables and slots of that group alone.
+// The step as a layer of a cache group sees it, with only that group's block tables and slots.
 inline Step step_of_group(const Step& step, int32_t group) {
     Step own = step;
     own.block_tables += static_cast<int64_t>(group) * step.num_requests * step.block_table_stride;

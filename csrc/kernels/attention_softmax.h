@@ -1,4 +1,4 @@
-// Scores of one query row in one chunk of keys, turned into probabilities under a running maximum.
+// Turns the scores of one query row in one chunk of keys into probabilities under a running maximum.
 #pragma once
 
 #include "attention_tile.h"
@@ -9,25 +9,25 @@ namespace {
 
 constexpr float NO_SCORE = -1e30f;  // below every score; finite, so that differences are defined
 
-// What a head adds to scores by the distance of key and query: 2 * reach + 1 values, from the furthest key before the
-// query to the furthest behind it. Keys beyond have the value at the end.
+// What a head adds to scores depending on the distance of key and query: 2 * reach + 1 values, from the furthest key
+// before the query to the furthest key after it. Keys beyond that use the value at the end.
 struct DistanceBias {
-    const float* values;  // null: none
+    const float* values;  // null: no bias
     int32_t reach;
 };
 
-// That of all heads: [num_heads, 2 * reach + 1] or null.
+// Selects a head from the values of all heads: [num_heads, 2 * reach + 1] or null.
 inline DistanceBias distance_bias_of(const float* values, int64_t size, int32_t num_heads, int64_t head) {
     const int64_t width = values ? size / num_heads : 1;
     return {values ? values + head * width : nullptr, static_cast<int32_t>(width / 2)};
 }
 
-// The steps that a score q . k goes through (the scale is in q already).
+// The transformations of a score q . k, in order (q is already scaled).
 struct ScoreRule {
-    float softcap;      // 0: none
-    float slope;        // ALiBi; 0: none
-    float distance;     // position of the chunk's first key minus that of the query
-    DistanceBias bias;  // the last step
+    float softcap;      // 0: no cap
+    float slope;        // ALiBi; 0: no slope
+    float distance;     // position of the chunk's first key minus the query's position
+    DistanceBias bias;  // applied last
 };
 
 // cap * tanh(x / cap), absolute error about 1e-7 * cap.
@@ -44,14 +44,14 @@ inline float exp_scalar(float x) {
 
 constexpr float LANE_INDEX[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Lanes [begin, end) of a vector, the others replaced.
+// Keeps lanes [begin, end) of a vector and replaces all other lanes.
 inline F32x16 keep_lanes(F32x16 a, int begin, int end, float replacement) {
     const F32x16 lane = load(LANE_INDEX), other = broadcast(replacement);
     const F32x16 from_begin = select_greater(lane, broadcast(static_cast<float>(begin) - 0.5f), a, other);
     return select_greater(broadcast(static_cast<float>(end) - 0.5f), lane, from_begin, other);
 }
 
-// The values for sixteen keys, the first of which is `distance` behind the query.
+// The values for 16 keys. The first key is `distance` positions after the query.
 inline F32x16 load_bias(const DistanceBias& bias, int32_t distance) {
     if (distance >= -bias.reach && distance + 15 <= bias.reach) return load(bias.values + bias.reach + distance);
     float lanes[16];
@@ -74,12 +74,12 @@ inline F32x16 apply_rule(F32x16 score, const ScoreRule& rule, int group) {
 
 // One row's part of a chunk.
 struct RowScores {
-    float* scores;   // [CHUNK]; those outside [begin, end) are not read
-    int begin, end;  // keys that the row sees; none: begin >= end
+    float* scores;   // [CHUNK]; not read outside [begin, end)
+    int begin, end;  // keys that the row sees; begin >= end: none
     ScoreRule rule;
 };
 
-// The largest score. Rules are applied and lanes outside the range hidden, in place.
+// Returns the largest score. Applies the rules and hides lanes outside the range, in place.
 inline float largest_score(const RowScores& row) {
     if (row.begin >= row.end) return NO_SCORE;
     const bool plain = row.rule.softcap == 0.0f && row.rule.slope == 0.0f && !row.rule.bias.values;
@@ -95,7 +95,7 @@ inline float largest_score(const RowScores& row) {
     return reduce_max(largest);
 }
 
-// Scores become probabilities relative to `max_score`; returns `sum` and theirs, lane by lane.
+// Turns scores into probabilities relative to `max_score`. Returns `sum` plus the probabilities, lane by lane.
 inline F32x16 exponentiate(const RowScores& row, float max_score, F32x16 sum) {
     for (int g = row.begin / 16; g * 16 < row.end; ++g) {
         F32x16 p = exp(load(row.scores + g * 16) - broadcast(max_score));
@@ -106,7 +106,7 @@ inline F32x16 exponentiate(const RowScores& row, float max_score, F32x16 sum) {
     return sum;
 }
 
-// The same two for a row that sees the whole chunk and has no rule: the common case, without a branch.
+// As above, for a row that sees the whole chunk and has no rules: the common case, without branches.
 inline float largest_score_plain(const float* scores) {
     F32x16 largest = load(scores);
     for (int g = 1; g < CHUNK / 16; ++g) largest = max(largest, load(scores + g * 16));
@@ -121,14 +121,14 @@ inline F32x16 exponentiate_plain(float* scores, float max_score, F32x16 sum) {
     return sum;
 }
 
-// Running values of the rows of one tile.
+// The running values of a tile's rows.
 struct TileState {
     float* max;      // [rows]
     float* sum;      // [rows, 16]
-    float* rescale;  // [rows] out: what brings earlier results to the new maximum
+    float* rescale;  // [rows] output: the factor that rescales earlier results to the new maximum
 };
 
-// The rows of a tile one after another in each pass, so that their chains of dependent operations overlap.
+// Each pass handles the rows of a tile one after another, so that their dependency chains overlap.
 inline void softmax_tile(const RowScores* rows, int count, bool plain, const TileState& state) {
     float change[16] = {};
     for (int r = 0; r < count; ++r) {

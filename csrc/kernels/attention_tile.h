@@ -1,7 +1,7 @@
 // The two products of attention on register tiles of up to six query rows.
 //
-// Each result is one chain of fused multiply-adds in ascending order of dimensions (scores) or keys (values),
-// whatever the tile: a row's bits depend neither on its neighbours nor on the instruction set.
+// Each result is one chain of fused multiply-adds in ascending order of dimensions (scores) or keys (values) in every
+// tile. A row's bits therefore depend neither on its neighbours nor on the instruction set.
 #pragma once
 
 #include "attention_cache.h"
@@ -12,9 +12,9 @@ namespace octavo {
 namespace {
 
 constexpr int CHUNK = 64;     // keys between two updates of the running maximum
-constexpr int TILE_ROWS = 6;  // query rows of a register tile
+constexpr int TILE_ROWS = 6;  // query rows per register tile
 
-// Vectors side by side in a tile of `rows` rows: enough chains to hide the latency of fma, few enough to stay in
+// Number of adjacent vectors in a tile of `rows` rows: enough chains to hide the latency of fma, few enough to stay in
 // registers.
 constexpr int tile_vectors(int rows) {
 #if defined(__AVX512F__)
@@ -25,22 +25,22 @@ constexpr int tile_vectors(int rows) {
 }
 constexpr int PANEL_VECTORS = tile_vectors(TILE_ROWS);
 
-// Keeps the compiler from holding broadcast operands in registers that the sums need: it would spill those.
+// Keeps the compiler from holding broadcast operands in registers that the sums need, which would spill the sums.
 inline void broadcast_again() { asm volatile("" ::: "memory"); }
 
-// Brings what is read soon into the core's cache. Floats are those of a panel, which is there.
+// Prefetches data that is needed soon. Floats come from a panel, which is in the cache already.
 template <typename T>
 inline void fetch(const T* p) {
     __builtin_prefetch(p);
 }
 inline void fetch(const float*) {}
 
-// Keys of several groups. `scales` is null unless the cache has scales; the keys are then codes, as T.
+// Keys of several groups. If the cache has scales, the keys are codes of type T; otherwise `scales` is null.
 template <typename T>
 struct Keys {
     const T* const* groups;      // each [head_dim][16]
     const Scale* const* scales;  // each [key scales][16]
-    const T* const* ahead;       // what is fetched meanwhile, as much for each group as it has
+    const T* const* ahead;       // data to prefetch meanwhile, as large as the groups
     int32_t head_dim;
     Keys from(int group) const { return {groups + group, scales ? scales + group : nullptr, ahead + group, head_dim}; }
 };
@@ -73,7 +73,7 @@ __attribute__((always_inline)) inline void multiply_keys(const float* q, const K
         add_products(q + d, stride, [&](int n) { return groups[n] + d * KV_GROUP; }, sum);
     };
     int32_t d = begin;
-    // Two at a time: they are a cache line of float16.
+    // Two at a time, because they form one cache line of float16.
     for (; d + 2 <= end; d += 2) {
         unroll<N>([&](auto n) { fetch(ahead[n.value] + d * KV_GROUP); });
         add(d);
@@ -82,14 +82,14 @@ __attribute__((always_inline)) inline void multiply_keys(const float* q, const K
     if (d < end) add(d);
 }
 
-// Query rows of a tile. `base`: what is added to all scores of a row, if the cache has scales.
+// Query rows of a tile. `base`: added to all scores of a row, if the cache has scales.
 struct QueryRows {
     const float* q;  // [rows, head_dim]
     const float* base;
 };
 
-// scores[row][16 n + lane] = q[row] . keys[n][.][lane]; with scales, base[row] and the sum over their pieces of
-// scale * product.
+// scores[row][16 n + lane] = q[row] . keys[n][.][lane]. With scales: base[row] plus the sum of scale * product over the
+// pieces.
 template <int M, int N, bool Scaled, typename T>
 inline void score_tile(const QueryRows& queries, const Keys<T>& keys, float* scores) {
     F32x16 sum[M][N];
@@ -113,13 +113,13 @@ inline void score_tile(const QueryRows& queries, const Keys<T>& keys, float* sco
     }
 }
 
-// Values of a chunk: `groups` of sixteen rows with `stride` elements from one to the next.
+// Values of a chunk: `groups` of 16 rows, `stride` elements apart.
 template <typename T>
 struct ValueRows {
     const T* const* groups;
-    const T* const* ahead;  // what is fetched meanwhile, as much for each group as it has
+    const T* const* ahead;  // data to prefetch meanwhile, as large as the groups
     int64_t stride;
-    int32_t begin, end;  // keys of the chunk that some row of the tile sees
+    int32_t begin, end;  // keys of the chunk that any row of the tile sees
 };
 
 // out[row] = out[row] * rescale[row] + sum over keys of probabilities[row][key] * values[key], 16 N columns.
@@ -144,7 +144,7 @@ inline void value_tile(const float* probabilities, const ValueRows<T>& values, i
             row += stride;
             ++k;
         };
-        // Two at a time: the tiles of all columns fetch what two rows have, each its share.
+        // Two at a time: together, the tiles of all columns prefetch two rows.
         for (; k + 2 <= group_end; ahead += 2 * stride) {
             unroll<N>([&](auto n) { fetch(ahead + 32 * n.value); });
             add_row();
@@ -158,7 +158,7 @@ inline void value_tile(const float* probabilities, const ValueRows<T>& values, i
     });
 }
 
-// Calls f(Int<rows>): rows becomes a constant of the tile.
+// Calls f(Int<rows>), which makes `rows` a compile-time constant.
 template <typename F>
 inline void with_rows(int rows, F f) {
     switch (rows) {
@@ -177,7 +177,7 @@ inline void with_rows(int rows, F f) {
     }
 }
 
-// Scores of a tile against groups [begin, end) of the chunk; keys and scores point to those of group 0.
+// Computes a tile's scores for groups [begin, end) of the chunk. `keys` and `scores` point to those of group 0.
 template <bool Scaled, typename T>
 inline void score_groups(int rows, const QueryRows& queries, const Keys<T>& keys, int begin, int end, float* scores) {
     with_rows(rows, [&](auto tile) {
@@ -188,7 +188,7 @@ inline void score_groups(int rows, const QueryRows& queries, const Keys<T>& keys
     });
 }
 
-// All `columns` (a multiple of 16) of `out` for a tile.
+// Updates all `columns` (a multiple of 16) of `out` for a tile.
 template <typename T>
 inline void add_values(int rows, const float* probabilities, const ValueRows<T>& values, int64_t columns,
                        const float* rescale, float* out, int64_t out_stride) {

@@ -1,8 +1,8 @@
-// What the machine can do at most: loops of nothing but reads, multiply-adds or barriers. They are no operations of a
-// graph; octavo.bench.ceilings runs them through KernelRun and divides their work by the time.
+// The limits of the machine: loops that only read, multiply-add or wait at barriers. They are not graph operations;
+// octavo.bench.ceilings runs them through KernelRun and divides their work by the time.
 //
-// output [workers, 16]: each worker leaves in [0] the work of one repetition (bytes,
-// multiply-adds or barriers) and in [1] something that depends on all of it, so that the compiler cannot drop it.
+// output [workers, 16]: each worker stores in [0] the work of one repetition (bytes, multiply-adds or barriers), and in
+// [1] a value that depends on all of it, so that the compiler cannot remove the loop.
 #include "kernel.h"
 #include "shapes.h"
 #include "simd.h"
@@ -17,7 +17,7 @@ namespace {
 OCTAVO_SIGNATURE(Ceiling, (), (), (repetitions), ());
 OCTAVO_SIGNATURE(CeilingOfMemory, (memory), (), (repetitions), ());
 
-// The compiler knows nothing about `value` afterwards: it can neither hoist nor merge what is computed from it.
+// Hides `value` from the optimizer, which can then neither hoist nor merge computations that use it.
 template <typename T>
 inline void forget(T& value) {
 #if defined(OCTAVO_NEON)
@@ -64,13 +64,13 @@ void ceiling_barrier(const Args& args, const Step&, Worker& worker) {
 
 #if defined(OCTAVO_ISA_amx)
 
-constexpr double TILE_PRODUCTS = 16 * 16 * 64;  // of bytes, by one instruction
+constexpr double TILE_PRODUCTS = 16 * 16 * 64;  // byte products in one instruction
 
 struct alignas(64) Tile {
     uint8_t bytes[1024] = {};
 };
 
-// Four chains of tile products: as many as hide the latency.
+// Four chains of tile products, enough to hide the latency.
 template <typename Product>
 void run_tiles(const Args& args, const Worker& worker, double work, Product product) {
     Tile tile;
@@ -103,7 +103,7 @@ void ceiling_bf16(const Args& args, const Step&, Worker& worker) {
     });
 }
 
-// memory [workers, floats, a multiple of 1024]: as ceiling_read, into tiles.
+// memory [workers, floats, a multiple of 1024]: like ceiling_read, but into tiles.
 void ceiling_tile_read(const Args& args, const Step&, Worker& worker) {
     const View& memory = args.inputs[CeilingOfMemory::memory];
     const float* const begin = memory.data + static_cast<size_t>(worker.index) * memory.cols;
@@ -119,7 +119,7 @@ void ceiling_tile_read(const Args& args, const Step&, Worker& worker) {
 
 #else
 
-// One instruction's products added to `sum`: what the linear kernels of this level are made of.
+// Adds one instruction's products to `sum`, as the linear kernels of this level do.
 #if defined(__AVX512VNNI__)
 using Bytes = __m512i;
 inline Bytes filled(char x) { return _mm512_set1_epi8(x); }
@@ -162,7 +162,7 @@ inline void multiply_add(Bytes& sum, Bytes a, Bytes b) {
 }
 #endif
 
-// Products of one instruction.
+// Products per instruction.
 #if defined(OCTAVO_ISA_i8mm)
 constexpr int PRODUCTS = 2 * sizeof(Bytes);
 #elif defined(OCTAVO_ISA_neon)
@@ -171,7 +171,7 @@ constexpr int PRODUCTS = sizeof(Bytes) / 2;
 constexpr int PRODUCTS = sizeof(Bytes);
 #endif
 
-// As many chains as hide the latency and stay in registers, by name: an array would be kept in memory.
+// Enough chains to hide the latency and few enough for registers; an array of them would be kept in memory.
 void ceiling_int8(const Args& args, const Step&, Worker& worker) {
 #if defined(__AVX512F__) || defined(OCTAVO_NEON)
     constexpr bool HAS_MANY_REGISTERS = true;

@@ -6,7 +6,7 @@ namespace {
 
 OCTAVO_SIGNATURE(ChannelScan, (x, dt, b, c), (decay, skip), (index), ());
 
-// One tile and one token. added: the row that is added to the state times b; decay: [state_dim, cols] of all columns.
+// Processes one token in one tile. added: the row added to the state times b. decay: [state_dim, cols], all columns.
 inline F32x16 channel_step(float* tile, ColumnRange columns, const View& decay, const float* b, const float* c,
                            F32x16 step, F32x16 added) {
     const ColumnRange own{0, columns.lanes};
@@ -25,7 +25,7 @@ void channel_scan(const Args& args, const Step& step, Worker& worker) {
     const View &x = args.inputs[ChannelScan::x], &dt = args.inputs[ChannelScan::dt], &out = args.output;
     const View &b = args.inputs[ChannelScan::b], &c = args.inputs[ChannelScan::c];
     const HeadState shape{1, b.cols, x.cols};
-    // Read only.
+    // Only read.
     const View decay{const_cast<float*>(args.weights[ChannelScan::decay].data), b.cols, x.cols};
     const float* const skip = args.weights[ChannelScan::skip].data;
     for_each_block(

@@ -6,7 +6,7 @@ namespace {
 
 OCTAVO_SIGNATURE(Clip, (x), (), (), (low, high));
 
-// The second operand of min and max survives if it is NaN.
+// min and max keep a NaN in their second operand.
 void clip(const Args& args, const Step&, Worker& worker) {
     const float* x = args.inputs[Clip::x].data;
     const F32x16 low = broadcast(args.floats[Clip::low]), high = broadcast(args.floats[Clip::high]);

@@ -10,14 +10,14 @@ OCTAVO_SIGNATURE(AllReduce, (x), (), (size), ());
 OCTAVO_SIGNATURE(AllGather, (x), (), (size, cols, begin), ());
 
 constexpr int64_t ONE_PHASE_FLOATS =
-    1 << 14;  // of a piece that every rank adds up by itself, if there are more than two
+    1 << 14;  // per piece that every rank adds up by itself, if there are more than two ranks
 
 inline void copy(float* to, const float* from, int64_t count, const Worker& worker) {
     const Range part = share(count, worker);
     __builtin_memcpy(to + part.begin, from + part.begin, sizeof(float) * (part.end - part.begin));
 }
 
-// out[i] = the sum over the ranks, in their order, of element begin + i; this rank's are at `own`.
+// out[i] = element begin + i summed over the ranks, in their order. `own` points to this rank's elements.
 inline void add_ranks(const Exchange& e, uint32_t turn, int64_t begin, Range range, const float* own, float* out) {
     const float* parts[Exchange::MAX_RANKS];
     for (int32_t r = 0; r < e.size; ++r) parts[r] = r == e.rank ? own : numbers(e, r, turn) + begin;
@@ -50,7 +50,7 @@ void all_reduce(const Args& args, const Step&, Worker& worker) {
             add_ranks(e, turn - 1, 0, share(count, worker), x + at, out + at);
             continue;
         }
-        // This rank's share of the elements, in whole lines of 16, into the other half.
+        // Writes this rank's share of the elements, in whole lines of 16, to the other half.
         const auto border = [&](int64_t rank) {
             const int64_t b = (count * rank / e.size + 15) / 16 * 16;
             return b < count ? b : count;
@@ -81,7 +81,7 @@ void all_gather(const Args& args, const Step&, Worker& worker) {
         int64_t column = 0;
         for (int32_t r = 0; r < e.size; ++r) {
             const int64_t cols = *reinterpret_cast<const int64_t*>(e.half(r, turn - 1));
-            if (cols < 0 || cols > out.cols - column) break;  // another program: its memory is not ours to read
+            if (cols < 0 || cols > out.cols - column) break;  // the peer runs another program, so the data is invalid
             for (int64_t row = mine.begin; row < mine.end; ++row)
                 __builtin_memcpy(out.data + (at + row) * out.cols + column, numbers(e, r, turn - 1) + row * cols,
                                  sizeof(float) * cols);

@@ -7,15 +7,15 @@ namespace {
 OCTAVO_SIGNATURE(DiagonalDeltaRule, (q, k, v, read, erase, gate, beta), (decay),
                  (key_dim, value_dim, reads_decayed, index), ());
 
-constexpr int64_t MOST_ROWS = 256;  // of a state: `MOST_ROWS` of octavo/graph/ops/recurrence.py
+constexpr int64_t MOST_ROWS = 256;  // rows of a state: `MOST_ROWS` in octavo/graph/ops/recurrence.py
 
-// The vectors of a head in a block of tokens, from the first token on, and their gates.
+// A head's vectors and gates for a block of tokens, from the first token on.
 struct DiagonalHead {
     const float *q, *k, *read, *erase;
     int64_t stride;  // floats from token to token
     int64_t key_dim;
     bool reads_decayed;
-    float gates[TOKEN_BLOCK * MOST_ROWS];  // [count, key_dim], what the rows of the state are multiplied by
+    float gates[TOKEN_BLOCK * MOST_ROWS];  // [count, key_dim], factors for the rows of the state
     float beta[TOKEN_BLOCK];
 };
 
@@ -33,7 +33,7 @@ inline void fill_gates(const Args& args, int64_t head, int64_t first, int count,
     store(h.beta, beta.data ? sigmoid(read_column(beta, first, count, head)) : broadcast(1.0f));
 }
 
-// One tile and one token.
+// Processes one token in one tile.
 inline F32x16 diagonal_step(float* tile, int lanes, const DiagonalHead& h, int t, F32x16 v) {
     const float *q = h.q + t * h.stride, *k = h.k + t * h.stride;
     const float *read = h.read + t * h.stride, *erase = h.erase + t * h.stride, *gates = h.gates + t * h.key_dim;

@@ -1,4 +1,4 @@
-// The frame of kernels that map each element on its own: work shared out in runs of 16-float chunks.
+// Shared code of element-wise kernels, which divide their work into runs of 16-float chunks.
 #pragma once
 
 #include "kernel.h"
@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-// The half-open part of `total` that belongs to one worker: contiguous, sizes differ by at most one.
+// One worker's part of `total`, half-open and contiguous. Sizes differ by at most one.
 struct Range {
     int64_t begin, end;
 };
@@ -15,7 +15,7 @@ inline Range share(int64_t total, const Worker& worker) {
     return {total * worker.index / worker.count, total * (worker.index + 1) / worker.count};
 }
 
-// out[i] = f(i-th chunk) over all elements of `out`; load(p, n) reads n lanes of an operand.
+// out[i] = f(i-th chunk) over all of `out`; load(p, n) reads n lanes of an operand.
 template <typename F>
 inline void map_elements(const View& out, const Worker& worker, F f) {
     const int64_t size = static_cast<int64_t>(out.rows) * out.cols;

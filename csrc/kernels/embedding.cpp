@@ -1,5 +1,5 @@
-// Embedding, PositionEmbedding and TokenTypeEmbedding: rows of a matrix, dequantized from packed panels; the output
-// head may share them.
+// Embedding, PositionEmbedding and TokenTypeEmbedding: rows of a matrix, dequantized from packed panels that the output
+// head may share.
 #include "elementwise.h"
 #include "linear_dense.h"
 #include "linear_format.h"
@@ -18,14 +18,14 @@ inline float lane(F32x16 v, int i) {
     return t[i];
 }
 
-// order: null, or the columns of `out` in the order of the codes.
+// order: the columns of `out` in the order of the codes, or null.
 template <typename F>
 void read_column(const Panel& panel, int column, int k, const int32_t* order, float* out) {
     UnitCursor<F> cursor(panel, 0, k / UNIT_K);
     for (int u = 0; u < k / UNIT_K; ++u, cursor.next()) {
         const float scale = lane(cursor.scales(), column);
         for (int half = 0; half < 2; ++half) {
-            // s * scale_j and m are exact, so the order is that of the file's definition.
+            // s * scale_j and m are exact, so the order of operations matches the definition of the format.
             const float s = scale * static_cast<float>(half_scale<F>(cursor.half_scale_bytes(half), half, column));
             float m = 0.0f;
             if constexpr (F::mins > 0) m = lane(cursor.mins(half), column);
@@ -55,13 +55,13 @@ void read_row(const PackedWeight& w, int32_t row, float* out) {
     });
 }
 
-// indices: the row of each token, less `offset`.
+// indices: the row of each token, plus `offset`.
 void read_rows(const PackedWeight& w, const int32_t* indices, int32_t offset, const View& out, const Worker& worker) {
     const Range rows = share(out.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r) read_row(w, indices[r] + offset, out.data + r * out.cols);
 }
 
-// A step has no ids beyond a table that has all of them. A part of a table has zeros for the ids of other parts.
+// A complete table covers all ids of a step. In a partial table, ids of other parts give zeros.
 void embedding(const Args& args, const Step& step, Worker& worker) {
     const PackedWeight& weight = *args.weights[Embedding::weight].packed;
     const View& out = args.output;

@@ -1,8 +1,8 @@
-// EncoderAttention: every row attends to the rows of its text in this step, before and after it; no cache. A text is a
-// sequence of whatever domain the rows are of.
+// EncoderAttention: every row attends to all rows of its text in this step, in both directions, without a cache. A text
+// is a sequence of the domain that the rows belong to.
 //
-// An item of work is a block of queries of one head and one text. It packs the keys and values that it sees, chunk
-// by chunk: chunks begin at fixed places in the text, so a row's bits do not depend on its neighbours.
+// A work item is a block of queries of one head and one text. It packs the keys and values that it sees, chunk by
+// chunk. Chunks have fixed positions in the text, so a row's bits do not depend on its neighbours.
 #include "attention_softmax.h"
 #include "elementwise.h"
 #include "shapes.h"
@@ -13,7 +13,7 @@ namespace {
 OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (alibi_slopes, distance_bias, distance_keys, distance_queries),
                  (num_heads, num_kv_heads, head_dim, window), (scale, softcap));
 
-constexpr int ENCODER_ROWS = 16 * TILE_ROWS;  // queries of an item
+constexpr int ENCODER_ROWS = 16 * TILE_ROWS;  // queries per work item
 
 struct EncoderShape {
     int32_t num_heads, group, head_dim, padded_dim, window;
@@ -22,7 +22,7 @@ struct EncoderShape {
     const float* distance_bias;  // see DistanceBias; [distance_bias_size] or null
     int64_t distance_bias_size;
     const float *distance_keys, *distance_queries;  // see DistanceVectors; null: none
-    int32_t reach;                                  // of these
+    int32_t reach;                                  // reach of the distance vectors
 };
 
 inline EncoderShape encoder_shape(const Args& args) {
@@ -45,8 +45,8 @@ inline EncoderShape encoder_shape(const Args& args) {
             static_cast<int32_t>((keys.data ? keys : queries).size / (static_cast<int64_t>(heads) * head_dim) / 2)};
 }
 
-// Vectors of a head by distance of key and query, [head_dim][2 * reach + 1] both; null: none. A score has the products
-// of the query with the vector in `keys`, and of the key with the one in `queries`.
+// A head's vectors by distance of key and query, [head_dim][2 * reach + 1] each, or null. A score includes the product
+// of the query with the vector in `keys`, and of the key with the vector in `queries`.
 struct DistanceVectors {
     const float *keys, *queries;
     int32_t reach;
@@ -58,11 +58,11 @@ inline DistanceVectors distance_vectors_of(const EncoderShape& s, int64_t head) 
             s.distance_queries ? s.distance_queries + skipped : nullptr, s.reach};
 }
 
-// The scratch of one worker.
+// One worker's scratch memory.
 struct EncoderScratch {
     float* q;        // [rows, head_dim], scaled
-    float* keys;     // of a chunk: [CHUNK / 16][head_dim][16]
-    float* values;   // of a chunk: [CHUNK][padded_dim]
+    float* keys;     // one chunk: [CHUNK / 16][head_dim][16]
+    float* values;   // one chunk: [CHUNK][padded_dim]
     float* scores;   // [rows, CHUNK]
     float* out;      // [rows, padded_dim]
     float* sum;      // [rows, 16]
@@ -70,7 +70,7 @@ struct EncoderScratch {
     float* rescale;  // [rows]
 };
 
-// Floats of the scratch; places its parts if `to` is given.
+// Returns the size of the scratch in floats. Sets the pointers in `to` unless it is null.
 inline size_t place_scratch(const EncoderShape& s, float* base, EncoderScratch* to) {
     size_t used = 0;
     const auto take = [&](size_t count) {
@@ -91,7 +91,7 @@ inline size_t place_scratch(const EncoderShape& s, float* base, EncoderScratch* 
     return used;
 }
 
-// Keys [begin, end) of a text of `length` tokens that queries [first, last] see, all or any of them.
+// The keys [begin, end) of a text of `length` tokens that all, or any, of the queries [first, last] see.
 struct Seen {
     int32_t begin, end;
 };
@@ -105,13 +105,13 @@ inline Seen in_chunk(const Seen& keys, int32_t start) {
     return {begin, keys.end - start < CHUNK ? keys.end - start : CHUNK};
 }
 
-// Where one item reads: the first row of its text in q, k and v, and the columns of its heads.
+// The input of one work item: the first row of its text in q, k and v, and the columns of its heads.
 struct EncoderItem {
     const float *q, *k, *v;
     float* out;
     int64_t q_stride, kv_stride;
     int32_t first, rows, length;  // queries [first, first + rows) of `length` tokens
-    float slope;                  // of the head; 0: none
+    float slope;                  // ALiBi slope of the head; 0: none
     DistanceBias bias;
     DistanceVectors vectors;
 };
@@ -127,7 +127,7 @@ inline void load_rows(const EncoderShape& s, const EncoderItem& item, const Enco
     __builtin_memset(scratch.sum, 0, sizeof(float) * item.rows * 16);
 }
 
-// Keys and values from position `start` on, zeros after the last.
+// Loads keys and values from position `start` on, followed by zeros.
 inline void load_chunk(const EncoderShape& s, const EncoderItem& item, int32_t start, int32_t count,
                        const EncoderScratch& scratch) {
     const int32_t groups = (count + 15) / 16;
@@ -149,7 +149,7 @@ inline void load_chunk(const EncoderShape& s, const EncoderItem& item, int32_t s
     }
 }
 
-// Takes slope * |key - query| from the scores of keys in the groups of `seen`. distance: of the chunk's first key.
+// Subtracts slope * |key - query| from the scores in the groups of `seen`. distance: that of the chunk's first key.
 inline void lower_by_distance(float* scores, const Seen& seen, float slope, float distance) {
     for (int32_t g = seen.begin / 16; g * 16 < seen.end; ++g) {
         const F32x16 after = load(LANE_INDEX) + broadcast(distance + static_cast<float>(g * 16));
@@ -158,8 +158,8 @@ inline void lower_by_distance(float* scores, const Seen& seen, float slope, floa
     }
 }
 
-// Adds the terms of distances to the scores of one row. q: scaled. keys: of the chunk, as packed. distance: of the
-// chunk's first key.
+// Adds the distance terms to the scores of one row. q: scaled. keys: the chunk's, packed. distance: that of the chunk's
+// first key.
 inline void add_distance_terms(const EncoderShape& s, const DistanceVectors& vectors, const float* q, const float* keys,
                                const Seen& seen, int32_t distance, float* scores) {
     const int64_t width = 2 * static_cast<int64_t>(vectors.reach) + 1;
@@ -178,7 +178,7 @@ inline void add_distance_terms(const EncoderShape& s, const DistanceVectors& vec
     }
 }
 
-// Adds a chunk to the rows [row, row + count), at most TILE_ROWS.
+// Adds a chunk to rows [row, row + count), at most TILE_ROWS of them.
 inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t start, int32_t row, int32_t count,
                         const EncoderScratch& scratch) {
     const int32_t first = item.first + row;
@@ -278,7 +278,7 @@ void encoder_attention(const Args& args, const Step& step, Worker& worker) {
         }
 }
 
-// Both absent, or plain weights with as many distances, an odd number, for each column.
+// Either both absent, or plain weights with the same odd number of distances for each column.
 inline bool are_distance_vectors(const Weight& keys, const Weight& queries, int64_t cols, bool own_keys) {
     if (is_absent(keys) && is_absent(queries)) return true;
     const int64_t size = static_cast<int64_t>((is_absent(keys) ? queries : keys).size);

@@ -8,16 +8,16 @@ namespace {
 OCTAVO_SIGNATURE(GatedDeltaRule, (qkv, beta, alpha), (decay, dt_bias),
                  (num_k_heads, num_v_heads, key_dim, value_dim, is_tiled, index), (eps));
 
-// What a block of tokens has in common for all tiles of a head.
+// Factors for a block of tokens, shared by all tiles of a head.
 struct DeltaFactors {
-    float gate[TOKEN_BLOCK];   // of the state
-    float seen[TOKEN_BLOCK];   // of k @ state: the gate over the length of k
-    float learn[TOKEN_BLOCK];  // of v - k @ state: sigmoid(beta) over the length of k
-    float out[TOKEN_BLOCK];    // of q @ state: 1 over the length of q and sqrt(key_dim)
+    float gate[TOKEN_BLOCK];   // for the state
+    float seen[TOKEN_BLOCK];   // for k @ state: the gate divided by the length of k
+    float learn[TOKEN_BLOCK];  // for v - k @ state: sigmoid(beta) divided by the length of k
+    float out[TOKEN_BLOCK];    // for q @ state: 1 / (length of q * sqrt(key_dim))
 };
 
 struct DeltaHead {
-    const float *q, *k, *v;  // of the block's first token
+    const float *q, *k, *v;  // those of the block's first token
     int64_t stride;          // floats from token to token
     int64_t key_dim;
 };
@@ -40,10 +40,10 @@ inline DeltaFactors delta_factors(const Args& args, const DeltaHead& h, int64_t 
     return f;
 }
 
-// Four sums in turn, so that one does not wait for the other.
+// Four sums take turns, so that none waits for another.
 inline F32x16 add_up(const F32x16* sums) { return (sums[0] + sums[1]) + (sums[2] + sums[3]); }
 
-// One tile and one token.
+// Processes one token in one tile.
 inline F32x16 delta_step(float* tile, ColumnRange tile_columns, const DeltaHead& h, int t, F32x16 v,
                          const DeltaFactors& f) {
     const float *q = h.q + t * h.stride, *k = h.k + t * h.stride;

@@ -1,5 +1,5 @@
-// Gather: rows by an index, several of them side by side. PoolRows: their mean. Splice and AddRows: given rows in place
-// of some, or added to them.
+// Gather: rows selected by one or more indices, side by side. PoolRows: their mean. Splice and AddRows: given rows that
+// replace some rows, or are added to them.
 #include "elementwise.h"
 #include "shapes.h"
 
@@ -26,7 +26,7 @@ bool gather_fits(const Args& args) {
     return width > 0 && has_cols(args.output, width * args.inputs[Gather::x].cols);
 }
 
-// x, but f(to, from, given) for each row that the index has a number for. The output may be x.
+// Copies x, but calls f(to, from, given) for each row that the index has a number for. The output may be x.
 template <typename Operands, typename F>
 inline void with_given(const Args& args, const Step& step, const Worker& worker, F f) {
     const View &x = args.inputs[Operands::x], &given = args.inputs[Operands::given], &out = args.output;

@@ -1,4 +1,4 @@
-// Linear, HeadLinear, Logits, FusedLinear, MoE and those with adapters: one product with different operands around it,
+// Linear, HeadLinear, Logits, FusedLinear, MoE and their variants with adapters: one product with different operands,
 // compiled once.
 #include "linear_product.h"
 #include "moe.h"
@@ -59,7 +59,7 @@ Product fused_operands(const Args& args) {
             0.0f};
 }
 
-// The operands of an AdaptedLinear; the product points to the rows.
+// The operands of an AdaptedLinear. The product points to `rows`.
 struct AdaptedOperands {
     AdapterRows rows;
     Product product;

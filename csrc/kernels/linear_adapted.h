@@ -1,6 +1,6 @@
-// What adapters add to the sums of a product before bias, activation and residual: gain * sums + scale (x A^T) B^T.
+// What adapters add to a product's sums before bias, activation and residual: gain * sums + scale (x A^T) B^T.
 //
-// Both factors go through the products of panels of bfloat16. So a row's sums do not depend on the rows beside it.
+// Both factors use the products for bfloat16 panels, so a row's sums do not depend on its neighbours.
 #pragma once
 
 #if defined(OCTAVO_ISA_amx)
@@ -14,7 +14,7 @@ namespace {
 
 using FactorFormat = Format<Codes::bf16, 16, 1, Scales::none, Mins::none>;
 
-// The panels of a factor as a product reads them.
+// The panels of a factor in the form that a product reads.
 inline PackedWeight factor_of(const uint16_t* numbers, int32_t k) {
     PackedWeight w{};
     w.k = k;
@@ -23,18 +23,18 @@ inline PackedWeight factor_of(const uint16_t* numbers, int32_t k) {
     return w;
 }
 
-// Neighbouring rows with the same adapter.
+// Consecutive rows with the same adapter.
 struct AlikeRows {
     int32_t first, count;
 };
 
-// One worker's part of the products with A.
+// One worker's share of the products with A.
 class InnerProducts {
   public:
     InnerProducts(const Product& p, const ProductScratch& s, const Activations& a, ProductSums& sums)
         : r_(*p.adapters), s_(s), a_(a), sums_(sums) {}
 
-    // unit: the number of the first unit of work, which decides the worker that takes it.
+    // unit: the number of the first work unit, which determines the worker that takes it.
     void run(const Worker& worker, int64_t unit = 0) {
         for (int32_t first = 0; first < r_.num_rows;) {
             const int32_t end = first + ADDED_ROWS / 2 < r_.num_rows ? first + ADDED_ROWS / 2 : r_.num_rows;
@@ -51,8 +51,8 @@ class InnerProducts {
     }
 
   private:
-    // Weights from `weight` on whose panels of A lie one behind the other, so that the rows are read once. Few rows:
-    // each is a piece of work of its own.
+    // The end of the weights from `weight` on whose panels of A are contiguous, so that the rows are read once. With
+    // few rows, each weight is a piece of work of its own.
     int32_t end_of_panels(int32_t slot, int32_t weight) const {
         int32_t end = weight + 1, panels = factor_panels(r_.part(slot, weight).rank);
         if (r_.num_rows <= FEW_ROWS || r_.heads > 1 || !r_.part(slot, weight).a) return end;
@@ -94,13 +94,13 @@ class InnerProducts {
     ProductSums& sums_;
 };
 
-// Adds to the sums of a block of rows with neighbouring panels of weight i.
+// Adds the adapters' terms to the sums of a block of rows with consecutive panels of weight i.
 class AddedProducts {
   public:
     AddedProducts(const Product& p, const ProductScratch& s, const Activations& a, ProductSums& sums)
         : p_(p), r_(*p.adapters), s_(s), a_(a), sums_(sums) {}
 
-    // to: [count][sum_rows(block.count)][16]. are_scaled: the sums have their factors already.
+    // to: [count][sum_rows(block.count)][16]. are_scaled: whether the sums already include their factors.
     void add(int i, int32_t first, int count, RowBlock block, float* to, bool are_scaled) const {
         const int32_t end = block.first + block.count;
         for (int32_t row = block.first; row < end;) {
@@ -122,12 +122,12 @@ class AddedProducts {
         const uint16_t* const numbers = part.b + r_.first_panel(w.n) * PANEL_COLS * part.rank;
         const PackedWeight b = factor_of(numbers, part.rank);
         const int32_t head = r_.heads > 1 ? first / (num_panels(w) / r_.heads) : 0;
-        DenseRows x = {a_.dense + rows.first * a_.stride, a_.stride, rows.count};  // what a whole weight reads
+        DenseRows x = {a_.dense + rows.first * a_.stride, a_.stride, rows.count};  // input for a full-rank weight
         if (part.a) x = {inner_rows(rows, i, head, part.rank), r_.width(), rows.count};
         sums_.template multiply_dense<FactorFormat>({b, {}, 0, first, count, 0}, x, part.rank, s_.added);
     }
 
-    // The sums of the pieces.
+    // Sums up the pieces.
     const float* inner_rows(AlikeRows rows, int32_t weight, int32_t head, int32_t rank) const {
         for (int32_t q = 0; q < rows.count; ++q)
             for (int32_t j = 0; j < rank; j += PANEL_COLS) {
@@ -144,7 +144,7 @@ class AddedProducts {
         const PackedWeight& w = *p_.weights[i].packed;
         for (int j = 0; j < count; ++j) {
             const F32x16 one = broadcast(1.0f), scale = broadcast(part.a ? 1.0f : part.scale);
-            // The factors are powers of two.
+            // The factors are powers of two, so the division is exact.
             const F32x16 inverse = are_scaled ? scale : scale / sum_factors(w, first + j);
             const int64_t column = static_cast<int64_t>(first + j) * PANEL_COLS;
             const F32x16 gain = part.gain ? load(part.gain + r_.first_panel(w.n) * PANEL_COLS + column) : one;

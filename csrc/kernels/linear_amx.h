@@ -1,16 +1,16 @@
-// Products of quantized panels with AMX, whose arithmetic is its own: weights and activations are rounded to bfloat16
-// and multiplied by tiles, for any number of rows, so that a row's sums are the same in every batch.
+// Products of quantized panels with AMX, which have their own arithmetic: weights and activations are rounded to
+// bfloat16 and multiplied by tiles, for any number of rows, so that a row's sums are the same in every batch.
 //
 // A unit of a panel becomes one tile: 16 pairs of k by 16 columns. With F = 2^-(range + 1) of its column, which keeps
 // all numbers in the range of float16, a weight is
 //     F w = fma(code * 2^-24, float16(F s 2^24), float16(F m)) in float16, then rounded to bfloat16
-// where the code is a subnormal float16 as it stands, or shifted left as far as a byte has room, and m contains the
-// zero point. The bits of a float16 shifted right by three are those of a bfloat16 with its exponent 112 too small:
-// activations and finished sums make up for it (linear_image_bf16.h, sum_factors). Numbers below 2^-14 become zero in
-// the product, which is less than 2^-11 of the largest weights of the column.
+// The code is read as a subnormal float16, either unchanged or shifted left as far as a byte allows; m includes the
+// zero point. Shifting the bits of a float16 right by three gives a bfloat16 whose exponent is 112 too small, which
+// activations and finished sums compensate (linear_image_bf16.h, sum_factors). Numbers below 2^-14 become zero in the
+// product, which is less than 2^-11 of the largest weights in the column.
 //
-// A tile product adds the products of even and of odd k apart, from zero, and both to the sum. All products of a row
-// with a column are one chain of these in increasing k.
+// A tile product adds the products of even and of odd k separately, from zero, and adds both to the sum. All products
+// of a row with a column form one chain of tile products in increasing k.
 #pragma once
 
 #include "amx_tiles.h"
@@ -23,19 +23,19 @@ namespace {
 constexpr int TILE_BYTES = 16 * 64;
 // Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps there.
 constexpr int BLOCK_ROWS = 512, KEPT_ROWS = 8192;
-// Rows of all panels of a run that are written before the next rows: lines side by side one after the other.
+// Rows written for all panels of a run before the next rows, so that adjacent lines are written together.
 constexpr int WRITTEN_ROWS = ROW_GROUP;
-// Up to so many rows, two tiles of them, a panel is unpacked as it is multiplied: which takes longer than the products.
+// With up to this many rows, two tiles, a panel is unpacked while it is multiplied; unpacking takes longer.
 constexpr int PACKED_ROWS = 32;
-constexpr int PIECE_UNITS = 16;  // that are unpacked at once for more rows: two panels of them stay in the L1 cache
-constexpr int AHEAD_UNITS = 2;   // units that are unpacked before they are multiplied, so that no load waits for stores
+constexpr int PIECE_UNITS = 16;  // units unpacked at once for more rows: two panels of them stay in the L1 cache
+constexpr int AHEAD_UNITS = 2;   // units unpacked ahead of the multiplication, so that no load waits for stores
 constexpr int RING_UNITS = 4;
-constexpr int NEAR_BYTES = 1024;  // ahead of the codes that are unpacked: what comes from the L2 to the L1 cache
+constexpr int NEAR_BYTES = 1024;  // prefetch distance from the L2 to the L1 cache, ahead of the codes being unpacked
 constexpr int64_t UNPACKED_BYTES = 2 * PIECE_UNITS * TILE_BYTES;
 
 constexpr int64_t terms_bytes(int64_t) { return 0; }
 
-// Sums have whole tiles.
+// Sums are padded to whole tiles.
 constexpr int32_t sum_rows(int32_t rows) { return (rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP; }
 
 // 2^(range + exponent) of 16 columns.
@@ -50,7 +50,7 @@ inline F32x16 inverse_range_powers(const int8_t* ranges, int exponent) {
 }
 
 inline bool scales_sums(const PackedWeight& w) { return w.ranges != nullptr; }
-// Of columns with a weight that is not finite, which is lost on the way to bfloat16, all sums become no numbers.
+// If a column has a weight that is not finite, which the conversion to bfloat16 would hide, all its sums become NaN.
 inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
     if (!scales_sums(w)) return broadcast(1.0f);
     const int8_t* const ranges = w.ranges + static_cast<int64_t>(panel) * PANEL_COLS;
@@ -63,7 +63,7 @@ inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
 inline int panels_at_once() { return 2; }
 inline int fitting_panels(int32_t rows, int) { return KEPT_ROWS / sum_rows(rows) / 2 * 2; }
 
-// Codes lie so far to the left in the low byte of a word.
+// How far codes are shifted left in the low byte of a word.
 template <typename F>
 constexpr int code_shift() {
     return 8 - code_room(F::traits);
@@ -73,19 +73,19 @@ constexpr bool has_direct_nibbles() {
     return F::bits == 4 && F::has_nibbles && !F::has_table;
 }
 
-// Values of a grid between -16 and 15: of the signed byte the lowest five bits are kept, plus 16.
+// Whether a grid's values are between -16 and 15. Then the lowest five bits of the signed byte are kept, plus 16.
 template <typename F>
 constexpr bool has_short_values() {
     return F::is_grid && code_shift<F>() == 3;
 }
 
-// The words of 16 columns with the codes of k = 4q and 4q + 2, and with those of 4q + 1 and 4q + 3.
+// Words of 16 columns with the codes of k = 4q and 4q + 2, and with the codes of k = 4q + 1 and 4q + 3.
 struct CodePairs {
     __m512i even, odd;
 };
 
-// Bits [first, first + 8) of each word as a word. Where they go beyond it, the words beside it must have zeros. With
-// VBMI by an instruction that leaves the port of shifts to the multiplications; without it, as emulated, by a shift.
+// Bits [first, first + 8) of each word as a word. If they extend past the word, adjacent words must have zeros there.
+// The VBMI instruction leaves the shift port to the multiplications. Without VBMI, as when emulated, this is a shift.
 template <int first>
 inline __m512i byte_of_words(__m512i x) {
     if constexpr (first == 0) return _mm512_and_si512(x, _mm512_set1_epi16(0xff));
@@ -112,17 +112,17 @@ inline CodePairs code_pairs(const PackedQuads<F>& source) {
     }
 }
 
-// The lower half of each even byte as its upper half, all other bits zero.
+// Moves the lower half of each even byte to its upper half and clears all other bits.
 inline __m512i lower_nibbles(__m512i x) {
 #if defined(__GFNI__)
-    // A matrix for each byte whose rows 4 to 7 take bits 0 to 3.
+    // One bit matrix for each byte, whose rows 4 to 7 select bits 0 to 3.
     return _mm512_maskz_gf2p8affine_epi64_epi8(0x5555555555555555, x, _mm512_set1_epi64(0x01020408), 0);
 #else
     return _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0xf0));
 #endif
 }
-// Two quads of nibbles, from Q on. The upper bytes of words are loaded from one byte further on, as lower ones: behind
-// the codes of a matrix lie at least the ranges of its columns.
+// Unpacks two quads of nibbles, Q and the next. The upper bytes of words are loaded from the following address as lower
+// bytes, which is safe because at least the column ranges follow the codes of a matrix.
 template <typename F, int Q>
 inline void nibble_pairs(const PackedQuads<F>& source, CodePairs (&quads)[2]) {
     const uint8_t* const codes = source.codes() + 64 * (Q / 2);
@@ -133,14 +133,14 @@ inline void nibble_pairs(const PackedQuads<F>& source, CodePairs (&quads)[2]) {
 
 inline __m512h as_halves(__m512i bits) { return (__m512h)bits; }
 
-// Sixteen words, each twice side by side.
+// Duplicates each of 16 words in place.
 inline __m512i each_twice(__m256i words) {
     alignas(64) static constexpr uint16_t PLACES[32] = {0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
                                                         8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15};
     return _mm512_permutexvar_epi16(_mm512_load_si512(PLACES), _mm512_castsi256_si512(words));
 }
 inline __m512h to_halves(F32x16 x) { return as_halves(each_twice(_mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT))); }
-// Sixteen whole numbers of a byte.
+// Converts 16 one-byte integers.
 inline __m512h to_halves(const uint8_t* bytes) {
 #if defined(__AVX512VBMI__)
     alignas(64) static constexpr uint8_t PLACES[64] = {
@@ -158,24 +158,24 @@ inline __m512h to_halves(const int8_t* bytes) {
     return _mm512_cvtepi16_ph(each_twice(words));
 }
 
-// exponent - range of 16 columns, each twice.
+// exponent - range for 16 columns, each duplicated.
 inline __m512h range_exponents(const int8_t* ranges, int exponent) {
     const __m256i r = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(ranges)));
     return _mm512_cvtepi16_ph(each_twice(_mm256_sub_epi16(_mm256_set1_epi16(static_cast<short>(exponent)), r)));
 }
 
-// Sixteen float16 times 2^exponents, each twice.
+// 16 float16 numbers times 2^exponents, each duplicated.
 inline __m512h scaled_halves(const uint8_t* halves, __m512h exponents) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves));
     return _mm512_scalef_ph(as_halves(each_twice(x)), exponents);
 }
 
-// S = F s 2^(24 - shift) and M = F m of half a unit, or of a whole one.
+// S = F s 2^(24 - shift) and M = F m for half a unit or a whole one.
 struct WeightFactors {
     __m512h scale, min;
 };
 
-// The factors of the units of a panel, from the walk over them.
+// The factors of the units of a panel, computed while walking over them.
 template <typename F>
 class UnitFactors {
   public:
@@ -188,7 +188,7 @@ class UnitFactors {
         zero_ = _mm512_set1_ph(static_cast<_Float16>(__builtin_ldexpf(-zero, -CODE_EXPONENT)));
     }
 
-    // Of the unit that the walk is at; half: of those that have two scales.
+    // The factors of the current unit. half: which half, for units with two scales.
     WeightFactors of(const PackedQuads<F>& source, int half) {
         if constexpr (HAS_BYTES) {
             if (source.header != header_) read_header(source.header);
@@ -209,10 +209,10 @@ class UnitFactors {
 
   private:
     static constexpr int CODE_EXPONENT = 24 - code_shift<F>();
-    // A header has float16 for many units, whose own scales and minimums are bytes.
+    // The header has float16 for many units, and each unit has its own byte scales and minimums.
     static constexpr bool HAS_BYTES = (F::scales == Scales::u8_per_unit || F::scales == Scales::i8_per_half_unit) &&
                                       (F::mins == 0 || F::has_byte_mins);
-    // A header has float16 that are the factors as they stand.
+    // The header has float16 that are used as factors directly.
     static constexpr bool HAS_HALVES = F::scales == Scales::f16 && !F::is_grid && !F::has_half_mins;
 
     void read_header(const uint8_t* header) {
@@ -236,11 +236,11 @@ class UnitFactors {
     F32x16 range_factor_, code_factor_;       // F, F 2^CODE_EXPONENT
     __m512h range_exponent_, code_exponent_;  // the logarithms of these
     __m512h zero_;                            // -zero 2^-CODE_EXPONENT
-    const uint8_t* header_ = nullptr;         // whose scale and minimum these are
+    const uint8_t* header_ = nullptr;         // the header that the cached scale and minimum belong to
     __m512h scale_, min_;
 };
 
-// Units of a panel as tiles.
+// Unpacks units of a panel into tiles.
 template <typename F>
 struct TileUnpacker {
     PackedQuads<F> source;
@@ -264,7 +264,7 @@ struct TileUnpacker {
   private:
     static __m512i weights(__m512i codes, const WeightFactors& f) {
         const __m512i w = (__m512i)_mm512_fmadd_ph(as_halves(codes), f.scale, f.min);
-        // A shift by three that rounds and keeps the sign, whose copies are then taken away.
+        // A rounding shift by three that keeps the sign; the mask then removes the copies of the sign.
         return _mm512_and_si512(_mm512_mulhrs_epi16(w, _mm512_set1_epi16(1 << 12)),
                                 _mm512_set1_epi16(static_cast<short>(0x8fff)));
     }
@@ -291,7 +291,7 @@ struct TileUnpacker {
 template <int G>
 struct TileRows {
     ImageGroup groups[G];
-    int first;  // unit
+    int first;  // first unit
 
     template <int g, int tile>
     void load(int u) const {
@@ -300,7 +300,7 @@ struct TileRows {
 };
 constexpr int GROUP_SUMS = ROW_GROUP * PANEL_COLS;
 
-// Sums begin with zero or with those of the units before.
+// Sums start from zero or from the sums of the units before.
 template <int tile>
 inline void begin_sums(const float* c, bool from_zero) {
     if (from_zero)
@@ -309,13 +309,13 @@ inline void begin_sums(const float* c, bool from_zero) {
         tile_load<tile>(c, 64);
 }
 
-// c [16 G][16]: sums of the rows with units [rows.first, rows.first + count) of a panel, whose tiles stay in
-// tiles[u & mask]. The first unit begins with zero. ahead: distance in bytes of what is fetched meanwhile.
+// c [16 G][16]: sums of the rows with units [rows.first, rows.first + count) of a panel, whose tiles stay in tiles[u &
+// mask]. The first unit starts from zero. ahead: prefetch distance in bytes.
 template <typename F, int G>
 __attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8_t* ranges, int count,
                                                   const TileRows<G>& given_rows, uint8_t* tiles, int mask,
                                                   int64_t ahead, float* c) {
-    const TileRows<G> rows = given_rows;  // in registers: loads beside stores to the tiles may wait for these
+    const TileRows<G> rows = given_rows;  // in registers: a load might wait for stores to the tiles
     TileUnpacker<F> unpacker(panel, ranges, rows.first, count);
     begin_sums<0>(c, rows.first == 0);
     if constexpr (G == 2) begin_sums<2>(c + GROUP_SUMS, rows.first == 0);
@@ -342,7 +342,7 @@ __attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8
     if constexpr (G == 2) tile_store<2>(c + GROUP_SUMS, 64);
 }
 
-// The tiles of some units of P panels, PIECE_UNITS apart, and the sums of these.
+// The tiles of some units of P panels, PIECE_UNITS apart, and their sums.
 template <int P>
 struct TilePanels {
     const uint8_t* tiles;
@@ -350,14 +350,14 @@ struct TilePanels {
     float* sums[P];
 };
 
-// Calls f(number of the accumulator, its place in the sums) for a group of rows with each panel.
+// Calls f(accumulator number, address of its sums) for a group of rows with each panel.
 template <int P, typename Do>
 inline void each_sum(const TilePanels<P>& panels, int group, const Do& f) {
     unroll<P>([&](auto p) __attribute__((always_inline)) { f(p, panels.sums[p.value] + group * GROUP_SUMS); });
 }
 
-// The sums of groups [begin, end) of the image, one or more, from group `base` on, with some units of the panels. One
-// group at a time: two would need fewer loads, but more tiles at once than a processor has for one of two threads
+// Adds some units of the panels to the sums of groups [begin, end) of the image, from group `base` on. begin < end. One
+// group at a time: two would need fewer loads, but more tiles than a processor has for each of two hardware threads
 // (amx_tiles.h).
 template <int P>
 __attribute__((noinline)) void multiply_tiles(const TilePanels<P>& panels, const Image& image, int32_t base, int first,
@@ -379,7 +379,7 @@ __attribute__((noinline)) void multiply_tiles(const TilePanels<P>& panels, const
             }
             tiles_unused<4>();
         }
-        // The next sums are loaded as these are stored: the products wait for neither.
+        // Load the next sums while these are stored, so that the products wait for neither.
         const int64_t next = g + 1 < end ? GROUP_SUMS : 0;
         each_sum<P>(panels, g, [&](auto p, float* c) {
             tile_store<p.value>(c, 64);

@@ -1,9 +1,9 @@
-// Products of quantized panels with AVX2: vpmaddubsw (unsigned codes x signed activations), sums in int16 as long as
+// Products of quantized panels with AVX2: vpmaddubsw (unsigned codes x signed activations), with sums in int16 while
 // they fit. A pair of products is at most 2 * code * 127, and a sum over n quads n times that: 8 quads of codes below
-// 16, 4 of codes below 32, 2 of codes below 64. Where a zero point is subtracted the sum may pass beyond int16 on the
-// way, as additions wrap around and the end fits: 16 * 16 * 127 and 8 * 32 * 127 are below 2^15.
-// Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits. In a tile the sign is a mask m, 0 or -1,
-// and |w| * (a ^ m) is w a, less |w| where w is negative; a core executes more `xor` than `sign` at once.
+// 16, 4 of codes below 32, 2 of codes below 64. Before a zero point is subtracted, the sum may exceed int16, because
+// additions wrap around and the final value fits: 16 * 16 * 127 and 8 * 32 * 127 are below 2^15. Byte codes are
+// multiplied as |w| * (sign(w) a), because no sum of two pairs fits. In a tile the sign is a mask m, 0 or -1, and |w| *
+// (a ^ m) is w a minus |w| if w is negative; a core executes more `xor` than `sign` at once.
 #pragma once
 
 #include "linear_codes_avx2.h"
@@ -11,10 +11,10 @@
 namespace octavo {
 namespace {
 
-// Byte codes of a unit as magnitudes and signs, and the sums of the negative ones.
+// Unpacks a unit's byte codes into magnitudes and signs, and the sums of the negative ones.
 template <typename F>
 void unpack_signed(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
-    constexpr int PART = FormOf<F>::has_float_scales ? QUADS / 2 : QUADS;  // quads of a sum
+    constexpr int PART = FormOf<F>::has_float_scales ? QUADS / 2 : QUADS;  // quads per sum
     const __m256i zero = _mm256_setzero_si256();
     __m256i start[2];
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
@@ -94,7 +94,7 @@ __attribute__((always_inline)) inline void unit_sums(const Source& source, const
         __m256i first[R][2];
         unroll<2>([&](auto half) __attribute__((always_inline)) {
             constexpr int J = decltype(half)::value;
-            // Codes below 64 without a zero point do not occur, so four quads always fit.
+            // Codes below 64 always have a zero point, so four quads always fit.
             add_quads<R, 4 * J, 4>(source, a, acc);
             if constexpr (Form::has_zero_terms) add_terms<R>(terms + J * R, acc);
             const I32x16 s = source.half_scales(J);
@@ -111,7 +111,7 @@ __attribute__((always_inline)) inline void unit_sums(const Source& source, const
     }
 }
 
-// The same for byte codes of quads [First, First + Count): a pair of products |w| * (sign(w) a) fits into int16.
+// As above, for byte codes of quads [First, First + Count): a pair of products |w| * (sign(w) a) fits into int16.
 template <int R, int First, int Count, typename Source>
 __attribute__((always_inline)) inline void unit_sums_signed(const Source& source, const int8_t* a,
                                                             __m256i (&acc)[R][2]) {
@@ -130,7 +130,7 @@ __attribute__((always_inline)) inline void unit_sums_signed(const Source& source
     });
 }
 
-// The same of a tile.
+// As above, for a tile.
 template <int R, int First, int Count, typename Form>
 __attribute__((always_inline)) inline void unit_sums_signed(const TileSource<Form>& source, const int8_t* a,
                                                             __m256i (&acc)[R][2]) {
@@ -154,7 +154,7 @@ __attribute__((always_inline)) inline void unit_sums_signed(const TileSource<For
 
 inline F32x16 to_floats(const __m256i (&sum)[2]) { return {_mm256_cvtepi32_ps(sum[0]), _mm256_cvtepi32_ps(sum[1])}; }
 
-// I of linear_format.h, if scales of half units are floats.
+// I as in linear_format.h, if the scales of half units are floats.
 template <int R, typename Source>
 __attribute__((always_inline)) inline void scaled_sums(const Source& source, const int8_t* a, const int32_t* terms,
                                                        F32x16 (&sum)[R]) {
@@ -176,11 +176,11 @@ __attribute__((always_inline)) inline void scaled_sums(const Source& source, con
     });
 }
 
-// c [R][16] += what the sums of a unit stand for; sum(r): those of row r as floats.
+// c [R][16] += the value of a unit's sums. sum(r): the sums of row r as floats.
 template <int R, typename Form, typename Sum>
 __attribute__((always_inline)) inline void add_sums(const UnitFactors<Form>& factors, const Sum& sum, const uint8_t* a,
                                                     const int32_t* terms, float* c) {
-    // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
+    // The integer sums need the registers, so c is updated in the L1 cache instead of in additional spill slots.
     if (R > 2) __asm__("" : "+r"(c));
     for (int r = 0; r < R; ++r)
         store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum(r), a, terms, r, R));
@@ -206,7 +206,7 @@ __attribute__((always_inline)) inline void multiply_unit(const Source& source, c
     }
 }
 
-// Sum i of a super-block, which the source and a are at, odd if J is 1, times `factor`.
+// Sum i of the current super-block of source and a, odd if J is 1, times `factor`.
 template <int R, int J, typename Source>
 __attribute__((always_inline)) inline void block_sum(const Source& source, const uint8_t* a, const int32_t* terms,
                                                      int i, int factor, __m256i (&sum)[R][2]) {
@@ -230,7 +230,7 @@ __attribute__((always_inline)) inline void block_sum(const Source& source, const
 }
 
 // whole[r] += sums 2 pair and 2 pair + 1 of a super-block times their scales. terms: of the super-block. Leaves the
-// source at the last unit, a at the one after it.
+// source at the last unit and `a` at the unit after it.
 template <int R, typename Source>
 __attribute__((always_inline)) inline void add_pair(Source& source, const int16_t* all_scales, const uint8_t*& a,
                                                     const int32_t* terms, int pair, __m256i (&whole)[R][2]) {
@@ -245,7 +245,7 @@ __attribute__((always_inline)) inline void add_pair(Source& source, const int16_
         source.next();
         source.prefetch();
     }
-    // The factor leaves the sum where its place in a pair is.
+    // The factor moves the sum to its half of a pair.
     block_sum<R, 1>(source, a, terms, 2 * pair + 1, Form::shift > 0 ? -(1 << (16 - Form::shift)) : -1, second);
     a += ROW_UNIT_BYTES * R;
     const int16_t* const at = all_scales + 2 * PANEL_COLS * pair;
@@ -264,12 +264,12 @@ __attribute__((always_inline)) inline void add_pair(Source& source, const int16_
     }
 }
 
-// c [R][16] += a * a super-block that is summed as whole numbers. Leaves the source at the one after it.
+// c [R][16] += a * a super-block that is summed in integers. Leaves the source at the next super-block.
 template <int R, typename Source>
 __attribute__((always_inline)) inline void multiply_block(Source& source, const uint8_t* a, const int32_t* terms,
                                                           float* c) {
     using Form = typename Source::Form;
-    // Scales of half units are read when their super-block begins: one after the other they wait for memory.
+    // Scales of half units are all read at the start of their super-block; one at a time, each would wait for memory.
     alignas(64) int16_t memory[Form::sums * PANEL_COLS];
     const int16_t* const scales = Form::has_half_scales ? source.all_scales(memory) : memory;
     __m256i whole[R][2];
@@ -309,7 +309,7 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
     }
 }
 
-// c [4][16] += a * `units` units of the source, for a whole group. Leaves them in `tiles`.
+// c [4][16] += a * `units` units of the source, for a whole group. Stores the unpacked units in `tiles`.
 template <typename F>
 void multiply_keeping(PackedSource<F>& source, int units, ImageGroup a, const int32_t* terms, float* c,
                       UnitTile<FormOf<F>>* tiles) {

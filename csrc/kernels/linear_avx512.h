@@ -1,6 +1,6 @@
-// Products of quantized panels with 512-bit registers: one register holds a quad of all 16 columns. With VNNI the sums
-// are int32 from the start; without it they are int16 as long as they fit (see linear_avx2.h), byte codes as two
-// nibbles.
+// Products of quantized panels with 512-bit registers, each of which holds a quad of all 16 columns. With VNNI the sums
+// are int32 from the start. Without it they are int16 while they fit (see linear_avx2.h), and byte codes are split into
+// two nibbles.
 #pragma once
 
 #include "linear_codes_avx512.h"
@@ -26,12 +26,12 @@ template <typename F>
 struct PackedSource : PackedQuads<F> {
     using Form = FormOf<F>;
     using PackedQuads<F>::PackedQuads;
-    // Of the super-block that begins: in `memory`.
+    // The scales of the super-block that begins here, stored in `memory`.
     const int16_t* all_scales(int16_t* memory) const {
         return write_scales<Form>(PackedBlock<F>{*this}.scales(), memory);
     }
-    // Of sums 2 pair and 2 pair + 1 of a super-block, of its units 2 p and 2 p + 1, and of its end. unit: where the
-    // walk is in it.
+    // Scales for sums 2 pair and 2 pair + 1 of a super-block, for its units 2 p and 2 p + 1, and for its end. unit: the
+    // position within the super-block.
     __m512i block_scales(int pair, int) const {
         return load_block_scales<Form>(PackedBlock<F>{*this}.scales() + 2 * PANEL_COLS * pair);
     }
@@ -54,8 +54,8 @@ struct TileSource : TileUnits<Form> {
     F32x16 half_scales(int half) const { return load(this->tile->half_scales[half]); }
 };
 
-// Tiles for a core that starts as many products as loads in a cycle: some rows are loaded by four quads, and their
-// quads are repeated in registers. Each other broadcast is a load.
+// Tiles for a core that can start as many products as loads per cycle: some rows are loaded four quads at a time and
+// the quads are repeated in registers. All other broadcasts are loads.
 template <typename Form>
 struct ShuffledTileSource : TileSource<Form> {};
 template <typename Source>
@@ -72,7 +72,7 @@ inline __m512i repeat_quad(__m512i four) {
 }
 
 #if defined(OCTAVO_ISA_avx512vnni)
-// Packed units that are left in tiles as they are read, for the rows that come after.
+// Packed units that are also stored in tiles as they are read, for the rows that follow.
 template <typename F>
 struct KeepingSource : PackedSource<F> {
     UnitTile<FormOf<F>>* tile;
@@ -144,7 +144,7 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
 #if defined(OCTAVO_ISA_avx512)
 
 // sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r. Terms are pairs of int16; without
-// them it starts at Start.
+// terms the sum starts at Start.
 template <int R, int First, int Count, int Start = 0, typename Source>
 __attribute__((always_inline)) inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms,
                                                      __m512i (&sum)[R]) {
@@ -186,7 +186,7 @@ __attribute__((always_inline)) inline void sum_quads(const Source& source, const
                                                      __m512i (&sum)[R]) {
     using Form = typename Source::Form;
     constexpr int SHUFFLED = SHUFFLED_ROWS<Source>;
-    // The instruction takes five cycles, two start in each: two chains for few rows, or where no loads are waited for.
+    // A latency of five cycles, and two start per cycle: two chains for few rows, or if loads cause no waits.
     constexpr int CHAINS = R <= 4 || (SHUFFLED > 0 && Count == QUADS) ? 2 : 1;
     __m512i chain[CHAINS][R];
     for (int r = 0; r < R; ++r) {
@@ -209,7 +209,7 @@ __attribute__((always_inline)) inline void sum_quads(const Source& source, const
 
 #endif
 
-// I of linear_format.h as floats: below 2^24, hence exact, the products with scale_j included.
+// I as in linear_format.h, as floats: below 2^24, hence exact, including the products with scale_j.
 template <int R, typename Source>
 inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, F32x16 (&sum)[R]) {
     using Form = typename Source::Form;
@@ -240,7 +240,7 @@ inline __m512i add_products(__m512i sum, __m512i a, __m512i b) {
 #endif
 }
 
-// Two sums of int32, shifted, as pairs of int16, the second one negative: it comes without 1, and -x is NOT (x - 1).
+// Two shifted sums of int32 as pairs of int16. The second is negated: it arrives without 1, and -x is NOT (x - 1).
 template <int Shift>
 inline __m512i as_pairs(__m512i first, __m512i second) {
     const __m512i low = Shift > 0 ? _mm512_srli_epi32(first, Shift) : first;
@@ -248,7 +248,7 @@ inline __m512i as_pairs(__m512i first, __m512i second) {
     return _mm512_ternarylogic_epi32(of_high, low, high, 0x5c);  // of_high ? ~high : low
 }
 
-// Sum i of a super-block, which the source and a are at, odd if J is 1.
+// Sum i of the current super-block of source and a, odd if J is 1.
 template <int R, int J, typename Source>
 __attribute__((always_inline)) inline void block_sum(const Source& source, const uint8_t* a, const int32_t* terms,
                                                      int i, __m512i (&sum)[R]) {
@@ -268,7 +268,7 @@ __attribute__((always_inline)) inline void block_sum(const Source& source, const
 }
 
 // whole[r] += sums 2 pair and 2 pair + 1 of a super-block times their scales. terms: of the super-block. Leaves the
-// source at the last unit, a at the one after it.
+// source at the last unit and `a` at the unit after it.
 template <int R, typename Source>
 __attribute__((always_inline)) inline void add_pair(Source& source, const int16_t* all_scales, const uint8_t*& a,
                                                     const int32_t* terms, int pair, __m512i (&whole)[R]) {
@@ -291,12 +291,12 @@ __attribute__((always_inline)) inline void add_pair(Source& source, const int16_
     }
 }
 
-// c [R][16] += a * weights over super-blocks that are summed as whole numbers.
+// c [R][16] += a * weights over super-blocks that are summed in integers.
 template <int R, typename Source>
 __attribute__((always_inline)) inline void multiply_blocks(Source source, int units, const uint8_t* a,
                                                            const int32_t* terms, float* c) {
     using Form = typename Source::Form;
-    // Scales of half units are read when their super-block begins: one after the other they wait for memory.
+    // Scales of half units are all read at the start of their super-block; one at a time, each would wait for memory.
     alignas(64) int16_t memory[Form::sums * PANEL_COLS];
     for (int u = 0; u < units; u += Form::units, terms += Form::units * Form::term_count * R) {
         const int16_t* const scales = Form::has_half_scales ? source.all_scales(memory) : nullptr;
@@ -321,7 +321,7 @@ __attribute__((always_inline)) inline void multiply_blocks(Source source, int un
     }
 }
 
-// The same of units with scales of their own.
+// As above, for units with their own scales.
 template <int R, typename Source>
 inline void multiply_scaled_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
@@ -370,7 +370,7 @@ inline void sum_pair_quads(const Source (&sources)[2], const int8_t* a, const in
     });
 }
 
-// unit_sums of two panels.
+// unit_sums for two panels.
 template <typename Source>
 inline void pair_sums(const Source (&sources)[2], const int8_t* a, const int32_t* terms, F32x16 (&sum)[2][ROW_GROUP]) {
     using Form = typename Source::Form;
@@ -394,8 +394,8 @@ inline void pair_sums(const Source (&sources)[2], const int8_t* a, const int32_t
     }
 }
 
-// A super-block of two panels that are summed as whole numbers. All sums of a pair wait in memory: chains fill the
-// registers.
+// A super-block of two panels that is summed in integers. All sums of a pair stay in memory, because the chains fill
+// the registers.
 template <typename Form>
 inline void multiply_block_pair(TilePair<Form>& pair, const UnitTile<Form>* const (&tiles)[2], const uint8_t* a,
                                 const int32_t* terms) {
@@ -436,8 +436,8 @@ inline void multiply_block_pair(TilePair<Form>& pair, const UnitTile<Form>* cons
         }
 }
 
-// multiply_units of two panels: a broadcast serves two products, and sixteen chains of them hide their latency. The
-// sums stay in memory, because the chains fill the registers.
+// multiply_units for two panels: each broadcast serves two products, and 16 chains of them hide the latency. The sums
+// stay in memory, because the chains fill the registers.
 template <typename Form>
 __attribute__((noinline)) void multiply_tile_pair(TilePair<Form> pair, int units, const uint8_t* a,
                                                   const int32_t* terms) {

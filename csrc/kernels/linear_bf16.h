@@ -1,4 +1,4 @@
-// Sums of products with panels on AMX: the arithmetic of linear_amx.h, and of linear_dense_amx.h for floats.
+// Sums of products with panels on AMX, with the arithmetic of linear_amx.h, or of linear_dense_amx.h for floats.
 #pragma once
 
 #include "linear_operands.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// The sums of one worker.
+// One worker's sums.
 class ProductSums {
   public:
     explicit ProductSums(const ProductScratch& s) : tiles_(s.tiles), dense_(s.dense) {}
@@ -26,7 +26,7 @@ class ProductSums {
             multiply_many<F>(run, block, to.sums);
     }
 
-    // The same with panels of floats. rows: the activations of the block, k columns.
+    // As above, for panels of floats. rows: the activations of the block, k columns.
     template <typename F>
     void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
         if constexpr (F::codes != Codes::f32)
@@ -57,7 +57,7 @@ class ProductSums {
         }
     }
 
-    // P panels from the i-th on with an image of the units from `first` on, of which `left` columns are there.
+    // Multiplies P panels from the i-th on by an image of the units from `first` on. `left`: columns that remain.
     template <typename F, int P>
     void multiply_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
                                float* const (&sums)[P]) {
@@ -102,7 +102,7 @@ class ProductSums {
                                      PREFETCH_BYTES, sums_of(sums, block, i));
     }
 
-    // Pieces of units one after the other, so that their activations stay in the L2 cache for all panels of the run.
+    // Processes pieces of units in turn, so that their activations stay in the L2 cache for all panels of the run.
     template <typename F>
     void multiply_many(const PanelRun& run, RowBlock block, float* sums) {
         const int units = run.image.units, pieces = (units + PIECE_UNITS - 1) / PIECE_UNITS;
@@ -123,7 +123,7 @@ class ProductSums {
         TilePanels<P> panels = {tiles_, count, {}};
         for (int p = 0; p < P; ++p) {
             panels.sums[p] = sums_of(sums, block, i + p);
-            // What is needed next: the same units of the panels after these.
+            // Prefetches the same units of the following panels.
             multiply_unpacking<F, 2>(panel(run, i + p), ranges(run, i + p), count, first_rows<2>(run, block, first),
                                      tiles_ + p * PIECE_UNITS * TILE_BYTES, -1, P * run.weight.panel_bytes,
                                      panels.sums[p]);
@@ -132,7 +132,7 @@ class ProductSums {
     }
 
     uint8_t *const tiles_, *const dense_;
-    TileRowCounts rows_;  // of the tiles now; 0: not known
+    TileRowCounts rows_;  // current tile rows; 0: unknown
 };
 
 }  // namespace

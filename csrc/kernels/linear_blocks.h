@@ -1,5 +1,5 @@
-// Super-blocks that are summed as whole numbers (linear_format.h): their terms, and their scales and minimums as
-// the kernels multiply by them.
+// Super-blocks that are summed in integers (linear_format.h): their terms, and their scales and minimums in the form
+// that the kernels multiply by.
 #pragma once
 
 #include "linear_image.h"
@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-// S of a row, and what its scales are multiplied by; 0 where they are all 0, or one is not finite: S then says so.
+// S of a row, and the multiplier for its scales, which is 0 if all scales are 0 or one is not finite, as S shows.
 struct BlockScale {
     float largest, factor;
 };
@@ -30,7 +30,7 @@ template <typename Form>
 inline __attribute__((always_inline)) void write_block(uint8_t* block, int r, int32_t* out) {
     BlockScale scales[ROW_GROUP];
     for (int i = 0; i < r; ++i) scales[i] = block_scale<Form>(block, i, r);
-    int32_t multipliers[2][ROW_GROUP], sums[2][ROW_GROUP];  // M and B of two units
+    int32_t multipliers[2][ROW_GROUP], sums[2][ROW_GROUP];  // M and B for two units
     for (int u = 0; u < Form::units; ++u, block += r * ROW_UNIT_BYTES) {
         const float* const unit_scales = image_scales(block, r);
         const int16_t *const p0 = image_pairs(block, r, 0), *const p1 = image_pairs(block, r, 1);
@@ -58,7 +58,7 @@ inline __attribute__((always_inline)) void write_block(uint8_t* block, int r, in
     for (int i = 0; i < r; ++i) std::memcpy(out + Form::scale_at * r + i, &scales[i].largest, 4);
 }
 
-// The terms of one group. Returns the end.
+// Writes the terms of one group. Returns their end.
 template <typename Form>
 inline int32_t* write_terms(ImageGroup g, int units, [[maybe_unused]] int zero, int32_t* out) {
     if constexpr (Form::sums_blocks) {
@@ -74,8 +74,8 @@ inline int32_t* write_terms(ImageGroup g, int units, [[maybe_unused]] int zero, 
     }
 }
 
-// What the sums of a super-block of 16 columns are multiplied by: +-c_i * 2^scale_shift, and n_u. With AVX2 and above
-// two numbers of each column lie together, 32 for two sums or units; elsewhere 16 columns of each.
+// Factors for the sums of a super-block of 16 columns: +-c_i * 2^scale_shift, and n_u. With AVX2 and above, two numbers
+// of each column are adjacent, 32 for two sums or units; elsewhere each has 16 columns.
 template <typename Form>
 struct alignas(64) BlockFactors {
     int16_t scales[Form::sums * PANEL_COLS];
@@ -83,7 +83,7 @@ struct alignas(64) BlockFactors {
     float sum_factors[PANEL_COLS], min_factors[PANEL_COLS];
 };
 
-// A scale's factor; odd ones are negative.
+// The factor of a scale. Odd ones are negative.
 template <typename Form>
 constexpr int block_factor(int odd) {
     return odd ? -(1 << Form::scale_shift) : 1 << Form::scale_shift;
@@ -91,7 +91,7 @@ constexpr int block_factor(int odd) {
 
 #if defined(__AVX512F__)
 
-// Two rows of 16 bytes as pairs for each column.
+// Interleaves two rows of 16 bytes into pairs, one per column.
 inline __m512i load_pairs(const uint8_t* bytes) {
     alignas(64) static constexpr int16_t PAIRS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -106,7 +106,7 @@ inline __m512i load_block_scales(const uint8_t* bytes) {
 
 #elif defined(__AVX2__)
 
-// Columns 8 H .. 8 H + 7 of two rows of 16 bytes as pairs.
+// As above, for columns 8 H .. 8 H + 7.
 template <int H>
 inline __m256i load_pairs(const uint8_t* bytes) {
     const __m128i even = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + 8 * H));
@@ -121,7 +121,7 @@ inline __m256i load_block_scales(const uint8_t* bytes) {
 
 #endif
 
-// The super-block that a packed walk is in.
+// The current super-block of a walk over packed units.
 template <typename F>
 struct PackedBlock {
     using Form = FormOf<F>;
@@ -167,7 +167,7 @@ inline void write_mins(const uint8_t* bytes, int units, int16_t* out) {
     }
 }
 
-// The super-block that `cursor` is in.
+// Reads the current super-block of `cursor`.
 template <typename F>
 inline void read_block(const UnitCursor<F>& cursor, BlockFactors<FormOf<F>>& out) {
     const PackedBlock<F> block{cursor};

@@ -1,4 +1,4 @@
-// The codes of packed and unpacked units in 256-bit registers: half of the columns of a quad.
+// The codes of packed and unpacked units in 256-bit registers, each with half of the columns of a quad.
 #pragma once
 
 #include "linear_units.h"
@@ -23,7 +23,7 @@ inline __m256i pin(__m256i x) {
     __asm__("" : "+x"(x));
     return x;
 }
-// Moves the bits at `from` of every byte to `to` and masks them; other bits of the 16-bit lanes fall away.
+// Moves the bits at `from` of every byte to `to`, and masks out all other bits of the 16-bit lanes.
 template <int from, int to>
 inline __m256i move_bits(__m256i x, int mask) {
     if constexpr (from < to) x = _mm256_slli_epi16(x, to - from);
@@ -38,8 +38,8 @@ inline __m256i unpack_triples(const uint8_t* chunk) {
         return _mm256_and_si256(load_bytes(chunk + 64 * i), _mm256_set1_epi8(static_cast<char>(mask)));
     };
     if constexpr (Q < 3) return bits(Q, 63);
-    __asm__("" : "+r"(chunk));  // read again: kept in registers since quad 0 they would be spilled
-    // The high bits only move down, and never out of their byte.
+    __asm__("" : "+r"(chunk));  // read again, because keeping it in registers since quad 0 would spill
+    // The high bits only move down, and never leave their byte.
     __m256i u = _mm256_or_si256(_mm256_srli_epi16(bits(0, 192), 2), bits(1, 192));
     u = _mm256_or_si256(_mm256_srli_epi16(u, 2), bits(2, 192));
     return _mm256_srli_epi16(u, 2);
@@ -61,12 +61,12 @@ inline __m256i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m256i table)
     return u;
 }
 
-// The same of a grid, from vectors that were looked up.
+// As above, for a grid whose vectors have been looked up.
 template <typename F, int Q, int H>
 inline __m256i sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes) {
     const __m256i w = load_bytes(vectors + 32 * H);
     if constexpr (!F::has_signs) return w;
-    // Four columns a 128-bit lane: two bytes of signs.
+    // Each 128-bit lane has four columns: two bytes of signs.
     const __m256i spread =
         _mm256_setr_epi64x(0x0000000000000000, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
@@ -87,7 +87,7 @@ inline F32x16 load_float_scales(const uint8_t* p, [[maybe_unused]] int half) {
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(n, 8)))};
 }
 
-// scale_j of 16 columns, each twice: the factors of vpmaddwd.
+// scale_j of 16 columns, each duplicated, as vpmaddwd needs it.
 struct I32x16 {
     __m256i lo, hi;
 };
@@ -115,12 +115,12 @@ struct PackedSource : PackedUnits<F> {
         else
             return unpack_quad<F, Q, H>(this->codes(), table);
     }
-    // Of the super-block that begins: in `memory`.
+    // The scales of the super-block that begins here, stored in `memory`.
     const int16_t* all_scales(int16_t* memory) const {
         return write_scales<Form>(PackedBlock<F>{*this}.scales(), memory);
     }
-    // Columns 8 H .. 8 H + 7 of sums 2 pair and 2 pair + 1 of a super-block, of its units 2 p and 2 p + 1, and of its
-    // end. unit: where the walk is in it.
+    // Columns 8 H .. 8 H + 7 for sums 2 pair and 2 pair + 1 of a super-block, for its units 2 p and 2 p + 1, and for
+    // its end. unit: the position within the super-block.
     template <int H>
     __m256i block_scales(int pair, int) const {
         return load_block_scales<Form, H>(PackedBlock<F>{*this}.scales() + 2 * PANEL_COLS * pair);
@@ -164,7 +164,7 @@ struct TileSource : TileUnits<Form> {
     }
 };
 
-// A packed unit that is left in a tile as it is read, for the rows that come after.
+// A packed unit that is also stored in a tile as it is read, for the rows that follow.
 template <typename F>
 struct KeepingSource {
     using Form = FormOf<F>;
@@ -198,7 +198,7 @@ struct KeepingSource {
     }
 };
 
-// The same over the units of super-blocks that are summed as whole numbers.
+// As above, over the units of super-blocks that are summed in integers.
 template <typename F>
 struct KeepingBlock {
     using Form = FormOf<F>;

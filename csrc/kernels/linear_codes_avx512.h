@@ -7,14 +7,14 @@ namespace octavo {
 namespace {
 
 inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
-// The code table, if the format has one; wide: plus 128.
+// The code table, if the format has one. wide: adds 128.
 template <typename F>
 inline __m512i load_table(const WeightType& type) {
     if constexpr (!F::has_table) return _mm512_setzero_si512();
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(type.table)));
     return F::is_wide ? _mm512_xor_si512(table, _mm512_set1_epi8(-128)) : table;
 }
-// Moves the bits at `from` of every byte to `to` and masks them; other bits of the 16-bit lanes fall away.
+// Moves the bits at `from` of every byte to `to`, and masks out all other bits of the 16-bit lanes.
 template <int from, int to>
 inline __m512i move_bits(__m512i x, int mask) {
     if constexpr (from < to) x = _mm512_slli_epi16(x, to - from);
@@ -29,7 +29,7 @@ inline __m512i unpack_triples(const uint8_t* chunk) {
         return _mm512_and_si512(load_bytes(chunk + 64 * i), _mm512_set1_epi8(static_cast<char>(mask)));
     };
     if constexpr (Q < 3) return bits(Q, 63);
-    // The high bits only move down, and never out of their byte.
+    // The high bits only move down, and never leave their byte.
     __m512i u = _mm512_or_si512(_mm512_srli_epi16(bits(0, 192), 2), bits(1, 192));
     u = _mm512_or_si512(_mm512_srli_epi16(u, 2), bits(2, 192));
     return _mm512_srli_epi16(u, 2);
@@ -49,7 +49,7 @@ inline __m512i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m512i table)
     return u;
 }
 
-// The same of a grid, from vectors that were looked up.
+// As above, for a grid whose vectors have been looked up.
 template <typename F, int Q>
 inline __m512i sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes) {
     __m512i w = load_bytes(vectors);

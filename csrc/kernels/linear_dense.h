@@ -1,4 +1,4 @@
-// Products of panels of floats: float32, one fma a value in increasing k, lanes are columns.
+// Products of panels of floats: float32, one fma per value in increasing k. Lanes are columns.
 #pragma once
 
 #include "linear_format.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int DENSE_TILE_K = 128;
 #if defined(__AVX512F__)
-constexpr int DENSE_ROWS = 8;  // sums in registers: enough for two fma a cycle
+constexpr int DENSE_ROWS = 8;  // sums in registers: enough for two fma per cycle
 #else
 constexpr int DENSE_ROWS = 4;
 #endif
@@ -18,7 +18,7 @@ struct DenseRows {
     const float* data;
     int64_t stride;
     int rows;
-    bool of_encoder = false;  // there are many, so numbers of float16 are worth unpacking for AMX
+    bool of_encoder = false;  // many rows, so unpacking float16 for AMX pays off
 };
 
 template <typename F>
@@ -43,7 +43,7 @@ inline void multiply_dense_rows(const uint8_t* panel, int count, const float* x,
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
 
-// The same for x.rows, at most R.
+// As above, for x.rows rows, at most R.
 template <typename F, int R>
 inline void multiply_last_rows(const uint8_t* panel, int count, const DenseRows& x, float* c) {
     if constexpr (R > 0) {
@@ -61,7 +61,7 @@ inline void multiply_dense(const uint8_t* panel, int count, DenseRows x, float* 
     multiply_last_rows<F, DENSE_ROWS>(panel, count, x, c);
 }
 
-// c [rows][16] += x * panel. Many rows: converted to float32 once, in pieces that stay in the L1 cache.
+// c [rows][16] += x * panel. With many rows, the panel is converted to float32 once, in pieces that fit the L1 cache.
 template <typename F>
 void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
     if (F::codes == Codes::f32 || x.rows <= DENSE_ROWS) {

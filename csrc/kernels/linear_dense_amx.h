@@ -1,9 +1,9 @@
 // Products of panels of bfloat16 and float16 with AMX, as accurate as with float32.
 //
-// A float is the sum of two of bfloat16, hi = its nearest and lo = that of the rest, but for 2^-17 of it. A unit of 32
-// k adds, in this order, lo of the activations times hi of the weights, hi times hi and, unless the weights are
-// bfloat16 themselves, hi times lo of the weights, each by a tile product (linear_amx.h). Columns beyond the last k are
-// zero.
+// A float is split into two bfloat16: hi, the nearest to it, and lo, the nearest to the rest. The error is 2^-17 of it.
+// A unit of 32 k adds three tile products (linear_amx.h) in this order: lo of the activations times hi of the weights,
+// hi times hi, and hi times lo of the weights, unless the weights are bfloat16 themselves. Columns beyond the last k
+// are zero.
 #pragma once
 
 #include "amx_tiles.h"
@@ -13,14 +13,14 @@
 namespace octavo {
 namespace {
 
-constexpr int DENSE_PIECE = 8;                             // units of weights that are unpacked at once
-constexpr int DENSE_ROW_UNITS = BLOCK_ROWS * DENSE_PIECE;  // rows times units of activations that are converted at once
+constexpr int DENSE_PIECE = 8;                             // units of weights unpacked at once
+constexpr int DENSE_ROW_UNITS = BLOCK_ROWS * DENSE_PIECE;  // rows times units of activations converted at once
 constexpr int PARTS = 2;                                   // hi, lo
 constexpr int64_t DENSE_BYTES = int64_t{DENSE_ROW_UNITS} * PARTS * ROW_UNIT_BYTES + ROW_GROUP * ROW_UNIT_BYTES;
-constexpr int64_t LO_TILES = 2 * DENSE_PIECE * TILE_BYTES;  // from the tiles of hi to those of lo, of two panels
+constexpr int64_t LO_TILES = 2 * DENSE_PIECE * TILE_BYTES;  // from the tiles of hi to the tiles of lo, for two panels
 static_assert(2 * LO_TILES <= UNPACKED_BYTES, "the tiles of two panels fit");
 
-// Pairs of bfloat16: the nearest to two vectors, and to what they leave.
+// Pairs of bfloat16: the nearest to two vectors, and the nearest to the remainders.
 struct SplitPairs {
     __m512i hi, lo;
 };
@@ -32,7 +32,7 @@ inline SplitPairs split(__m512 low, __m512 high) {
     return {hi, (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_hi), _mm512_sub_ps(low, low_hi))};
 }
 
-// The first `count` of 16 numbers, at most all; the others are zero.
+// A mask for the first `count` of 16 numbers, or all of them if there are more.
 inline __mmask16 first_lanes(int count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
@@ -45,7 +45,7 @@ struct DenseImage {
     const uint8_t* tile(int group, int unit, int part) const {
         return data + ((static_cast<int64_t>(group) * units + unit) * PARTS + part) * TILE_BYTES;
     }
-    // k: columns of x that there are from the first unit on.
+    // k: columns of x from the first unit on.
     void convert(const DenseRows& x, int64_t k) const {
         for (int r = 0; r < x.rows; ++r) {
             uint8_t* out = data + static_cast<int64_t>(r / ROW_GROUP) * units * PARTS * TILE_BYTES +
@@ -62,18 +62,18 @@ struct DenseImage {
     }
 };
 
-// Two vectors of 16 numbers of 16 bits as pairs side by side.
+// Interleaves two vectors of 16 16-bit numbers into pairs.
 inline __m512i side_by_side(__m512i x) {
     alignas(64) static constexpr uint16_t PLACES[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(PLACES), x);
 }
 
-// Units of a panel as tiles of hi and, for float16, LO_TILES further on of lo. k: as above.
+// Unpacks units of a panel into tiles of hi and, for float16, tiles of lo that are LO_TILES further on. k: as above.
 template <typename F>
 inline void unpack_dense(const uint8_t* panel, int units, int64_t k, uint8_t* tiles) {
     for (int64_t left = k; left > k - units * UNIT_K; left -= UNIT_K)
-        for (int row = 0; row < 16; ++row, panel += 4 * PANEL_COLS, tiles += 64) {  // the numbers of two k
+        for (int row = 0; row < 16; ++row, panel += 4 * PANEL_COLS, tiles += 64) {  // numbers for two k
             const int lanes = static_cast<int>(left - 2 * row) * 8;
             const __m512i x = left >= UNIT_K ? load_bytes(panel) : _mm512_maskz_loadu_epi32(first_lanes(lanes), panel);
             if constexpr (F::codes == Codes::bf16) {
@@ -87,8 +87,8 @@ inline void unpack_dense(const uint8_t* panel, int units, int64_t k, uint8_t* ti
         }
 }
 
-// Adds those of P panels, whose tiles lie DENSE_PIECE units apart, for the units of the image from `first` on.
-// has_lo: of the weights, too.
+// Adds the products with P panels, whose tiles are DENSE_PIECE units apart, for the units of the image from `first` on.
+// has_lo: whether the weights have lo, too.
 template <int P, bool has_lo>
 inline void multiply_dense_units(const DenseImage& image, int group, int first, const TilePanels<P>& panels) {
     for (int u = 0; u < panels.count; ++u) {

@@ -1,37 +1,37 @@
-// The packed quantized types as the linear kernels read them, and the arithmetic that all levels but AMX follow.
+// The packed quantized types as the linear kernels read them, and the arithmetic that all levels except AMX follow.
 //
 // For output column n and one row of activations, quantized to int8 a with one scale per unit of 32 k
 //     s_a = max|x| / 127,  a = round to nearest even(x * (127 / max|x|)),  A = s_a * float(sum of a)
-// units are taken in increasing order, y starting at 0, and for each
+// units are processed in increasing order, with y starting at 0. For each unit
 //     I = sum over half units j of scale_j * sum over k of (u - zero) * a       exact in int32
 //     y = fma(float(I), s * s_a, y)
-//     y = fma(m, A, y)                      types with one minimum a unit
+//     y = fma(m, A, y)                      types with one minimum per unit
 //     y = fma(m_j, A_j, y), j = 0, 1        types with a minimum for each half unit
-// where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. If these are E4M3,
+// where u is the code or its entry in the table, and scale_j is 1 unless half units have scales. If these are E4M3,
 //     I = fma(float(I_1), scale_1, float(I_0) * scale_0),  I_j the sum over half unit j; rounded once
 // Bytes with one scale for each whole column: y = fma(float(I), s_a, y) for each unit, and y * s at the end.
 //
-// Super-blocks whose scales are whole numbers (Q3_K, Q4_K, Q5_K, Q6_K) are summed as whole numbers, because a float
-// scale and a minimum for each unit take a third as long as its products. For a row, S is the largest s_a of the
-// super-block, and for each unit u
+// Super-blocks with integer scales (Q3_K, Q4_K, Q5_K, Q6_K) are summed in integers, because applying a float scale and
+// a minimum for each unit takes a third as long as its products. For a row, S is the largest s_a of the super-block.
+// For each unit u
 //     M_u = min(round to nearest even(s_a * (32768 / S)), 32767),  B_u = (M_u * sum of a + 2048) >> 12
-// Sums i are those of units, or of half units where these have scales c_i. Odd ones are negative: their shift then
-// rounds the other way, and no bias is left. For a column with the floats d and m of its super-block and minimums n_u
+// There is one sum i per unit, or per half unit if these have scales c_i. Odd sums are negated, so that their shift
+// rounds the other way and leaves no bias. For a column with d and m of its super-block (floats) and minimums n_u
 //     f_i = (+-c_i * 2^scale_shift * M_u + 2^14) >> 15,  p_i = (+- sum over k of (code - zero) * a) >> shift
 //     I = sum over i of f_i * p_i,  J = sum over u of n_u * B_u      exact in int32
 //     t = float(I) * (d * 2^(shift - scale_shift))
 //     t = fma(float(J), m / 8, t)      types with minimums
 //     y = fma(t, S, y)
-// shift and scale_shift (linear_image.h) are such that p_i fits into int16, and I into int32. All these roundings
-// together are less than a hundredth of those of the activations.
+// shift and scale_shift (linear_image.h) are chosen so that p_i fits into int16, and I into int32. All these roundings
+// together are less than a hundredth of the rounding of the activations.
 //
 // Dense types: y = fma(w, x, y) in increasing k. Every instruction set does exactly this, for any number of rows and
-// threads, so all results agree bit for bit. AMX alone multiplies quantized weights as bfloat16 (linear_amx.h): sums
-// of int8 would have to be scaled for each unit, which takes longer than the products of its tiles. Its bits are its
-// own, and like all others they depend on no batch and no threads.
+// threads, so all results agree bit for bit. Only AMX multiplies quantized weights as bfloat16 (linear_amx.h): int8
+// sums would have to be scaled for each unit, which takes longer than the products of its tiles. Its results have
+// different bits, but they do not depend on the batch or the number of threads either.
 //
-// Groups with zero points z have the minimum m = -(s * z), which is exact where s is a float16: 11 and 8 bits. Codes of
-// 8 bits are kept as c - 128 and their z as z - 128; the minimum of a group becomes fma(s, 128, minimum).
+// Groups with zero points z have the minimum m = -(s * z), which is exact if s is a float16: 11 and 8 bits. Codes of 8
+// bits are stored as c - 128 and their z as z - 128; the minimum of a group becomes fma(s, 128, minimum).
 #pragma once
 
 #include "packed_weight.h"
@@ -43,7 +43,7 @@ namespace {
 
 constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 
-// PanelTraits as a type, so that equal traits are the same instantiation of every template over them.
+// PanelTraits as a type, so that templates over it have one instantiation for equal traits.
 template <Codes Codes_, int32_t Bits, int32_t BlockK, Scales Scales_, Mins Mins_>
 struct Format {
     static constexpr PanelTraits traits = {Codes_, Bits, BlockK, Scales_, Mins_};
@@ -58,11 +58,11 @@ struct Format {
     static constexpr bool has_half_scales = octavo::has_half_scales(traits);
     static constexpr bool has_e4m3_scales = octavo::has_e4m3_scales(traits), is_grid = octavo::is_grid(traits);
     static constexpr bool has_byte_mins = Mins_ == Mins::u8_per_unit, has_half_mins = Mins_ == Mins::u4_per_half_unit;
-    static constexpr int mins = Mins_ == Mins::none ? 0 : has_half_mins ? 2 : 1;  // of a unit
-    // Whether one scale may serve a whole column, and whether it waits for the finished sum (OfColumns).
+    static constexpr int mins = Mins_ == Mins::none ? 0 : has_half_mins ? 2 : 1;  // per unit
+    // Whether one scale may serve a whole column, and then be applied to the finished sum (OfColumns).
     static constexpr bool may_scale_columns = octavo::may_scale_columns(traits);
     static constexpr bool scales_columns = false;
-    // Planes of the codes; which bit of a code the plane of single bits holds and where it lies in a unit.
+    // The planes of the codes, the bit of a code in the plane of single bits, and the position of that plane in a unit.
     static constexpr bool has_pairs = !is_grid && (bits == 2 || bits == 3), has_nibbles = bits == 4 || bits == 5;
     static constexpr bool has_triples = bits == 6, has_bits = !is_grid && (bits == 1 || bits == 3 || bits == 5);
     static constexpr int bits_place = bits == 1 ? 1 : bits - 1, bits_offset = QUAD_BYTES * (bits - 1);
@@ -81,7 +81,7 @@ struct OfColumns : F {
     static constexpr bool scales_columns = true;
 };
 
-// Calls f with the Format of `traits`, which some row of WEIGHT_TYPES must have.
+// Calls f with the Format of `traits`, which must be those of a row of WEIGHT_TYPES.
 template <int I = 0, typename F>
 inline void with_format(const PanelTraits& traits, const F& f) {
     if constexpr (I < NUM_WEIGHT_TYPES) {
@@ -132,7 +132,7 @@ inline F32x16 load_i8(const uint8_t* p) {
 
 inline F32x16 load_halves(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
 
-// 2^(e - 128). Exponents 0 and 1 give subnormal numbers.
+// 2^(e - 128). Exponents 0 and 1 give subnormals.
 inline F32x16 load_e8m0(const uint8_t* p) {
     uint32_t bits[PANEL_COLS];
     for (int i = 0; i < PANEL_COLS; ++i) {
@@ -144,14 +144,14 @@ inline F32x16 load_e8m0(const uint8_t* p) {
     return load(t);
 }
 
-// E4M3 becomes float16 by a shift, which makes it too small by this factor; scales are multiplied by it.
+// A shift turns E4M3 into float16 that is too small by this factor, so scales are multiplied by it.
 constexpr float E4M3_FACTOR = 256.0f;
 
 #if defined(__AVX2__)
 inline F32x16 load_e4m3(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const __m256i shifted = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8), 1);
-    // The shift has copied the sign over the highest bit of the exponent.
+    // The shift copied the sign into the highest bit of the exponent; clear it.
     const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbf80)));
 #if defined(__AVX512F__)
     return {_mm512_cvtph_ps(halves)};
@@ -203,7 +203,7 @@ inline F32x16 load_high_nibbles(const uint8_t* p) {
 }
 #endif
 
-// scale_j of one column, of E4M3 over E4M3_FACTOR. scales: the 16 bytes of the half unit.
+// scale_j of one column, for E4M3 divided by E4M3_FACTOR. scales: the 16 bytes of the half unit.
 template <typename F>
 inline auto half_scale(const uint8_t* scales, [[maybe_unused]] int half, int column) {
     if constexpr (F::has_e4m3_scales) {
@@ -218,7 +218,7 @@ inline auto half_scale(const uint8_t* scales, [[maybe_unused]] int half, int col
     }
 }
 
-// The index of the vector for quads 2 pair and 2 pair + 1, or of the one for either (grids of four values).
+// The index of the vector for quads 2 pair and 2 pair + 1, or of the vector for one of them (grids of four values).
 template <typename F>
 inline int grid_index(const uint8_t* codes, int pair, int odd, int column) {
     const uint8_t* const rest = codes + 4 * PANEL_COLS;
@@ -237,7 +237,7 @@ inline int grid_value(const int8_t* grid, const uint8_t* codes, int k, int colum
     return codes[F::signs_offset + 8 * quad + place / 8] >> (place % 8) & 1 ? -value : value;
 }
 
-// The code of one value, looked up and signed where the format says so. k and column within the unit.
+// The code of one value, looked up and signed if the format requires it. k and column are within the unit.
 template <typename F>
 inline int unit_code([[maybe_unused]] const int8_t* table, const uint8_t* codes, int k, int column) {
     if constexpr (F::is_grid) return grid_value<F>(table, codes, k, column);
@@ -256,14 +256,14 @@ inline int unit_code([[maybe_unused]] const int8_t* table, const uint8_t* codes,
     return u;
 }
 
-// A panel, with what matrices of equal traits may differ in.
+// A panel, with the properties in which matrices of equal traits may differ.
 struct Panel {
     const uint8_t* data;
     const WeightType& type;
     const Groups& groups;
 };
 
-// The sizes of a super-block: constants, or those of the groups of a matrix.
+// The sizes of a super-block: constants, or the group sizes of a matrix.
 template <typename F, bool IsGrouped = F::is_grouped>
 struct BlockSizes {
     static constexpr int units = F::units, header_bytes = F::header_bytes, block_bytes = F::block_bytes;
@@ -282,11 +282,11 @@ struct BlockSizes<F, true> {
           has_zeros(g.min_bytes == 1) {}
 };
 
-// A walk over `count` units of a panel. What all units of a super-block share is converted once.
+// Walks over `count` units of a panel. What all units of a super-block share is converted only once.
 template <typename F>
 struct UnitCursor {
     const uint8_t* header;
-    int unit;  // in the super-block
+    int unit;  // within the super-block
 
     UnitCursor(const Panel& panel, int first, int count)
         : header(panel.data),
@@ -300,18 +300,18 @@ struct UnitCursor {
     }
     const uint8_t* codes() const { return header + sizes_.header_bytes + static_cast<int64_t>(unit) * F::unit_bytes; }
     bool is_done() const { return left_ <= 0; }
-    // The codes of the next unit; null: there is none.
+    // The codes of the next unit, or null.
     const uint8_t* next_codes() const {
         if (left_ <= 1) return nullptr;
         return unit + 1 == sizes_.units ? header + sizes_.block_bytes + sizes_.header_bytes : codes() + F::unit_bytes;
     }
-    // Where the 16 bytes of scale_j lie.
+    // The address of the 16 bytes of scale_j.
     const uint8_t* half_scale_bytes(int half) const {
         if constexpr (F::has_e4m3_scales) return codes() + F::code_bytes + PANEL_COLS * half;
         const int at = F::scales == Scales::odd_u4_per_half_unit ? unit : 2 * unit + half;
         return header + byte_scales_at(F::traits) + PANEL_COLS * at;
     }
-    // s of the unit, 16 columns.
+    // s of the unit, for 16 columns.
     F32x16 scales() const {
         [[maybe_unused]] const uint8_t* const bytes = header + byte_scales_at(F::traits) + PANEL_COLS * unit;
         if constexpr (F::scales == Scales::u8_per_unit)
@@ -335,7 +335,7 @@ struct UnitCursor {
         else
             return min_;
     }
-    // After the last unit, `header` is that of the next one, if there is any.
+    // After the last unit of a super-block, moves `header` to the next one, if there is one.
     __attribute__((always_inline)) void next() {
         --left_;
         if (F::units == 1 || ++unit == sizes_.units) {

@@ -1,6 +1,6 @@
-// Codes that are indices into a grid: the vectors of a unit looked up, to be read in quads like codes of a byte.
+// Codes that are indices into a grid. The vectors of a unit are looked up, and then read in quads like byte codes.
 //
-// Two loads and a shuffle for each pair of columns: the gather instructions of Zen 5 take 1.4 to 2.3 times as long, and
+// Each pair of columns takes two loads and a shuffle. On Zen 5, gather instructions take 1.4 to 2.3 times as long, and
 // so do stores of single vectors.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr int PAIRS = QUADS / 2;  // of quads in a unit: eight values of a column
+constexpr int PAIRS = QUADS / 2;  // pairs of quads per unit: eight values of a column each
 constexpr int INDICES = PAIRS * PANEL_COLS;
 
 #if defined(__AVX2__)
@@ -21,7 +21,7 @@ inline __m128i load_4(const int8_t* p) {
     std::memcpy(&x, p, 4);
     return _mm_cvtsi32_si128(x);
 }
-// The even or odd quads of four columns, of which `a` has two vectors and `b` two.
+// Splits the even and odd quads of four columns; `a` and `b` have two vectors each.
 inline void split_quads(__m128i a, __m128i b, FourColumns& even, FourColumns& odd) {
     const __m128 x = _mm_castsi128_ps(a), y = _mm_castsi128_ps(b);
     even = _mm_castps_si128(_mm_shuffle_ps(x, y, 0x88));
@@ -31,7 +31,7 @@ inline __m128i join_8(const int8_t* p, const int8_t* q) { return _mm_unpacklo_ep
 inline __m128i join_4(const int8_t* p, const int8_t* q) { return _mm_unpacklo_epi32(load_4(p), load_4(q)); }
 inline FourColumns join_pairs(__m128i a, __m128i b) { return _mm_unpacklo_epi64(a, b); }
 
-// Of 16 columns: low | (high << Shift & mask).
+// For 16 columns: low | (high << Shift & mask).
 template <int Shift>
 inline void join_indices(const uint8_t* low, const uint8_t* high, int mask, uint16_t* out) {
     const auto widen = [](const uint8_t* p) {
@@ -42,7 +42,7 @@ inline void join_indices(const uint8_t* low, const uint8_t* high, int mask, uint
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_or_si256(widen(low), bits));
 }
 
-// In registers as wide as those that read a quad: a load does not wait for its parts.
+// Stores registers as wide as the loads that read a quad, so that a load does not wait for several stores.
 inline void store_quad(const FourColumns (&x)[4], uint8_t* out) {
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(x[0]), x[1], 1);
     const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(x[2]), x[3], 1);
@@ -83,7 +83,7 @@ inline void store_quad(const FourColumns (&x)[4], uint8_t* out) {
 #endif
 
 #if defined(__AVX2__) || defined(OCTAVO_NEON)
-// The vectors of a unit without their signs: quads as those of codes of a byte. index: from grid_indices.
+// Looks up the vectors of a unit, without signs, as quads like those of byte codes. index: from grid_indices.
 template <typename F>
 inline void look_up(const int8_t* grid, const uint8_t* codes, const uint16_t* index, uint8_t* quads) {
     unroll<PAIRS>([&](auto pair) __attribute__((always_inline)) {
@@ -106,7 +106,7 @@ inline void look_up(const int8_t* grid, const uint8_t* codes, const uint16_t* in
     });
 }
 
-// The indices of a unit; of grids of four values they are the bytes of its planes.
+// Writes the indices of a unit. For grids of four values they are the bytes of its planes.
 template <typename F>
 inline void grid_indices(const uint8_t* codes, uint16_t* index) {
     const uint8_t* const rest = codes + INDICES;

@@ -1,7 +1,7 @@
-// The activations as the linear kernels of all levels but AMX read them: int8 with a scale a unit of 32 k, in groups of
-// rows.
+// The activations as the linear kernels of all levels except AMX read them: int8 with one scale per unit of 32 k, in
+// groups of rows.
 //
-// A group of r rows (ROW_GROUP, the last group what is left) is one stream over the units; a unit has
+// A group of r rows (ROW_GROUP, or the remaining rows in the last group) is one stream over the units. Each unit has
 //   codes  int8 [r][32]      scales float [r]      sums float [r]: A of linear_format.h
 //   pairs  int16 [2][r][2]   for each half unit the sums of a over k % 4 in {0, 1} and in {2, 3}
 #pragma once
@@ -11,10 +11,11 @@
 namespace octavo {
 namespace {
 
-// ROW_GROUP: rows that a kernel takes at once. PACKED_ROWS: up to so many it reads the packed panel directly, beyond it
-// unpacks. WIDE_ZERO: subtracted from wide codes by terms (avx512: from their high nibble). WIDE_APART: wide codes have
-// sums of their own. SHORT_SUMS: products are added in int16; terms are then pairs of int16 (for the sums of a over
-// k % 4 in {0, 1} and {2, 3}) and not int32, and codes above 15 without a zero point have their sums over half a unit.
+// ROW_GROUP: rows that a kernel processes at once. PACKED_ROWS: up to this many rows read the packed panel directly;
+// for more, it is unpacked. WIDE_ZERO: subtracted from wide codes by terms (avx512: from their high nibble).
+// WIDE_APART: wide codes have separate sums. SHORT_SUMS: products are added in int16, terms are pairs of int16 (for the
+// sums of a over k % 4 in {0, 1} and {2, 3}) instead of int32, and codes above 15 without a zero point are summed over
+// half a unit.
 #if defined(OCTAVO_ISA_avx512vnni)
 constexpr int ROW_GROUP = 8, PACKED_ROWS = 8, WIDE_ZERO = 128;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
@@ -40,7 +41,7 @@ constexpr int ROW_GROUP = 4, PACKED_ROWS = 0, WIDE_ZERO = 0;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 using TileCode = int16_t;
 #endif
-// Whole scales of half units are multiplied in int32.
+// Integer scales of half units are multiplied in int32.
 #if defined(OCTAVO_ISA_avx2) || defined(OCTAVO_NEON)
 constexpr bool WHOLE_HALF_SCALES = true;
 #else
@@ -48,62 +49,62 @@ constexpr bool WHOLE_HALF_SCALES = false;
 #endif
 #if defined(OCTAVO_ISA_avx512vnni)
 constexpr bool KEEPS_GROUPS = true;
-constexpr int MOST_PANELS = 2;  // that are multiplied at once
+constexpr int MOST_PANELS = 2;  // multiplied at once
 #else
 constexpr bool KEEPS_GROUPS = false;
 constexpr int MOST_PANELS = 1;
 #endif
-// What odd sums of super-blocks start at: -1 is negated by a NOT, which costs nothing beside what joins it to an even
+// Start value of odd sums of super-blocks. -1 allows negation by a NOT, which is free when the sum is joined to an even
 // one.
 #if defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
 constexpr int ODD_START = -1;
 #else
 constexpr int ODD_START = 0;
 #endif
-// Wide codes of a tile are magnitudes with signs beside them.
+// Wide codes of a tile are magnitudes with separate signs.
 #if defined(OCTAVO_ISA_avx2)
 constexpr bool SIGNS_APART = true;
 #else
 constexpr bool SIGNS_APART = false;
 #endif
-// The scalar kernel subtracts zero points when it unpacks.
+// The scalar kernel subtracts zero points while unpacking.
 constexpr bool ZERO_BY_TERMS = PACKED_ROWS > 0;
 
-// The part of a format that the products depend on once its codes are unpacked. Formats that agree in it share them.
+// The properties of a format that products depend on once its codes are unpacked. Formats with equal ones share them.
 enum class HalfScales : uint8_t { none, whole, floats };
 
 template <bool Wide, bool InHalves, bool HasTerms, HalfScales HalfScales_, int Mins_, bool ScalesColumns>
 struct SumForm {
     static constexpr bool is_wide = Wide, in_halves = InHalves, has_half_scales = HalfScales_ != HalfScales::none;
-    static constexpr bool has_float_scales = HalfScales_ == HalfScales::floats;  // of half units
+    static constexpr bool has_float_scales = HalfScales_ == HalfScales::floats;  // for half units
     static constexpr bool has_zero_terms = HasTerms;
     static constexpr int mins = Mins_;
     static constexpr bool scales_columns = ScalesColumns, sums_blocks = false;
-    // 32-bit terms of each row and unit beside codes, scales and sums, [unit][term_count][r]: -zero * sum of a, for the
-    // unit or its two halves, or the A_j of two minimums as floats.
+    // 32-bit terms of each row and unit, stored with codes, scales and sums as [unit][term_count][r]: -zero * sum of a
+    // for the unit or each of its halves, or the A_j of two minimums as floats.
     static constexpr int term_count = mins == 2 ? 2 : !has_zero_terms ? 0 : has_half_scales ? 2 : 1;
 };
 
-// The same of super-blocks that are summed as whole numbers. Their sums are those of units, or of half units.
+// As above, for super-blocks that are summed in integers. There is one sum per unit, or per half unit.
 template <int Bits, bool InHalves, int Mins_>
 struct BlockForm {
     static constexpr bool is_wide = false, has_half_scales = InHalves, has_float_scales = false;
     static constexpr bool in_halves = InHalves || (SHORT_SUMS && Bits > 4);
     static constexpr bool has_zero_terms = Mins_ == 0 && ZERO_BY_TERMS, scales_columns = false, sums_blocks = true;
     static constexpr int mins = Mins_, units = 8, zero = Mins_ == 0 ? 1 << (Bits - 1) : 0;
-    static constexpr int sums = InHalves ? 16 : 8;  // of a super-block
+    static constexpr int sums = InHalves ? 16 : 8;  // per super-block
     static constexpr int largest_sum = (zero ? zero : (1 << Bits) - 1) * 127 * (InHalves ? 16 : 32);
     static constexpr int shift = largest_sum > 65535 ? 2 : largest_sum > 32767 ? 1 : 0;
-    static constexpr int largest_scale = Bits == 3 ? 32 : InHalves ? 128 : 63;  // six bits in files but of Q6_K
+    static constexpr int largest_scale = Bits == 3 ? 32 : InHalves ? 128 : 63;  // six bits in files, except for Q6_K
     static constexpr int scale_shift = Bits == 3 ? 8 : InHalves ? 5 : 7;
     static_assert(largest_sum >> shift <= INT16_MAX);
     static_assert(int64_t{largest_sum >> shift} * (largest_scale << scale_shift) * sums <= INT32_MAX);
-    // 32-bit terms of each row and super-block, [term][r]: -zero * sum of a for each sum; M as pairs of int16 for each
-    // two sums; B likewise for each two units; S. Those of a unit are a whole number.
+    // 32-bit terms of each row and super-block, [term][r]: -zero * sum of a for each sum; M as pairs of int16 for every
+    // two sums; B likewise for every two units; S. Room is allotted in whole terms per unit.
     static constexpr int multipliers_at = has_zero_terms ? sums : 0, mins_at = multipliers_at + sums / 2;
     static constexpr int scale_at = mins_at + (mins ? 4 : 0), term_count = scale_at / units + 1;
 };
-// Wide codes with whole scales would not fit into the sums of int16.
+// Wide codes with integer scales would not fit into int16 sums.
 template <typename F>
 constexpr HalfScales half_scales_of() {
     if (!F::has_half_scales) return HalfScales::none;
@@ -124,7 +125,7 @@ struct FormOfFormat<F, true> {
 template <typename F>
 using FormOf = typename FormOfFormat<F>::type;
 
-constexpr int ROW_UNIT_BYTES = 48;  // of one row in one unit
+constexpr int ROW_UNIT_BYTES = 48;  // for one row and one unit
 
 struct ImageGroup {
     uint8_t* data;
@@ -141,18 +142,18 @@ inline int16_t* image_pairs(uint8_t* unit, int r, int half) {
     return reinterpret_cast<int16_t*>(unit + (40 + 4 * half) * r);
 }
 
-// The code of what is not finite; with the scale of its unit the result is not finite either. Not -128: that has no
-// opposite in a byte, and AVX2 takes the opposites of activations for wide codes.
+// The code of values that are not finite; with the scale of its unit, the result is not finite either. -128 has no
+// negation in a byte, and AVX2 negates activations for wide codes.
 constexpr int NOT_FINITE = -127;
 
-// Largest magnitude as bits, so that a NaN is the largest of all and reaches the scale.
+// The largest magnitude, compared as bits, so that NaN is the largest and reaches the scale.
 struct UnitScale {
     float scale, inverse;
 };
 inline UnitScale unit_scale(uint32_t largest_bits) {
     float largest;
     std::memcpy(&largest, &largest_bits, 4);
-    if (largest < 1e-30f) return {0.0f, 0.0f};  // its inverse might be infinite
+    if (largest < 1e-30f) return {0.0f, 0.0f};  // its inverse could be infinite
     return {largest / 127.0f, 127.0f / largest};
 }
 
@@ -176,7 +177,7 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     const __m256i saturated = _mm256_max_epi8(_mm256_packs_epi16(ab, cd), _mm256_set1_epi8(NOT_FINITE));
     const __m256i a = _mm256_permutevar8x32_epi32(saturated, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(unit + 32 * row), a);
-    // 16-bit lanes: quad 0 low pair, high pair, quad 1 ...; one half unit a 128-bit lane
+    // 16-bit lanes: quad 0 low pair, high pair, quad 1 ...; one half unit per 128-bit lane
     __m256i p = _mm256_maddubs_epi16(_mm256_set1_epi8(1), a);
     p = _mm256_add_epi16(p, _mm256_shuffle_epi32(p, 0x4e));
     p = _mm256_add_epi16(p, _mm256_shuffle_epi32(p, 0xb1));
@@ -245,7 +246,7 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
 
 #endif
 
-// All rows of a step's activations. Group g starts at a fixed distance.
+// All rows of a step's activations. Groups are a fixed distance apart.
 struct Image {
     uint8_t* data;
     int32_t rows, units;
@@ -257,7 +258,7 @@ struct Image {
         const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;
         return {data + static_cast<int64_t>(first) * units * ROW_UNIT_BYTES, count};
     }
-    // order: null, or the columns of x in the order of the codes.
+    // order: the columns of x in the order of the codes, or null.
     void quantize_row(const float* x, int32_t row, const int32_t* order) const {
         const ImageGroup g = group(row / ROW_GROUP);
         for (int u = 0; u < units; ++u) {
@@ -266,7 +267,7 @@ struct Image {
             quantize_unit(order ? gathered : x + u * UNIT_K, g.unit(u), row % ROW_GROUP, g.rows);
         }
     }
-    // One unit of a row.
+    // Writes one unit of a row.
     void write_unit(F32x16 low, F32x16 high, int32_t row, int u) const {
         const ImageGroup g = group(row / ROW_GROUP);
         float x[UNIT_K];
@@ -276,7 +277,7 @@ struct Image {
     }
 };
 
-// Two numbers of 16 bits as vpmaddwd reads them.
+// Two 16-bit numbers in the form that vpmaddwd reads.
 constexpr int32_t pair_of(int low, int high) {
     return static_cast<int32_t>((low & 0xffff) | static_cast<uint32_t>(high) << 16);
 }
@@ -286,7 +287,7 @@ inline int32_t zero_term(int zero, int low, int high, int start = 0) {
     return pair_of(start - zero * low, -zero * high);
 }
 
-// The terms of one group. Returns the end.
+// Writes the terms of one group. Returns their end.
 template <typename Form>
 inline int32_t* write_unit_terms(ImageGroup g, int units, [[maybe_unused]] int zero, int32_t* out) {
     const int r = g.rows;

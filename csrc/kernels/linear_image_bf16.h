@@ -1,7 +1,7 @@
-// The activations as the kernels of AMX read them: bfloat16, times 2^ACTIVATION_EXPONENT, in groups of 16 rows.
+// The activations as the AMX kernels read them: bfloat16, times 2^ACTIVATION_EXPONENT, in groups of 16 rows.
 //
-// A group of r rows (the last group: what is left) is one stream over the units; a unit has r rows of 32 values, in
-// which the middle two of every four have changed places: the order in which the weights are unpacked (linear_amx.h).
+// A group of r rows (or the remaining rows in the last group) is one stream over the units. A unit has r rows of 32
+// values, in which the middle two of every four are swapped to match the order of unpacked weights (linear_amx.h).
 #pragma once
 
 #include "linear_format.h"
@@ -10,9 +10,9 @@ namespace octavo {
 namespace {
 
 constexpr int ROW_GROUP = 16;
-constexpr int ROW_UNIT_BYTES = 2 * UNIT_K;  // of one row in one unit
+constexpr int ROW_UNIT_BYTES = 2 * UNIT_K;  // for one row and one unit
 // Unpacked weights have the exponents of float16 in bfloat16, which makes them 2^112 times too small. Sums of products
-// with these activations are 2^32 times too small, which leaves room for products down to 2^-94 and activations up to
+// with these activations are 2^32 times too small. That leaves room for products down to 2^-94 and activations up to
 // 2^48.
 constexpr int ACTIVATION_EXPONENT = 80, UNPACKED_EXPONENT = -112;
 
@@ -23,12 +23,12 @@ struct ImageGroup {
     uint8_t* unit(int u) const { return data + static_cast<int64_t>(u) * rows * ROW_UNIT_BYTES; }
 };
 
-// All rows of a step's activations. Group g starts at a fixed distance.
+// All rows of a step's activations. Groups are a fixed distance apart.
 struct Image {
     uint8_t* data;
     int32_t rows, units;
 
-    // A tile has 16 rows whatever their number in the group.
+    // Tiles are loaded with 16 rows, even if the group has fewer.
     static constexpr int64_t SLACK_BYTES = IMAGE_SLACK_BYTES;
     static_assert(SLACK_BYTES >= ROW_GROUP * ROW_UNIT_BYTES, "the slack");
     static int64_t bytes(int64_t rows, int64_t k) { return rows * (k / UNIT_K) * ROW_UNIT_BYTES + SLACK_BYTES; }
@@ -37,7 +37,7 @@ struct Image {
         const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;
         return {data + static_cast<int64_t>(first) * units * ROW_UNIT_BYTES, count};
     }
-    // order: null, or the columns of x in the order of the codes.
+    // order: the columns of x in the order of the codes, or null.
     void quantize_row(const float* x, int32_t row, const int32_t* order) const {
         for (int u = 0; u < units; ++u) {
             const int32_t* const columns = order + u * UNIT_K;
@@ -48,7 +48,7 @@ struct Image {
             write_unit(half(0), half(1), row, u);
         }
     }
-    // One unit of a row.
+    // Writes one unit of a row.
     void write_unit(F32x16 low, F32x16 high, int32_t row, int u) const {
         static_assert(ACTIVATION_EXPONENT == 80, "the factor");
         const F32x16 factor = broadcast(0x1p80f);

@@ -1,4 +1,4 @@
-// Sums of products with panels on all levels but AMX: the arithmetic of linear_format.h.
+// Sums of products with panels on all levels except AMX, with the arithmetic of linear_format.h.
 #pragma once
 
 #include "linear_operands.h"
@@ -22,11 +22,11 @@ struct PanelSums {
     float* sums_of(int32_t g) const { return sums + g * ROW_GROUP * PANEL_COLS; }
 };
 
-// Few rows: straight from the packed panel.
+// Few rows: multiplies directly from the packed panel.
 template <typename F>
 void accumulate_packed(const Panel& panel, const PanelSums& s, [[maybe_unused]] UnitTile<FormOf<F>>* tiles) {
     const int32_t units = s.image.units;
-#if defined(OCTAVO_ISA_avx2)  // where unpacking costs a quarter of a group's products: the first group leaves tiles
+#if defined(OCTAVO_ISA_avx2)  // unpacking costs a quarter of a group's products, so the first group leaves tiles
     if constexpr (packed_rows<F>() > ROW_GROUP) {
         if (s.groups() == 2) {
             const ImageGroup a = s.group(0), b = s.group(1);
@@ -46,29 +46,29 @@ void accumulate_packed(const Panel& panel, const PanelSums& s, [[maybe_unused]] 
     }
 }
 
-// A panel of those that are multiplied at once. next: where the one after them begins that is read in its place.
+// One of the panels that are multiplied together. next: the start of the panel that replaces it afterwards.
 template <typename F>
 struct UnpackedPanel {
     Panel panel;
     const uint8_t* next;
     PanelSums sums;
     UnitTile<FormOf<F>>* tiles;
-    const float* out;  // of the first row, or null
-    int64_t stride;    // of the rows
+    const float* out;  // first output row, or null
+    int64_t stride;    // between rows
 
-    // Rows lie far apart: by the time they are written their cache lines are here.
+    // Rows are far apart; prefetching has their cache lines ready by the time they are written.
     void prefetch_rows(int32_t g, int rows) const {
         for (int r = 0; out && r < rows; ++r) __builtin_prefetch(out + (g * ROW_GROUP + r) * stride, 1, 2);
     }
 };
 
-// Some panels, and units [first, first + count) of them, which are unpacked.
+// Some panels, and their units [first, first + count), unpacked.
 template <typename F, int P>
 struct UnpackedPiece {
     const UnpackedPanel<F> (&panels)[P];
     int first, count;
     bool is_last;
-    int64_t ahead, slice;  // of the next piece: its place, and the bytes that come from memory with each group of rows
+    int64_t ahead, slice;  // offset of the next piece, and bytes of it to prefetch with each group of rows
 
     FetchAhead fetching(const UnpackedPanel<F>& p, int32_t g) const {
         const uint8_t* const at = (is_last ? p.next : p.panel.data + ahead) + g * slice;
@@ -104,7 +104,7 @@ struct UnpackedPiece {
     }
 };
 
-// Many rows: a piece of each panel is unpacked once for all of them.
+// Many rows: unpacks a piece of each panel once for all rows.
 template <typename F, int P>
 void accumulate_unpacked(const UnpackedPanel<F> (&panels)[P]) {
     const PanelSums& s = panels[0].sums;
@@ -134,19 +134,19 @@ void accumulate_unpacked(const UnpackedPanel<F> (&panels)[P]) {
     }
 }
 
-// The terms of a block of an image depend on the type of the weight only: kept until one of them changes.
+// An image's terms for a block depend only on the type of the weight, and are kept until the block or the type changes.
 struct TermsKey {
     const WeightType* type = nullptr;
     int image = 0;
     int32_t first = -1;
 };
 
-// The sums of one worker.
+// One worker's sums.
 class ProductSums {
   public:
     explicit ProductSums(const ProductScratch& s) : s_(s) {}
 
-    // to.sums [run.count][block.count][16] = activations of the block * panels, over sum_factors.
+    // to.sums [run.count][block.count][16] = activations of the block * panels, divided by sum_factors.
     template <typename F>
     void multiply(const PanelRun& run, RowBlock block, const SumsPlace& to) {
         if constexpr (F::may_scale_columns)
@@ -154,7 +154,7 @@ class ProductSums {
         multiply_panels<F>(run, block, to);
     }
 
-    // The same with panels of floats. rows: the activations of the block, k columns.
+    // As above, for panels of floats. rows: the activations of the block, k columns.
     template <typename F>
     void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
         zero_sums(sums, static_cast<int64_t>(run.count) * rows.rows);

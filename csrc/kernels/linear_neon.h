@@ -1,9 +1,9 @@
-// Products of quantized panels on ARM, four columns a register.
+// Products of quantized panels on ARM, with four columns per register.
 //
-//   neon      smlal: sums of products in int16 as long as they fit. A product is at most code * 128, and the sum over
-//             n quads n times that: 8 quads of codes below 32, 4 of codes below 64, 2 of signed bytes
-//   dotprod   sdot: four columns x 4 k of one row an instruction, in int32 from the start
-//   i8mm      smmla: two columns x 8 k of two rows; sdot where one row reads the packed panel
+//   neon      smlal: sums of products in int16 while they fit. A product is at most code * 128, and a sum over n quads
+//             is at most n times that: 8 quads of codes below 32, 4 of codes below 64, 2 of signed bytes
+//   dotprod   sdot: four columns x 4 k of one row per instruction, in int32 from the start
+//   i8mm      smmla: two columns x 8 k of two rows; sdot if one row reads the packed panel
 // All codes fit into signed bytes; zero points are subtracted by terms.
 #pragma once
 
@@ -13,15 +13,15 @@ namespace octavo {
 namespace {
 
 #if defined(OCTAVO_ISA_i8mm)
-constexpr bool IN_PAIRS = true;  // unpacked codes lie in pairs of quads, 8 k of a column together
+constexpr bool IN_PAIRS = true;  // unpacked codes are stored in pairs of quads, with 8 k of a column together
 #else
 constexpr bool IN_PAIRS = false;
 #endif
 
-constexpr int COL_GROUPS = 4;  // registers of 4 columns in a panel
+constexpr int COL_GROUPS = 4;  // registers of 4 columns per panel
 
-// Keeps the products in the order of the source. The compiler would otherwise take the rows one after the other, hold
-// all weights and spill them.
+// Keeps the products in source order. Otherwise the compiler would process the rows one after the other, hold all
+// weights in registers, and spill them.
 template <typename V>
 inline V pin(V x) {
     __asm__ volatile("" : "+w"(x));
@@ -34,7 +34,7 @@ inline uint8x16_t move_bits(uint8x16_t x, int mask) {
     if constexpr (from < to) x = vshlq_n_u8(x, to - from);
     if constexpr (from > to) {
         x = vshrq_n_u8(x, from - to);
-        if (mask == 255 >> (from - to)) return x;  // nothing else is left
+        if (mask == 255 >> (from - to)) return x;  // no other bits remain
     }
     return vandq_u8(x, vdupq_n_u8(static_cast<uint8_t>(mask)));
 }
@@ -43,7 +43,7 @@ inline uint8x16_t move_bits(uint8x16_t x, int mask) {
 template <int Q>
 inline uint8x16_t unpack_triples(const uint8_t* chunk) {
     if constexpr (Q < 3) return vandq_u8(vld1q_u8(chunk + 64 * Q), vdupq_n_u8(63));
-    // Each shift inserts its bits below those that are there already.
+    // Each shift inserts its bits below those already there.
     const uint8x16_t low = vld1q_u8(chunk), middle = vld1q_u8(chunk + 64), high = vld1q_u8(chunk + 128);
     return vshrq_n_u8(vsriq_n_u8(high, vsriq_n_u8(middle, low, 2), 2), 2);
 }
@@ -72,7 +72,7 @@ inline int8x16_t unpack_quad(const uint8_t* codes, [[maybe_unused]] int8x16_t ta
     return vreinterpretq_s8_u8(u);
 }
 
-// Two columns (the `right` or left ones of four) x 8 k of two quads, for smmla.
+// Two columns (the left or `right` two of four) x 8 k of two quads, for smmla.
 inline int8x16_t pair_quads(int8x16_t even, int8x16_t odd, bool right) {
     const int32x4_t a = vreinterpretq_s32_s8(even), b = vreinterpretq_s32_s8(odd);
     return vreinterpretq_s8_s32(right ? vzip2q_s32(a, b) : vzip1q_s32(a, b));
@@ -82,7 +82,7 @@ struct I32x16 {
     int32x4_t v[COL_GROUPS];
 };
 
-// The same of a grid, from vectors that were looked up.
+// As above, for a grid whose vectors have been looked up.
 template <typename F, int Q>
 inline int8x16_t sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes, int group) {
     const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(vectors + 16 * group));
@@ -136,7 +136,7 @@ struct PackedSource : PackedUnits<F> {
     int8x16_t pair(int group, bool right) const {
         return pair_quads(quad<2 * P>(group), quad<2 * P + 1>(group), right);
     }
-    // Of the super-block that begins; read into `memory`.
+    // The factors of the super-block that begins here, read into `memory`.
     const BlockFactors<Form>& read_factors(BlockFactors<Form>& memory) const {
         read_block<F>(*this, memory);
         return memory;
@@ -149,7 +149,7 @@ struct PackedSource : PackedUnits<F> {
     }
 };
 
-// Unpacked units. Codes: quads, or pairs of quads as pair_quads makes them.
+// Unpacked units. The codes are quads, or pairs of quads as made by pair_quads.
 template <typename Form>
 struct TileSource : TileUnits<Form> {
     const BlockFactors<Form>& read_factors(BlockFactors<Form>&) const { return this->block(0); }
@@ -213,7 +213,7 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
 template <int R, int First, int Count, typename Source>
 inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
     constexpr int FITTING = Source::Form::is_wide ? 2 : Count;  // quads whose sum fits into int16
-    // Half of the columns at a time: the sums of four rows then stay in registers.
+    // Half of the columns at a time, so that the sums of four rows stay in registers.
     for (int g = 0; g < COL_GROUPS; g += 2)
         unroll<Count / FITTING>([&](auto part) __attribute__((always_inline)) {
             int16x8_t acc[R][4];
@@ -247,7 +247,7 @@ template <int R, int First, int Count, typename Source>
 inline void add_dots(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
     unroll<Count / 4>([&](auto part) __attribute__((always_inline)) {
         constexpr int Q0 = First + 4 * decltype(part)::value;
-        int8x16_t x[R];  // four quads of each row
+        int8x16_t x[R];  // four quads per row
         for (int r = 0; r < R; ++r) x[r] = vld1q_s8(a + 32 * r + 4 * Q0);
         unroll<4>([&](auto i) __attribute__((always_inline)) {
             constexpr int I = decltype(i)::value;
@@ -261,8 +261,8 @@ inline void add_dots(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
 
 #if defined(OCTAVO_ISA_i8mm)
 
-// The same by pairs of rows; an odd row is its own partner. Rows and columns of a product lie in one register as
-// (row 0, column 0), (0, 1), (1, 0), (1, 1).
+// As above, by pairs of rows; an odd row is paired with itself. The results of a product are in one register in the
+// order (row 0, column 0), (0, 1), (1, 0), (1, 1).
 template <int R, int First, int Count, typename Source>
 inline void add_matrices(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
     constexpr int PAIRS = (R + 1) / 2;
@@ -316,7 +316,7 @@ inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
 #endif
 #endif
 
-// sum[r] = terms[r], if the type has a zero point, in all columns.
+// sum[r] = terms[r] in all columns if the type has a zero point, else 0.
 template <typename Form, int R>
 inline void start_sums([[maybe_unused]] const int32_t* terms, I32x16 (&sum)[R]) {
     for (int r = 0; r < R; ++r)
@@ -327,7 +327,7 @@ inline F32x16 to_floats(const I32x16& sum) {
     return each_register([&](int g) { return vcvtq_f32_s32(sum.v[g]); });
 }
 
-// I of linear_format.h, if scales of half units are floats.
+// I as in linear_format.h, if the scales of half units are floats.
 template <int R, typename Source>
 inline void scaled_sums(const Source& source, const int8_t* a, const int32_t* terms, F32x16 (&sum)[R]) {
     using Form = typename Source::Form;
@@ -342,7 +342,7 @@ inline void scaled_sums(const Source& source, const int8_t* a, const int32_t* te
     });
 }
 
-// The same in int32.
+// As above, in int32.
 template <int R, typename Source>
 inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, I32x16 (&sum)[R]) {
     using Form = typename Source::Form;
@@ -363,12 +363,12 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
     }
 }
 
-// Pair `odd` of 16-bit numbers in a term.
+// Repeats pair `odd` of the 16-bit numbers in a term.
 inline int16x8_t repeat_term(int32_t term, int odd) {
     return vdupq_n_s16(static_cast<int16_t>(odd ? term >> 16 : term));
 }
 
-// whole[r] += sum `at` of a super-block, of `Count` quads, times its scales. terms: of the super-block.
+// whole[r] += sum `at` of a super-block, over `Count` quads, times its scales. terms: of the super-block.
 template <int R, int First, int Count, typename Source>
 inline void add_scaled(const Source& source, const BlockFactors<typename Source::Form>& factors, const int8_t* a,
                        const int32_t* terms, int at, I32x16 (&whole)[R]) {
@@ -389,7 +389,7 @@ inline void add_scaled(const Source& source, const BlockFactors<typename Source:
     }
 }
 
-// c [R][16] += a * a super-block that is summed as whole numbers. Leaves the source at the one after it.
+// c [R][16] += a * a super-block that is summed in integers. Leaves the source at the next super-block.
 template <int R, typename Source>
 inline void multiply_block(Source& source, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
@@ -421,7 +421,7 @@ inline void multiply_block(Source& source, const uint8_t* a, const int32_t* term
     }
 }
 
-// The same of units with scales of their own.
+// As above, for units with their own scales.
 template <int R, typename Source>
 inline void multiply_scaled_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
@@ -437,7 +437,7 @@ inline void multiply_scaled_units(Source source, int units, const uint8_t* a, co
             for (int r = 0; r < R; ++r) sum[r] = to_floats(whole[r]);
         }
         const UnitFactors<Form> factors(source);
-        // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
+        // The integer sums need the registers, so c is updated in the L1 cache instead of in additional spill slots.
         if (R > 2) __asm__("" : "+r"(c));
         for (int r = 0; r < R; ++r)
             store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum[r], a, terms, r, R));

@@ -1,4 +1,4 @@
-// The operands of a fused product, the scratch memory of a worker, and the activations, normed and quantized.
+// The operands of a fused product, a worker's scratch memory, and the activations, normalized and quantized.
 #pragma once
 
 #include "activations.h"
@@ -23,35 +23,35 @@
 namespace octavo {
 namespace {
 
-constexpr int ADDED_ROWS = 128, ADDED_PANELS = 16;  // of the sums that adapters add, at once
-constexpr int FEW_ROWS = 8;  // up to so many rows every worker prepares its own activations: no barrier
+constexpr int ADDED_ROWS = 128, ADDED_PANELS = 16;  // of adapters' sums at once
+constexpr int FEW_ROWS = 8;  // up to this many rows, every worker prepares its own activations without a barrier
 
-// One fused product. Everything but `weights` may be absent.
+// One fused product. Everything except `weights` may be absent.
 struct Product {
     const Weight* weights;
-    const Weight* biases;  // one a weight
+    const Weight* biases;  // one per weight
     int32_t num_weights;
     View x, out;
     const float* residual;
     const float* norm;  // RMSNorm weight
     float eps;
-    int64_t gate_kind;  // KIND_NONE: side by side
+    int64_t gate_kind;  // KIND_NONE: outputs side by side
     float scale, softcap;
-    float gate_limit = 0.0f, up_offset = 0.0f;  // of experts (octavo/graph/ops/moe.py); 0: none
-    bool limits_activated = false;              // the limit of gates is behind their activation
-    // More than one: the only weight is as many matrices one below the other. Each reads the columns of a head, an
-    // equal part of x, and writes that of `out`, whole panels.
+    float gate_limit = 0.0f, up_offset = 0.0f;  // for experts (octavo/graph/ops/moe.py); 0: none
+    bool limits_activated = false;              // whether the limit applies to gates after their activation
+    // If greater than one, the only weight consists of this many stacked matrices. Each reads one head's columns, an
+    // equal part of x, and writes that head's columns of `out`, in whole panels.
     int32_t heads = 1;
-    const AdapterRows* adapters = nullptr;  // null: none has one
+    const AdapterRows* adapters = nullptr;  // null: no row has one
 
     int32_t k() const { return x.cols / heads; }
 };
 
 inline uint64_t order_id(const PackedWeight& w) { return w.order ? *w.order_id : 0; }
 
-// Weights with the same order of columns share an image of the activations; those of several experts have none in
-// common, as far as their scratch memory goes. Returns whether weight i is the first of those that share. image: that
-// of weight i.
+// Weights with the same order of columns share an image of the activations. The weights of several experts never share
+// one, as far as scratch sizes are concerned. Returns whether weight i is the first to use its image. image: that of
+// weight i.
 inline bool has_new_image(const Product& p, int i, int& image) {
     const PackedWeight& w = *p.weights[i].packed;
     image = 0;
@@ -78,7 +78,7 @@ struct ProductNeeds {
             normed_rows |= (is_dense(p.weights[i].packed->type->traits) || p.adapters) && p.norm;
         }
     }
-    // Bytes of the prepared activations: the int8 images, then normed float rows.
+    // Bytes for the prepared activations: the int8 images, then normalized float rows.
     static int64_t image_bytes(const Product& p, int64_t rows) { return align64(Image::bytes(rows, p.k())); }
     int64_t bytes(const Product& p, int64_t rows) const {
         return images * image_bytes(p, rows) + (normed_rows ? align64(rows * p.x.cols * 4) : 0);
@@ -91,16 +91,16 @@ inline bool has_dense(const Product& p) {
     return false;
 }
 
-// The private scratch of a worker.
+// A worker's private scratch.
 struct ProductScratch {
-    uint8_t* activations;  // of FEW_ROWS
-    float* row;            // one normed row
+    uint8_t* activations;  // for FEW_ROWS
+    float* row;            // one normalized row
     uint8_t* tiles;        // unpacked units
     uint8_t* dense;        // activations for panels of floats
-    int32_t* terms[2];     // of BLOCK_ROWS; for two types that take turns (gate and up)
-    float* sums[2];        // [panels of a run][rows][16], at most KEPT_ROWS x 16
+    int32_t* terms[2];     // for BLOCK_ROWS; for two alternating types (gate and up)
+    float* sums[2];        // [panels in a run][rows][16], at most KEPT_ROWS x 16
     float* added;          // [panels][rows][16], what adapters add
-    float* inner_rows;     // [ADDED_ROWS, inner numbers] of adapters
+    float* inner_rows;     // [ADDED_ROWS, inner numbers] for adapters
 
     static int64_t bytes(const Product& p) {
         ProductScratch s{};
@@ -137,8 +137,8 @@ struct ProductScratch {
 struct Activations {
     Image first_image;
     int64_t image_bytes;
-    const float* dense;  // rows of x or normed rows
-    int64_t stride;      // of these
+    const float* dense;  // rows of x, or normalized rows
+    int64_t stride;      // between dense rows
 
     Image image(int i) const { return {first_image.data + i * image_bytes, first_image.rows, first_image.units}; }
 };
@@ -188,7 +188,7 @@ struct RowBlock {
     int32_t first, count;  // first is a multiple of ROW_GROUP
 };
 
-// Neighbouring panels of one weight.
+// Consecutive panels of one weight.
 struct PanelRun {
     const PackedWeight& weight;
     Image image;  // of the activations, in the weight's order of columns
@@ -200,15 +200,15 @@ struct PanelRun {
     const uint8_t* data(int i) const { return weight.data + (first + i) * weight.panel_bytes; }
 };
 
-// Where the sums of a run of panels go, and later what is made of them.
+// Where the sums of a run of panels are stored, and where their results are written.
 struct SumsPlace {
     float* sums;
-    int slot;          // which of two that are kept at a time (gate and up)
-    const float* out;  // the first row of the first panel; null: not known
+    int slot;          // one of the two that are kept at a time (gate and up)
+    const float* out;  // the first row of the first panel; null: unknown
     int64_t out_stride;
 };
 
-// Rows of 16 sums.
+// Clears rows of 16 sums.
 inline void zero_sums(float* sums, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) store(sums + r * PANEL_COLS, broadcast(0.0f));
 }

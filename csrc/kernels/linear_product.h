@@ -1,6 +1,6 @@
 // A fused product of some rows of activations with one or several packed weights:
 //     [norm of x] -> products side by side, or kind(gate) * up -> + bias, scale, soft cap -> + residual
-// Work is shared out as (block of rows, panel) pairs, in pieces that get smaller, to whoever is free.
+// Work is divided into (block of rows, panel) pairs. Free workers take pieces that become smaller towards the end.
 #pragma once
 
 #include "linear_adapted.h"
@@ -8,29 +8,29 @@
 namespace octavo {
 namespace {
 
-constexpr int LEAST_ROWS = 8;   // the smallest piece of work: so many rows times panels
-constexpr int RUN_PANELS = 16;  // panels of one weight whose sums are kept until all are finished, if rows are few
+constexpr int LEAST_ROWS = 8;   // the smallest piece of work, in rows times panels
+constexpr int RUN_PANELS = 16;  // panels of one weight whose sums are kept until all are finished, for few rows
 static_assert(RUN_PANELS <= ADDED_PANELS, "adapters add to all of them at once");
 
-// The first of `count` items whose cost begins at `at` or later.
+// The first of `count` items whose cost begins at or after `at`.
 inline int32_t first_item(int64_t at, int64_t cost, int32_t count) {
     if (at <= 0) return 0;
     const int64_t item = (at + cost - 1) / cost;
     return item < count ? static_cast<int32_t>(item) : count;
 }
 
-// One worker's part of a product.
+// One worker's share of a product.
 class ProductRun {
   public:
     ProductRun(const Product& p, const ProductScratch& s, const Activations& a) : p_(p), s_(s), a_(a), sums_(s) {}
 
-    // The panels [begin, end) of one weight, or of gate and up, for a block of rows.
+    // Computes the panels [begin, end) of one weight, or of gate and up, for a block of rows.
     void run_panels(RowBlock block, int32_t begin, int32_t end) {
         block_ = block;
         run_panels(0, begin, end, 0);
     }
 
-    // The sums of a block of rows with neighbouring panels of one weight, [count][sum_rows(block.count)][16].
+    // The sums of a block of rows with consecutive panels of one weight, [count][sum_rows(block.count)][16].
     const float* sum_panels(RowBlock block, int32_t first, int count) {
         block_ = block;
         accumulate(panel_run(0, first, count), 0, nullptr);
@@ -45,7 +45,7 @@ class ProductRun {
         return s_.sums[0];
     }
 
-    // Items are (block of rows, panel); a worker takes those whose cost begins in its pieces.
+    // Items are (block of rows, panel) pairs. A worker takes the items whose cost begins in its pieces.
     void run(Worker& worker) {
         const int32_t blocks = (p_.x.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
         int64_t cost = 0, least = 0;
@@ -64,13 +64,13 @@ class ProductRun {
 
   private:
     bool gated() const { return p_.gate_kind != KIND_NONE; }
-    // So many neighbouring panels belong to one piece of work.
+    // The number of consecutive panels in one piece of work.
     int32_t panels_together() const {
         return p_.out.is_image ? UNIT_PANELS : p_.x.rows > PACKED_ROWS ? panels_at_once() : 1;
     }
     int32_t num_columns() const { return gated() ? 1 : p_.num_weights; }
 
-    // Few rows: bytes to read. Many rows: products, of which bytes take twice as many as smaller codes.
+    // With few rows: bytes to read. With many: products, which for byte codes take twice as long as for smaller codes.
     int64_t panel_cost(int i) const {
         int64_t cost = 0;
         for (int j = i; j < (gated() ? p_.num_weights : i + 1); ++j) {
@@ -83,7 +83,7 @@ class ProductRun {
         return cost;
     }
 
-    // cost: of all panels, for one block of rows.
+    // cost: that of all panels, for one block of rows.
     void run_range(Range range, int64_t cost, int32_t blocks) {
         for (int64_t b = range.begin / cost; b < blocks && b * cost < range.end; ++b) {
             const int32_t first = static_cast<int32_t>(b) * BLOCK_ROWS;
@@ -110,7 +110,7 @@ class ProductRun {
         }
     }
 
-    // Sums of the i-th panel of a run.
+    // The sums of the i-th panel of a run.
     float* sums_of(int slot, int i) const { return s_.sums[slot] + i * sum_rows(block_.count) * PANEL_COLS; }
 
     void run_panels(int i, int32_t begin, int32_t end, int32_t column) {
@@ -145,7 +145,7 @@ class ProductRun {
         return {w, a_.image(image + head), image + head, first, count, head};
     }
 
-    // The sums of `slot` become activations of the block * panels. out: where they will be written; null: nowhere.
+    // Sets the sums of `slot` to activations of the block * panels. out: where results will be written, or null.
     void accumulate(const PanelRun& run, int slot, const float* out) {
         with_format(run.weight.type->traits, [&](auto format) {
             using F = decltype(format);
@@ -166,7 +166,7 @@ class ProductRun {
         return left < PANEL_COLS ? left : PANEL_COLS;
     }
 
-    // Writes f(index of the row in the block) for some rows of it.
+    // Writes f(row index in the block) for some of its rows.
     template <typename F>
     void write_rows(int i, int32_t panel, int32_t column, RowBlock part, const F& f) const {
         const int lanes = lanes_of(*p_.weights[i].packed, panel);
@@ -186,7 +186,7 @@ class ProductRun {
         }
     }
 
-    // Reads rows of sums with the bias of weight i.
+    // Reads rows of sums and adds the bias of weight i.
     struct BiasedSums {
         const float* sums;
         F32x16 factors, bias;
@@ -221,7 +221,7 @@ class ProductRun {
         return {biased_sums(0, panel, sums_of(0, i)), biased_sums(up, panel, sums_of(up, i))};
     }
 
-    // The i-th panel of a run; of an image with the one after it.
+    // Finishes the i-th panel of a run; for an image, together with the next one.
     void finish_gated(int32_t panel, int i, RowBlock part) const {
         with_activation(p_.gate_kind, [&](auto activation) {
             if (p_.gate_limit == 0.0f && p_.up_offset == 0.0f)
@@ -267,7 +267,7 @@ inline void run_product(const Product& p, void* shared, Worker& worker) {
     ProductRun(p, scratch, a).run(worker);
 }
 
-// `p` with the largest number of rows.
+// `p` must have the largest number of rows.
 inline ScratchSizes product_scratch(const Product& p) {
     const int64_t rows = p.x.rows;
     return {static_cast<size_t>(ProductScratch::bytes(p)),

@@ -1,4 +1,4 @@
-// Products of quantized panels in plain C++: the readable form of linear_format.h.
+// Products of quantized panels in plain C++: a readable version of linear_format.h.
 #pragma once
 
 #include "linear_units.h"
@@ -51,7 +51,7 @@ inline F32x16 half_sums(const UnitTile<Form>& tile, const int8_t* a, int half) {
     return to_floats(sum);
 }
 
-// I of linear_format.h: float sums and products of whole numbers are exact.
+// I as in linear_format.h: float sums and products of integers are exact.
 template <typename Form>
 __attribute__((noinline)) F32x16 unit_sums(const UnitTile<Form>& tile, const int8_t* a) {
     const F32x16 first = half_sums(tile, a, 0), second = half_sums(tile, a, 1);

@@ -1,4 +1,4 @@
-// A walk over the packed units of a panel with vectors: what comes next is fetched, vectors of grids are looked up.
+// Walks over the packed units of a panel with vectors: prefetches what comes next, and looks up vectors of grids.
 #pragma once
 
 #include "kernel.h"
@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-// How far ahead of the unit that is read the packed stream is fetched.
+// How far ahead of the current unit the packed stream is prefetched.
 #if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
 constexpr int PREFETCH_BYTES = 8192;
 #elif defined(OCTAVO_ISA_avx512)
@@ -19,7 +19,7 @@ constexpr int PREFETCH_BYTES = 1024;
 #else
 constexpr int PREFETCH_BYTES = 0;
 #endif
-// In a small cache half of it pushes out the activations of a few rows.
+// In a small cache, half of that distance already evicts the activations of a few rows.
 inline int prefetch_bytes() {
 #if defined(OCTAVO_ISA_avx512vnni)
     if (has_small_cache()) return PREFETCH_BYTES / 2;
@@ -39,7 +39,7 @@ struct StreamedUnits : UnitCursor<F> {
         : UnitCursor<F>(panel, first, count), ahead_(prefetch_bytes()) {}
     // Always inlined: GCC drops calls of functions that do nothing but prefetch.
     __attribute__((always_inline)) void prefetch() const { fetch_unit(this->codes() + ahead_); }
-    // As many bytes as a unit has, with its share of a header, into a cache: 3 is L1, 2 is L2.
+    // Prefetches the size of a unit, with its share of a header. locality: 3 is the L1 cache, 2 the L2 cache.
     template <int locality = 3>
     static __attribute__((always_inline)) void fetch_unit(const uint8_t* at) {
         constexpr int BYTES = F::is_grouped ? F::unit_bytes : F::block_bytes / (F::units > 0 ? F::units : 1);
@@ -56,8 +56,8 @@ struct PackedUnits : StreamedUnits<F> {
 };
 
 #if defined(__AVX2__) || defined(OCTAVO_NEON)
-// The vectors of the unit are looked up when the walk gets there. Their indices are kept from the unit before it, so
-// that no lookup waits for them.
+// The vectors of a unit are looked up when the walk reaches it. Their indices are computed one unit earlier, so that no
+// lookup waits for them.
 template <typename F>
 struct PackedUnits<F, true> : StreamedUnits<F> {
     PackedUnits(const Panel& panel, int first, int count)

@@ -1,5 +1,5 @@
-// Units of weights one after the other, packed or unpacked, as the products of int8 with vectors read them. An
-// instruction set adds their codes and half scales (PackedSource, TileSource) and the product of R rows
+// Consecutive units of weights, packed or unpacked, as the vector int8 products read them. Each instruction set
+// adds access to their codes and half scales (PackedSource, TileSource) and the product with R rows
 // (multiply_units).
 #pragma once
 
@@ -18,8 +18,8 @@ struct ShuffledTileSource;
 template <typename Form>
 struct UnitTile;
 
-// Bytes [at, end) that are fetched into the L2 cache while units are multiplied, `step` with each: all at once would
-// fill the queue of misses, and the products would wait.
+// Bytes [at, end) to prefetch into the L2 cache while units are multiplied, `step` bytes with each unit. All at once
+// would fill the queue of outstanding misses, and the products would wait.
 struct FetchAhead {
     const uint8_t *at, *end;
     int64_t step;  // a multiple of a cache line
@@ -29,7 +29,7 @@ struct FetchAhead {
     }
 };
 
-// What the products of two panels of one weight read and add to.
+// The operands and sums for the products of two panels of one weight.
 template <typename Form>
 struct TilePair {
     const UnitTile<Form>* of[2];
@@ -37,8 +37,8 @@ struct TilePair {
     FetchAhead ahead[2];
 };
 
-// c [R][16] += a * weights over `units` units. Inlined: a source that is an argument is copied through memory, and the
-// loads of the next panel would wait for that.
+// c [R][16] += a * weights over `units` units. Inlined, because a source that is passed as an argument is copied
+// through memory, and the loads of the next panel would wait for the copy.
 template <int R, typename Source>
 inline __attribute__((always_inline)) void multiply_units(Source source, int units, const uint8_t* a,
                                                           const int32_t* terms, float* c);
@@ -49,7 +49,7 @@ struct TileUnits {
     const UnitTile<Form>* tile;
     F32x16 scales() const { return load(tile->scales); }
     F32x16 mins(int half) const { return load(tile->mins[half]); }
-    // Of the super-block whose unit `unit` this is.
+    // The factors of the super-block in which this is unit `unit`.
     const BlockFactors<Form>& block(int unit) const { return tile[-unit].block; }
     const int16_t* all_scales(int16_t*) const { return tile->block.scales; }
     void prefetch() const {}
@@ -66,7 +66,7 @@ struct UnitFactors {
         if constexpr (!Form::scales_columns) scales = source.scales();
         for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
     }
-    // y after the unit, with I = sum. a: the unit of an image with r rows.
+    // y after the unit, where I = sum. a: the unit in an image with r rows.
     F32x16 add(F32x16 y, F32x16 sum, const uint8_t* a, const int32_t* terms, int row, int r) const {
         const float* const row_scales = reinterpret_cast<const float*>(a + 32 * r);
         if constexpr (Form::scales_columns) return fma(sum, broadcast(row_scales[row]), y);
@@ -79,16 +79,16 @@ struct UnitFactors {
     }
 };
 
-// Up to so many rows read the packed panel directly. Each number of rows is a loop of its own for each type, which most
-// of the compiler's time goes into: types that are rarely served to several users have few of them.
+// Up to this many rows read the packed panel directly. Each number of rows has a separate loop for each type, which
+// dominates compile time. Types that rarely serve several users therefore have fewer loops.
 template <typename F>
 constexpr int packed_rows() {
     constexpr bool is_rare = F::bits < 4 || (F::bits == 5 && F::units == 1) || F::has_e4m3_scales;
     return is_rare && PACKED_ROWS > 2 ? 2 : PACKED_ROWS;
 }
 
-// Whether the first group of many rows, a whole one, reads the packed panel and leaves its units in tiles for the
-// others: unpacking takes parts of the core that products leave idle.
+// Whether the first group of many rows, a full one, reads the packed panel and leaves its units in tiles for the
+// following groups. Unpacking uses parts of the core that products leave idle.
 template <typename F>
 constexpr bool keeps_group() {
     return KEEPS_GROUPS && packed_rows<F>() >= ROW_GROUP;
@@ -125,8 +125,8 @@ struct HalfScaleType<true> {
 template <typename Form>
 using HalfScale = typename HalfScaleType<Form::has_float_scales>::type;
 
-// Of a tile whose codes are magnitudes: 255 where a code is negative, and the sums of the magnitudes there, of the
-// halves of a unit if these have float scales, else of the unit, the first.
+// For a tile whose codes are magnitudes: 255 where a code is negative, and the sums of those magnitudes. There is one
+// sum per half unit if half units have float scales, else only the first, for the whole unit.
 template <bool IsApart>
 struct TileSigns {};
 template <>
@@ -135,7 +135,7 @@ struct alignas(64) TileSigns<true> {
     int32_t starts[2][PANEL_COLS];
 };
 
-// One unit unpacked, reused for many rows.
+// One unpacked unit, reused for many rows.
 template <typename Form>
 struct alignas(64) UnitTile : TileSigns<Form::is_wide && SIGNS_APART> {
     TileCode codes[PANEL_COLS * UNIT_K];
@@ -144,7 +144,7 @@ struct alignas(64) UnitTile : TileSigns<Form::is_wide && SIGNS_APART> {
     HalfScale<Form> half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
-// The first unit of a super-block that is summed as whole numbers has its factors.
+// If a super-block is summed in integers, its first unit has its factors.
 template <int Bits, bool InHalves, int Mins>
 struct alignas(64) UnitTile<BlockForm<Bits, InHalves, Mins>> {
     TileCode codes[PANEL_COLS * UNIT_K];
@@ -177,7 +177,7 @@ inline BlockEnd<FormOf<F>> packed_end(const UnitCursor<F>& cursor) {
     return {block.sum_factors(), block.min_factors()};
 }
 
-// A function of its own for each number of rows: in one for all of them the registers are shared out worse.
+// A separate function for each number of rows: in a shared one, registers are allocated less well.
 template <int R, typename Source>
 __attribute__((noinline)) void multiply_tile_units(const UnitTile<typename Source::Form>* tiles, int units,
                                                    const uint8_t* a, const int32_t* terms, float* c) {
@@ -199,9 +199,9 @@ void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const 
 
 // Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps.
 constexpr int BLOCK_ROWS = 128, KEPT_ROWS = UNIT_PANELS * BLOCK_ROWS;
-constexpr int WRITTEN_ROWS = BLOCK_ROWS;  // one panel after the other: their rows were fetched in this order
-// Units that are unpacked at once: they stay in the L1 cache. Fewer for few groups of rows, whose weights pass through
-// it from memory at the same time.
+constexpr int WRITTEN_ROWS = BLOCK_ROWS;  // one panel after the other, the order in which their rows were prefetched
+// Units unpacked at once, so that they stay in the L1 cache. Fewer for few groups of rows, because weights then stream
+// through that cache from memory at the same time.
 constexpr int TILE_UNITS = KEEPS_GROUPS ? 24 : 16, FEW_TILE_UNITS = 16, FEW_GROUPS = 4;
 
 // Unpacked units of any format.
@@ -217,17 +217,17 @@ constexpr int64_t tile_bytes() {
 }
 constexpr int64_t UNPACKED_BYTES = MOST_PANELS * tile_bytes();
 
-// Activations that are converted for products with dense panels.
+// Bytes of activations converted for products with dense panels.
 constexpr int64_t DENSE_BYTES = 0;
 
 // The terms of a block of rows with k columns.
-constexpr int MOST_TERMS = 4;  // of a unit
+constexpr int MOST_TERMS = 4;  // per unit
 constexpr int64_t terms_bytes(int64_t k) { return BLOCK_ROWS * (k / UNIT_K) * MOST_TERMS * 4; }
 
-// Rows that the sums of `rows` rows with a panel take in memory.
+// The number of rows of memory for the sums of `rows` rows with a panel.
 constexpr int32_t sum_rows(int32_t rows) { return rows; }
 
-// Whether finished sums are multiplied by something, and by what.
+// Whether finished sums are scaled, and by what.
 inline bool scales_sums(const PackedWeight& w) { return may_scale_columns(w.type->traits) && w.groups.k == w.k; }
 inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
     if (!scales_sums(w)) return broadcast(1.0f);
@@ -235,7 +235,7 @@ inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
     return w.groups.scale_bytes == 4 ? load(reinterpret_cast<const float*>(header)) : load_halves(header);
 }
 
-// Panels of many rows that are multiplied at once.
+// Panels multiplied at once if there are many rows.
 inline int panels_at_once() {
 #if defined(OCTAVO_ISA_avx512vnni)
     if (needs_many_chains()) return MOST_PANELS;
@@ -243,7 +243,7 @@ inline int panels_at_once() {
     return 1;
 }
 
-// Panels whose sums a worker keeps for a block of so many rows, a multiple of `once`.
+// How many panels' sums a worker keeps for a block of `rows` rows, a multiple of `once`.
 inline int fitting_panels(int32_t rows, int once) { return (BLOCK_ROWS / rows + once - 1) / once * once; }
 
 }  // namespace

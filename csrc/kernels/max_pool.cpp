@@ -1,4 +1,4 @@
-// MaxPool: the largest number of each column over the tokens of a text.
+// MaxPool: the maximum of each column over the tokens of a text.
 #include "elementwise.h"
 #include "shapes.h"
 

@@ -6,7 +6,7 @@ namespace {
 
 OCTAVO_SIGNATURE(MeanPool, (x), (), (), ());
 
-// The text of a token: the request whose tokens it is among.
+// The text of a token, that is, the index of its request.
 inline int32_t text_of(const Step& step, int32_t token) {
     int32_t text = 0;
     while (step.query_start_loc[text + 1] <= token) ++text;

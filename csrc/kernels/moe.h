@@ -1,12 +1,12 @@
-// Mixture of experts. All chosen (row, expert) pairs are one list: the panels of gate and up of every expert with rows
-// are shared out together, and after one barrier the panels of `down`. Whoever has a panel of `down` adds its experts
-// in increasing order, so a row's result depends neither on other rows nor on the number of threads.
+// Mixture of experts. All chosen (row, expert) pairs form one list. The workers first share the gate and up panels of
+// every expert that has rows and, after one barrier, the panels of `down`. The worker for a panel of `down` adds the
+// experts in increasing order, so a row's result depends neither on other rows nor on the number of threads.
 //
-// With adapters (linear_adapted.h), the products of all pairs with A are shared out before those with gate and up, and
-// again before those with `down`.
+// With adapters (linear_adapted.h), the products of all pairs with A are shared out before the products with gate and
+// up, and again before the products with `down`.
 //
-// With few pairs every worker routes and quantizes all rows itself. Otherwise that is shared out, too, with a barrier
-// after each part, and long steps go in chunks of rows, which bounds the scratch memory.
+// With few pairs, every worker routes and quantizes all rows itself. Otherwise this work is also shared out, with a
+// barrier after each part, and long steps are split into chunks of rows, which bounds the scratch memory.
 #pragma once
 
 #include "moe_experts.h"
@@ -15,17 +15,17 @@ namespace octavo {
 namespace {
 
 constexpr int FEW_PAIRS = 16;
-constexpr int64_t CHUNK_BYTES = int64_t{64} << 20;  // of the scratch memory of a chunk, unless experts get few rows
-constexpr int CHUNK_EXPERT_ROWS = 32;               // rows of an expert in a chunk, on average: unpacking pays off
-constexpr int SUM_ROWS = 4096;                      // rows times panels that a worker sums at a time, in the L2 cache
-constexpr int LEAST_COST = 8;                       // of a panel, in rows: its bytes have to be read
-constexpr int LEAST_PANELS = 2;                     // the smallest piece of work, if rows are few
+constexpr int64_t CHUNK_BYTES = int64_t{64} << 20;  // scratch memory of a chunk, unless experts get few rows
+constexpr int CHUNK_EXPERT_ROWS = 32;  // average rows per expert in a chunk: enough to make unpacking pay off
+constexpr int SUM_ROWS = 4096;         // rows times panels that a worker sums at a time, in the L2 cache
+constexpr int LEAST_COST = 8;          // of a panel, in rows, because its bytes must be read
+constexpr int LEAST_PANELS = 2;        // the smallest piece of work, for few rows
 
-// Bytes of the memory that both kinds of products take.
+// Memory requirements that both kinds of products share.
 struct MoeNeeds {
-    int images;       // of gate and up
-    bool own_rows;    // x of each pair as floats: for dense weights, adapters, or scaled
-    bool own_orders;  // each expert has an order of columns
+    int images;       // for gate and up
+    bool own_rows;    // x of each pair is stored as floats: for dense weights, adapters, or scaled inputs
+    bool own_orders;  // each expert has its own order of columns
 
     explicit MoeNeeds(const MoeOperands& m) {
         const ProductNeeds needs(plain_product(m.gate_up, nullptr, m.num_gate_up, m.x, m.out));
@@ -39,7 +39,7 @@ struct MoeNeeds {
     }
 };
 
-// Hands out pieces of a region; without one, only counts their bytes.
+// Hands out pieces of a region. Without a base it only counts their bytes.
 struct Region {
     uint8_t* base;
     int64_t size = 0;
@@ -53,7 +53,7 @@ struct Region {
     int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(bytes(count * 4)); }
 };
 
-// Memory of pairs: the images of their x and of their hidden rows, and x by expert.
+// Memory for pairs: the images of their x and of their hidden rows, and x by expert.
 struct PairMemory {
     uint8_t *x_images, *hidden_images;
     float* x;
@@ -81,14 +81,14 @@ inline int64_t chunk_rows(const MoeOperands& m) {
     return rows < m.x.rows ? rows : m.x.rows;
 }
 
-// Scratch for m.x.rows rows. `product`: that of the largest product.
+// Scratch for m.x.rows rows. `product`: the scratch of the largest product.
 struct MoeScratch {
-    // Of all workers.
+    // Shared by all workers.
     void* product;
     float *scores, *weights, *hidden;  // [rows, experts], [rows, top_k], [pairs, intermediate + 16]
-    float* inner;                      // [pairs, inner numbers] of adapters
+    float* inner;                      // [pairs, inner numbers] for adapters
     int32_t* chosen;                   // [rows, top_k]
-    // Of this worker. sums: [panels][rows][16]
+    // Private to this worker. sums: [panels][rows][16]
     RoutingScratch routing;
     MoePairs pairs;
     float *sums, *few_weights;
@@ -117,7 +117,7 @@ struct MoeScratch {
     }
 };
 
-// One worker's part of some rows.
+// One worker's share of the work for some rows.
 class MoeRun {
   public:
     // m: with the rows of this chunk, and with their adapters if any row has one.
@@ -188,7 +188,7 @@ class MoeRun {
                 adapters_of(expert, number, 1, m_.intermediate)};
     }
 
-    // The adapters of the pairs of an expert, beside `count` weights from `first` on that read k numbers.
+    // The adapters of an expert's pairs for `count` weights from `first` on that read k numbers.
     AdapterRows adapters_of(int32_t expert, int32_t first, int32_t count, int32_t k) const {
         if (!m_.adapters.parts) return {};
         AdapterRows found = m_.expert_adapters(first, count, k);
@@ -199,7 +199,7 @@ class MoeRun {
         return found;
     }
 
-    // The products with A of all experts. each(expert, its rows, f): calls f with its product.
+    // Multiplies the pairs of all experts by A. each(expert, its rows, f): calls f with its product.
     template <typename F>
     void multiply_inner(const PairRows& rows, const F& each) {
         if (!m_.adapters.parts) return;
@@ -211,12 +211,12 @@ class MoeRun {
                 ProductSums sums(scratch);
                 InnerProducts(expert.product, scratch, a, sums).run(worker_, unit);
             });
-            ++unit;  // experts have few rows: each begins with another worker
+            ++unit;  // experts have few rows, so each starts with a different worker
         });
         worker_.barrier();
     }
 
-    // Calls f(expert) for each with pairs in [range.begin, range.end).
+    // Calls f(expert) for each expert with pairs in [range.begin, range.end).
     template <typename F>
     void each_expert(Range range, const F& f) const {
         for (int32_t i = 0; i < pairs_.num_used; ++i) {
@@ -225,7 +225,7 @@ class MoeRun {
         }
     }
 
-    // Writes the images of the pairs of an expert in the range. source(pair): its row.
+    // Writes the images of those pairs of an expert that are in the range. source(pair): its row.
     template <typename F>
     void quantize(const Product& p, const PairRows& rows, int32_t expert, Range range, const F& source) const {
         const Activations a = rows.of(pairs_, expert);
@@ -305,7 +305,7 @@ class MoeRun {
         return cost * num_panels(expert.panels[0]);
     }
 
-    // range: the part of the expert's cost.
+    // range: a part of the expert's cost.
     void run_gate_up(int32_t e, ExpertProduct& expert, const PairRows& x, const ProductScratch& scratch, Range range) {
         const int32_t rows = pairs_.count(e), panels = num_panels(expert.panels[0]);
         Product& p = expert.product;
@@ -325,7 +325,7 @@ class MoeRun {
         }
     }
 
-    // Of an expert's hidden rows, without the columns that its panels have in front.
+    // The columns of an expert's hidden rows that belong to the previous expert.
     int32_t hidden_skip(int32_t expert) const {
         return static_cast<int32_t>(static_cast<int64_t>(expert) * m_.intermediate % PANEL_COLS);
     }
@@ -372,7 +372,7 @@ class MoeRun {
             Activations a = hidden.of(pairs_, e);
             a.dense += hidden_skip(e);
             ProductRun run(expert.product, scratch, a);
-            // Columns that begin within a panel need the next one, too.
+            // Columns that begin inside a panel extend into the next one.
             const int32_t most = expert.skip ? BLOCK_ROWS / 2 : BLOCK_ROWS, rows = pairs_.count(e);
             for (int32_t r = 0; r < rows; r += most) {
                 const RowBlock block = block_of(rows, r, most);
@@ -389,7 +389,7 @@ class MoeRun {
         }
     }
 
-    // Each row of the sums: weight * x of its identities, or zeros.
+    // Initializes each row of the sums with weight * x for its identity experts, or zeros.
     void begin_sums(int32_t first, int32_t count) const {
         for (int32_t i = 0; i < count; ++i) {
             const int32_t column = (first + i) * PANEL_COLS, left = m_.x.cols - column;
@@ -406,9 +406,9 @@ class MoeRun {
     float* sums_of(int32_t panel, int64_t row) const { return s_.sums + (panel * m_.x.rows + row) * PANEL_COLS; }
 
     struct OutPanels {
-        int32_t first, slot, count;  // slot: of the first, in the sums
+        int32_t first, slot, count;  // slot: the position of the first panel in the sums
     };
-    // Adds weight * (outputs + bias) of a block of an expert's rows to the sums of these rows.
+    // Adds weight * (outputs + bias) of a block of an expert's rows to the sums of those rows.
     void add_panels(int32_t e, const ExpertProduct& expert, ProductRun& run, RowBlock block, OutPanels out) const {
         const int32_t left = num_panels(expert.panels[0]) - out.first, wanted = out.count + (expert.skip > 0);
         const float* const y = run.sum_panels(block, out.first, left < wanted ? left : wanted);
@@ -429,7 +429,7 @@ class MoeRun {
         }
     }
 
-    // The 16 columns from `skip` on, of panel i of y [panels, rows, 16]. has_next: there is another panel.
+    // The 16 columns from `skip` on, in panel i of y [panels, rows, 16]. has_next: whether another panel follows.
     static F32x16 columns_at(const float* y, int32_t rows, int32_t i, int32_t r, int32_t skip, bool has_next) {
         const float* const own = y + (i * rows + r) * PANEL_COLS;
         if (skip == 0) return load(own);
@@ -446,11 +446,11 @@ class MoeRun {
     const bool few_;
     const PairMemory& memory_;
     const int64_t hidden_stride_;
-    int32_t num_pairs_;  // once rows are routed
+    int32_t num_pairs_;  // valid once rows are routed
     MoePairs pairs_;
 };
 
-// Scratch of the largest product of a chunk, that of the router or of an expert.
+// Scratch for the largest product of a chunk, the router's or an expert's.
 inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
     const int32_t rows = static_cast<int32_t>(chunk_rows(m));
     const View x = {nullptr, rows, m.x.cols}, hidden = {nullptr, rows, m.intermediate};
@@ -464,7 +464,7 @@ inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
     return sizes;
 }
 
-// Those of `count` rows; without parts if none of them has one.
+// The adapters of `count` rows; without parts if none of the rows has one.
 inline AdapterRows adapters_of_rows(AdapterRows adapters, int32_t first, int32_t count) {
     if (!adapters.parts) return adapters;
     adapters.slots += first;

@@ -1,4 +1,4 @@
-// The operands of a mixture of experts, its experts as products, and its rows by expert.
+// The operands of a mixture of experts, its experts as products, and its rows grouped by expert.
 #pragma once
 
 #include "linear_product.h"
@@ -13,14 +13,14 @@ OCTAVO_SIGNATURE(Moe, (x, router_x),
                  (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, num_identities, kind,
                   first_expert, adds_identities, limits_activated),
                  (scale, jitter, limit, up_offset));
-// A Moe whose router, gate, up and down have adapters beside them: these are the weights, each once.
+// A Moe with adapters for the router, gate, up and down weights, each of which is listed once.
 OCTAVO_SIGNATURE_WITH_TUPLES(AdaptedMoe, (x, router_x, slots),
                              (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias,
                               expert_scale),
                              (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, num_identities,
                               kind, first_expert, adds_identities, limits_activated, num_slots, max_rank),
                              (scale, jitter, limit, up_offset), (weights));
-// So the operands of both are read in one way.
+// The operands of both can therefore be read in the same way.
 static_assert(static_cast<int>(Moe::router_x) == static_cast<int>(AdaptedMoe::router_x) &&
                   static_cast<int>(Moe::expert_scale) == static_cast<int>(AdaptedMoe::expert_scale) &&
                   static_cast<int>(Moe::limits_activated) == static_cast<int>(AdaptedMoe::limits_activated) &&
@@ -51,16 +51,16 @@ struct MoeOperands {
     View x, router_x, out;
     Weight router, router_bias;
     Weight gate_up[2], gate_up_bias[2];
-    int num_gate_up;  // 1: up is its own gate
+    int num_gate_up;  // 1 if up is its own gate
     Weight down, down_bias;
-    int32_t experts, intermediate, top_k;  // experts: that can be chosen, identities included
-    int32_t first_expert, held;            // of the experts, those that are here: of a rank, or all
-    int32_t num_identities;                // the last choices, which return the row; none if another rank adds them
+    int32_t experts, intermediate, top_k;  // experts: all that can be chosen, including identities
+    int32_t first_expert, held;            // the experts held here: those of this rank, or all
+    int32_t num_identities;                // the last choices, which return the row; 0 if another rank adds them
     int64_t kind;
     float limit, up_offset;
     bool limits_activated;
     Routing routing;
-    AdapterRows adapters;  // of the router; parts are null: no row has one
+    AdapterRows adapters;  // for the router; null parts: no row has one
 
     explicit MoeOperands(const Args& args)
         : x(args.inputs[Moe::x]),
@@ -106,7 +106,7 @@ struct MoeOperands {
                    x.rows,
                    nullptr} {}
 
-    // The products of a row with the factors A of its adapter, the most of a kind at a time.
+    // The products of a row with the factors A of its adapter: the largest number needed at a time.
     int64_t inner_numbers() const {
         if (!adapters.parts) return 0;
         const AdapterRows x_rows = expert_adapters(1, num_gate_up, x.cols),
@@ -114,7 +114,7 @@ struct MoeOperands {
         const int64_t of_x = x_rows.row_numbers(), most = of_x > hidden.row_numbers() ? of_x : hidden.row_numbers();
         return most > adapters.row_numbers() ? most : adapters.row_numbers();
     }
-    // Those beside `count` weights from `first` on that read k numbers.
+    // The adapters for `count` weights from `first` on that read k numbers.
     AdapterRows expert_adapters(int32_t first, int32_t count, int32_t k) const {
         AdapterRows found = adapters;
         found.parts += first;
@@ -140,7 +140,7 @@ bool adapted_moe_fits(const Args& args) {
            is_within(args.ints[AdaptedMoe::max_rank], 1, 1 << 16);
 }
 
-// The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix. `skip`: columns in front of them.
+// The panels that hold rows [expert * n, (expert + 1) * n) of a packed matrix. `skip`: columns that precede them.
 inline PackedWeight expert_panels(const PackedWeight& whole, int32_t expert, int32_t n, int32_t& skip) {
     const int64_t first = static_cast<int64_t>(expert) * n, panel = first / PANEL_COLS;
     PackedWeight p = whole;
@@ -160,21 +160,21 @@ inline Product plain_product(const Weight* weights, const Weight* biases, int32_
     return {weights, biases, count, x, out, nullptr, nullptr, 0.0f, KIND_NONE, 1.0f, 0.0f};
 }
 
-// adapters: of the rows; without parts if no row has one.
+// adapters: those of the rows; without parts if no row has one.
 inline Product adapted_product(Product p, const AdapterRows& adapters) {
     if (adapters.parts) p.adapters = &adapters;
     return p;
 }
 
-// The matrices of one expert that read the same rows, gate and up or down alone, as a product.
+// The matrices of one expert that read the same rows (gate and up, or down alone) as a product.
 struct ExpertProduct {
     PackedWeight panels[2];
     Weight weights[2], biases[2];
-    int32_t skip = 0;      // columns in front of the expert's
-    AdapterRows adapters;  // of its rows
+    int32_t skip = 0;      // columns that precede the expert's
+    AdapterRows adapters;  // for its rows
     Product product;
 
-    // rows: that chose the expert, with their adapters. n: features of its outputs. out: with `skip` columns more.
+    // rows: those that chose the expert. n: features of its outputs. out: has `skip` extra columns in front.
     ExpertProduct(const Weight* whole, const Weight* bias, int count, int32_t expert, int32_t n, int32_t rows,
                   const AdapterRows& of_rows)
         : adapters(of_rows), product(plain_product(weights, biases, count, {nullptr, rows, whole->packed->k}, {})) {
@@ -182,7 +182,7 @@ struct ExpertProduct {
             panels[i] = expert_panels(*whole[i].packed, expert, n, skip);
             weights[i] = {&panels[i], nullptr, 0};
             biases[i] = {};
-            // In front of the skipped columns lie the biases of the expert before: there are as many.
+            // The skipped columns read the last biases of the previous expert, which are just as many.
             if (bias[i].data) biases[i] = {nullptr, bias[i].data + static_cast<int64_t>(expert) * n - skip, skip + n};
         }
         adapters.skip = skip;
@@ -192,21 +192,21 @@ struct ExpertProduct {
     ExpertProduct& operator=(const ExpertProduct&) = delete;
 };
 
-// The pairs of a row and an expert that it chose and that is here: by expert, then by row. Experts count from the first
-// that is here.
+// The pairs of a row and a local expert that it chose, sorted by expert, then by row. Expert numbers count from the
+// first local expert.
 struct MoePairs {
     int32_t* starts;  // [experts + 2]: the first pair of each expert, then the number of pairs
     int32_t* used;    // experts with pairs
     int32_t num_used;
     int32_t* rows;         // [pairs]
     float* weights;        // [pairs]
-    float* of_identities;  // [rows]: the weights of the identities that a row chose, added; null: there are none here
+    float* of_identities;  // [rows]: total weight of the identities that each row chose; null: no identities here
 
     int32_t count(int32_t expert) const { return starts[expert + 1] - starts[expert]; }
 
     // chosen, chosen_weights: [num_rows, top_k].
     void sort(const int32_t* chosen, const float* chosen_weights, int32_t num_rows, const MoeOperands& m) {
-        // One place further than its expert, so that each becomes the end of its expert's pairs.
+        // Counted one place after its expert, so that each entry ends up as the end of its expert's pairs.
         for (int32_t e = 0; e < m.experts + 2; ++e) starts[e] = 0;
         const auto is_here = [&](int32_t i) {
             return chosen[i] >= m.first_expert && chosen[i] < m.first_expert + m.held;
@@ -231,15 +231,15 @@ struct MoePairs {
     }
 };
 
-// The rows of all pairs as the products of one kind read them: int8 images, and floats for dense weights.
+// The rows of all pairs as one kind of product reads them: int8 images, and floats for dense weights.
 struct PairRows {
     uint8_t* images;
-    int64_t row_bytes;    // of an image
-    int64_t image_bytes;  // from the first image of gate and up to the second
+    int64_t row_bytes;    // in an image
+    int64_t image_bytes;  // distance between the images for gate and up
     const float* dense;   // [pairs, stride]
     int64_t stride;
     int32_t units;
-    bool shared_row;  // all pairs have the same row: there is one
+    bool shared_row;  // all pairs share a single row
 
     static int64_t image_row_bytes(int64_t k) { return align64(k / UNIT_K * ROW_UNIT_BYTES); }
 

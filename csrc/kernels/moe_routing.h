@@ -1,4 +1,4 @@
-// The choice of a row's experts. Meaning: Routing in octavo/graph/ops/moe.py.
+// Chooses a row's experts. Routing in octavo/graph/ops/moe.py defines the result.
 #pragma once
 
 #include "activations.h"
@@ -12,12 +12,12 @@ struct Routing {
     bool normalize;
     float scale, jitter;
     int32_t num_groups, top_groups, group_best;
-    bool on_input;                // weights multiply the rows that experts read, not their outputs
+    bool on_input;                // weights multiply the experts' inputs, not their outputs
     const float* selection_bias;  // [experts], or null
-    const float* expert_scale;    // of weights, [experts], or null
+    const float* expert_scale;    // [experts] factors for the weights, or null
 };
 
-// Room for the choice of one row, `experts` numbers each.
+// Scratch for the choice of one row, `experts` numbers in each array.
 struct RoutingScratch {
     float *scores, *rank, *groups;
     int32_t* best;
@@ -25,7 +25,7 @@ struct RoutingScratch {
 
 constexpr float LEAST_RANK = -3.402823466e38f, NO_RANK = -__builtin_huge_valf();
 
-// Scores of all experts from the router's outputs, in place.
+// Turns the router's outputs into scores of all experts, in place.
 inline void score_experts(float* scores, int32_t n, int64_t scoring) {
     float largest = scores[0];
     for (int32_t i = 1; i < n; ++i) largest = scores[i] > largest ? scores[i] : largest;
@@ -39,7 +39,7 @@ inline void score_experts(float* scores, int32_t n, int64_t scoring) {
     for (int32_t i = 0; scoring == KIND_SOFTMAX && i < n; ++i) scores[i] /= total;
 }
 
-// The places of the `count` highest ranks, highest first, of equal ones the first. Never one of NO_RANK.
+// The indices of the `count` highest ranks, highest first, the lower index first among equals. Skips NO_RANK.
 inline void find_best(const float* rank, int32_t n, int32_t count, int32_t* best) {
     int32_t found = 0;
     for (int32_t i = 0; i < n; ++i) {
@@ -50,7 +50,7 @@ inline void find_best(const float* rank, int32_t n, int32_t count, int32_t* best
     }
 }
 
-// Takes the rank of all experts outside the best groups.
+// Removes the rank of all experts outside the best groups.
 inline void keep_groups(const Routing& r, const RoutingScratch& s) {
     const int32_t size = r.experts / r.num_groups;
     for (int32_t g = 0; g < r.num_groups; ++g) {
@@ -66,8 +66,8 @@ inline void keep_groups(const Routing& r, const RoutingScratch& s) {
         if (s.groups[e / size] != NO_RANK) s.rank[e] = NO_RANK;
 }
 
-// SparseMixer: the weight of a chosen expert is its share in a softmax of the outputs near its own, without the
-// experts chosen before it.
+// SparseMixer: the weight of a chosen expert is its share of a softmax over the outputs close to its own, without the
+// experts chosen earlier.
 inline void mix_sparsely(const Routing& r, const float* logits, const RoutingScratch& s, int32_t* chosen) {
     find_best(logits, r.experts, r.top_k, chosen);
     for (int32_t i = 0; i < r.top_k; ++i) {
@@ -97,7 +97,7 @@ inline void choose_experts(const Routing& r, const float* logits, const RoutingS
         score_experts(scores, r.experts, r.scoring);
         for (int32_t e = 0; e < r.experts; ++e) {
             const float rank = r.selection_bias ? scores[e] + r.selection_bias[e] : scores[e];
-            s.rank[e] = rank > LEAST_RANK ? rank : LEAST_RANK;  // what is not a number comes last
+            s.rank[e] = rank > LEAST_RANK ? rank : LEAST_RANK;  // NaN comes last
         }
         if (r.num_groups > 1) keep_groups(r, s);
         find_best(s.rank, r.experts, r.top_k, chosen);

@@ -6,7 +6,7 @@ namespace {
 
 OCTAVO_SIGNATURE(Mul, (a, b), (), (), ());
 
-// Each number of b multiplies a group of neighbouring columns.
+// Each number of b multiplies a group of adjacent columns.
 void mul_groups(const View& a, const View& b, const View& out, const Worker& worker) {
     const Range groups = share(static_cast<int64_t>(b.rows) * b.cols, worker);
     const int32_t size = a.cols / b.cols;

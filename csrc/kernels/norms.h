@@ -1,4 +1,4 @@
-// Sums over the columns of one row, in an order that depends on nothing but their number.
+// Sums over the columns of one row, in an order that depends only on their number.
 #pragma once
 
 #include "kernel.h"
@@ -33,7 +33,7 @@ inline void map_columns(float* out, const float* x, int64_t n, F f) {
     }
 }
 
-// x [n] / rms(x) * weight, or without weight if it is null. The meaning of RMSNorm on one group.
+// x [n] / rms(x) * weight, or without weight if it is null. Implements RMSNorm for one group.
 inline void rms_norm_group(float* out, const float* x, const float* weight, int64_t n, float eps) {
     const F32x16 inverse = broadcast(1.0f / __builtin_sqrtf(sum_of_squares(x, n) / static_cast<float>(n) + eps));
     if (!weight) return map_columns(out, x, n, [&](F32x16 v, auto) { return v * inverse; });

@@ -1,7 +1,7 @@
-// States of heads that grow by an outer product with each token: tiles of sixteen columns, each on its own.
+// Recurrent states that grow by an outer product per token, in independent tiles of 16 columns.
 //
-// A head's state has `rows` rows and `cols` columns in numpy. Here it lies in tiles of sixteen columns (the last may be
-// narrower), row after row: a tile of 128 rows takes 8 KB and stays in the first cache while a block of tokens passes.
+// In numpy, a head's state has `rows` rows and `cols` columns. Here it is split into tiles of 16 columns (the last one
+// may be narrower), stored row by row. A tile of 128 rows takes 8 KB and stays in the L1 cache for a block of tokens.
 #pragma once
 
 #include "activations.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int TOKEN_BLOCK = 16;  // tokens whose factors are computed together
 
-// log(1 + e^x): x or 0, and log1p(u) of u = e^-|x| as 2 atanh(u / (2 + u)), whose series ends at the 15th power with an
-// error below 1e-8.
+// log(1 + e^x): x or 0, plus log1p(u) for u = e^-|x|, as 2 atanh(u / (2 + u)). Its series ends at the 15th power with
+// an error below 1e-8.
 inline F32x16 softplus(F32x16 x) {
     const F32x16 u = exp(broadcast(0.0f) - abs(x));
     const F32x16 s = u / (broadcast(2.0f) + u), z = s * s;
@@ -29,7 +29,7 @@ inline F32x16 softplus(F32x16 x) {
     return max(broadcast(0.0f), x) + broadcast(2.0f) * s * p;
 }
 
-// Column `col` of up to sixteen rows of a value, from row `first` on.
+// Column `col` of up to 16 rows of a value, from row `first` on.
 inline F32x16 read_column(const View& value, int64_t first, int count, int64_t col) {
     float lanes[TOKEN_BLOCK] = {};
     for (int i = 0; i < count; ++i) lanes[i] = value.data[(first + i) * value.cols + col];
@@ -40,15 +40,15 @@ struct HeadState {
     int64_t heads, rows, cols;
 
     int64_t tiles() const { return (cols + 15) / 16; }
-    // The first element of a tile, and its columns.
+    // The offset of a tile's first element; its columns.
     int64_t offset(int64_t head, int64_t index) const { return head * rows * cols + index * 16 * rows; }
     ColumnRange columns(int64_t index) const {
         return {index * 16, static_cast<int>(cols - index * 16 < 16 ? cols - index * 16 : 16)};
     }
 };
 
-// Calls advance(head, tile begin, tile end, first token, number of tokens, state of the sequence) for blocks of up to
-// TOKEN_BLOCK tokens of every sequence, for this worker's tiles.
+// Calls advance(head, tile begin, tile end, first token, number of tokens, state of the sequence) for this worker's
+// tiles, in blocks of up to TOKEN_BLOCK tokens of every sequence.
 template <typename F>
 inline void for_each_block(const HeadState& shape, const Args& args, const Step& step, const Worker& worker,
                            F advance) {

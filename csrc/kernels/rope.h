@@ -1,4 +1,4 @@
-// Rotary embedding: cosines and sines of one token, and the rotation of one head.
+// Rotary embedding: the cosines and sines of one token, and the rotation of one head.
 #pragma once
 
 #include "kernel.h"
@@ -9,18 +9,18 @@ namespace {
 
 struct RopeTable {
     const float* frequencies;  // radians per position; null: no rotation
-    int32_t half;              // rotated pairs
+    int32_t half;              // number of rotated pairs
     float attention_factor;
-    const float* axes;  // component of the position for each frequency; null: positions have one
+    const float* axes;  // the component of the position for each frequency; null: positions have one component
 };
 
-// table: cos[half], then sin[half]. position: of each frequency. The angle is reduced in double: at position 100,000 a
-// float angle is off by 0.004 radians. Taylor polynomials on [-pi/4, pi/4], error below 1e-9.
+// table: cos[half], then sin[half]. position: called for each frequency. The angle is reduced in double, because at
+// position 100,000 a float angle is off by 0.004 radians. Taylor polynomials on [-pi/4, pi/4], error below 1e-9.
 template <typename P>
 inline void compute_cos_sin_by(const RopeTable& rope, P position, float* table) {
     for (int32_t i = 0; i < rope.half; ++i) {
         const double angle = static_cast<double>(position(i)) * static_cast<double>(rope.frequencies[i]);
-        const double turns = __builtin_rint(angle * 0.63661977236758134308);  // quarters
+        const double turns = __builtin_rint(angle * 0.63661977236758134308);  // quarter turns
         const double r = angle - turns * 1.57079632679489661923, r2 = r * r;
         const double s = r * (1.0 + r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880)))));
         const double c =
@@ -33,7 +33,7 @@ inline void compute_cos_sin_by(const RopeTable& rope, P position, float* table) 
     }
 }
 
-// Of one row of a domain.
+// As above, for one row of a domain.
 inline void compute_cos_sin(const RopeTable& rope, const DomainRows& rows, int64_t row, float* table) {
     if (rope.axes && rows.components > 1) {
         const auto component = [&](int32_t i) { return static_cast<int64_t>(rope.axes[i]); };
@@ -44,7 +44,7 @@ inline void compute_cos_sin(const RopeTable& rope, const DomainRows& rows, int64
     }
 }
 
-// Column i turns with column half + i.
+// Rotates column i together with column half + i.
 inline void rotate_pairs(const float* x, float* out, const float* cosines, int32_t half) {
     const float* sines = cosines + half;
     for (int32_t i = 0; i < half; i += 16) {
@@ -64,7 +64,7 @@ inline void rotate_pairs(const float* x, float* out, const float* cosines, int32
     }
 }
 
-// One head; `out` may be `x`. Columns beyond the rotated ones are copied.
+// Rotates one head; `out` may be `x`. Columns beyond the rotated ones are copied.
 inline void rotate_head(const RopeTable& rope, const float* table, const float* x, float* out, int32_t head_dim) {
     rotate_pairs(x, out, table, rope.half);
     for (int32_t i = 2 * rope.half; i < head_dim; ++i) out[i] = x[i];

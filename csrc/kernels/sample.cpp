@@ -1,4 +1,4 @@
-// Sampling: each row of logits becomes a token. Rows are shared out among the workers.
+// Sampling: turns each row of logits into a token. The workers share the rows.
 #include "sample_whole.h"
 #include "shapes.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 OCTAVO_SIGNATURE(Sample, (), (), (), ());
 
-// The task lies where other kernels have their shared scratch.
+// The task is passed in place of the shared scratch of other kernels.
 void sample(const Args& args, const Step&, Worker& worker) {
     const SamplingTask& task = *static_cast<const SamplingTask*>(args.shared_scratch);
     RowBuffers buffers = carve_row_buffers(static_cast<char*>(worker.scratch), task.vocab);
@@ -17,7 +17,7 @@ void sample(const Args& args, const Step&, Worker& worker) {
     }
 }
 
-// An executor calls it after the last record; it is none.
+// The executor calls it after the last record; it is not itself a record.
 bool sample_fits(const Args&) { return false; }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Where a filter cuts: a histogram of x says about where, then one pass finds all that lies before that place exactly
-// and looks closely at what lies around it. A guess that was wrong costs another pass, not the result.
+// Decides where a filter cuts. A histogram of x gives an approximate position. One pass then sums up everything before
+// it, and examines the tokens around it exactly. A wrong guess costs another pass, but does not change the result.
 #pragma once
 
 #include "sample_weights.h"
@@ -9,16 +9,16 @@ namespace {
 
 constexpr int32_t NUM_BINS = 2048;
 
-// Memory of a histogram.
+// Memory for a histogram.
 struct BinTables {
-    uint32_t* counts;  // [NUM_BINS + 1]; the last one is of tokens that weigh nothing
-    float* weights;    // [NUM_BINS]; of a token in the middle of the bin
+    uint32_t* counts;  // [NUM_BINS + 1]; the last one counts tokens with weight zero
+    float* weights;    // [NUM_BINS]; the weight of a token in the middle of each bin
 };
 
-// The memory of one worker, for rows of `vocab` logits.
+// One worker's memory for rows of `vocab` logits.
 struct RowBuffers {
     float* changed;                // logits with bias, mask and penalties
-    float *raw_max, *changed_max;  // of panels
+    float *raw_max, *changed_max;  // per panel
     float* weights;
     double* panel_sums[2];
     BinTables bins;
@@ -30,25 +30,25 @@ inline Weights make_weights(const Logits& logits, const Softening& soft, const R
     return {&logits, soft, b.weights, b.panel_sums[0], b.panel_sums[1]};
 }
 
-// Ascending in the order of likelihood.
+// Sorts by decreasing likelihood.
 inline float likelihood_key(float logit) { return logit > -LARGEST ? -logit : LARGEST; }
 
-// An order of tokens by how far x lies from something, the nearest first: by likelihood from 0, by typicality from the
-// mean.
+// Orders tokens by the distance of x from a reference, nearest first: 0 to sort by likelihood, the mean to sort by
+// typicality.
 struct Order {
     bool typical;
     float mean;
 
     F32x16 distance(F32x16 x) const { return typical ? abs(x - broadcast(mean)) : broadcast(0.0f) - x; }
-    // Whether all x up to this one are farther.
+    // Whether every x up to `largest_x` is farther away than `far`.
     bool is_behind(float largest_x, float far) const { return !typical && -largest_x > far; }
-    // What decides between two of the same x by likelihood is the logit itself.
+    // The sort key. By likelihood it is the logit itself, which also separates tokens with the same x.
     float key(float logit, const Softening& soft) const {
         return typical ? __builtin_fabsf(soft.x_of(logit) - mean) : likelihood_key(logit);
     }
 };
 
-// Distances from `near` to `far`, both included.
+// Distances from `near` to `far`, inclusive.
 struct Window {
     float near, far;
     void widen_behind() { *this = {far, far + 4 * (far - near)}; }
@@ -63,19 +63,19 @@ class Histogram {
         const float lowest = w.soft.x_of(w.logits->min);
         reach_ = 0.0f - (lowest > w.soft.smallest_x ? lowest : w.soft.smallest_x);
         scale_ = (NUM_BINS - 1) / reach_;
-        if (!(scale_ <= 1e30f)) scale_ = 1e30f;  // they are all the same, or nearly
+        if (!(scale_ <= 1e30f)) scale_ = 1e30f;  // all x are equal, or nearly so
         count(w, negligible);
         weigh_bins();
     }
 
-    // Tokens that weigh anything.
+    // The number of tokens with nonzero weight.
     double total() const {
         double sum = 0;
         for (int32_t b = 0; b < NUM_BINS; ++b) sum += tables_.counts[b];
         return sum;
     }
 
-    // Where the first `target` tokens end in the order, or (by_mass) the first ones of that mass.
+    // Estimates where the first `target` tokens end in the order, or (by_mass) the first tokens with that mass.
     Window guess(const Order& order, bool by_mass, double target) const {
         const int32_t center = center_of(order);
         double sum = 0;
@@ -86,21 +86,21 @@ class Histogram {
             sum += here;
             last_filled = here > 0 ? t : last_filled;
         }
-        // A bin is one wide, and so may be the distance of its center from what the order begins with.
+        // A bin is one unit wide. For typical order, its center may be another half unit from the mean.
         const float width = order.typical ? 1.5f : 1.0f, at = static_cast<float>(last_filled);
         return {(at - width) / scale_, (at + width) / scale_};
     }
-    // Forgets what the window has passed.
+    // Drops the bins that are beyond the window.
     void cut(const Order& order, const Window& window) {
         const int32_t center = center_of(order), last = static_cast<int32_t>(window.far * scale_);
         for (int32_t b = 0; b < NUM_BINS; ++b)
             if (b > center + last || b < center - last) tables_.counts[b] = 0;
     }
-    // No x is farther than this from any other.
+    // No two x are farther apart than this.
     float reach() const { return reach_; }
 
   private:
-    static constexpr float BASE = 8388608.0f;  // 2^23: added to it, a float has its nearest integer in the low bits
+    static constexpr float BASE = 8388608.0f;  // 2^23: adding it leaves the nearest integer in the low bits
 
     int32_t center_of(const Order& order) const {
         return order.typical ? static_cast<int32_t>(-order.mean * scale_ + 0.5f) : 0;
@@ -138,13 +138,13 @@ class Histogram {
     float reach_, scale_;
 };
 
-// The totals of a pass in front of a window; the tokens in it are candidates.
+// Totals before and inside a window, from one pass. The tokens inside become candidates.
 struct Front {
-    double before;  // mass, or tokens
+    double before;  // mass, or number of tokens
     double inside;
 };
 
-// Puts the sums of the weights in front of the window into `sums`.
+// Stores each panel's sum of the weights before the window in `sums`.
 template <bool by_mass>
 inline Front look_around(const Weights& w, const Order& order, const Window& window, double* sums, Candidates& c) {
     const F32x16 near = broadcast(window.near), far = broadcast(window.far), zero = broadcast(0.0f);
@@ -175,7 +175,7 @@ inline Front look_around(const Weights& w, const Order& order, const Window& win
     return front;
 }
 
-// The last cut: its sums are in the weights, but not yet the weights themselves. A draw needs those of one panel only.
+// The last cut. Its panel sums are final, but the weights are not updated yet, since a draw needs only one panel's.
 class Cut {
   public:
     Cut() = default;
@@ -197,7 +197,7 @@ class Cut {
     }
 
   private:
-    // All but what is in front.
+    // Drops everything from near_ on.
     void drop(Weights& w, int32_t panel) const {
         each_group(*w.logits, panel, [&](int32_t i, F32x16 lanes) {
             const F32x16 distance = order_.distance(w.soft.x_of(lanes));
@@ -208,11 +208,11 @@ class Cut {
     bool pending_ = false;
     Order order_{};
     float near_ = 0;
-    const Candidates* kept_ = nullptr;  // beside what is in front
+    const Candidates* kept_ = nullptr;  // candidates to keep in addition
 };
 
-// Keeps the shortest prefix in the order whose mass is at least `target` (by_mass), or the first `target`, of which
-// there are more.
+// Keeps the shortest prefix of the order whose mass is at least `target` (by_mass), or the first `target` tokens, of
+// which there are more.
 template <bool by_mass>
 inline void keep_prefix(Weights& w, Histogram& histogram, const Order& order, double target, Window window, Cut& cut,
                         RowBuffers& buffers) {

@@ -1,4 +1,4 @@
-// The filters of a row (min-p, top-k, typical, top-p) with the draw, and the log-probabilities that are reported.
+// The filters of a row (min-p, top-k, typical, top-p), the draw, and the reported log-probabilities.
 #pragma once
 
 #include "sample_cut.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// A logit that at least k logits reach: the k-th largest maximum of the panels, of which there are more than k.
+// A logit that at least k logits reach: the k-th largest of the panel maxima. There are more than k panels.
 inline float reached_by(const Logits& logits, int32_t k, Candidates& c, const SelectBuffers& buffers) {
     c.count = logits.panels();
     for (int32_t p = 0; p < c.count; ++p) {
@@ -17,7 +17,7 @@ inline float reached_by(const Logits& logits, int32_t k, Candidates& c, const Se
     return border > -LARGEST ? border : NONE;
 }
 
-constexpr double TOP_P_MARGIN = 1.000001;  // the sums of parts round another way than that of the whole
+constexpr double TOP_P_MARGIN = 1.000001;  // sums of parts round differently from the sum of the whole
 
 // Two rounds of the splitmix64 finalizer; see `uniform` in backends/sampling.py.
 inline uint64_t mix(uint64_t z) {
@@ -30,9 +30,9 @@ inline double uniform(uint64_t seed, uint64_t counter) {
     return static_cast<double>(mix(mix(seed + step) + (counter + 1) * step) >> 11) * 0x1p-53;
 }
 
-// Stages 3 to 5: the place of the token among the logits. mass: of the weights of all tokens, where the logits are
-// those of the likeliest and top-p is the only filter; 0: they are all that count. -1: top-p keeps more tokens than
-// these.
+// Stages 3 to 5: returns the index of the token among the logits. mass: if the logits are only the most likely ones,
+// and top-p is the only filter, the total weight of all tokens; 0 if the logits are complete. Returns -1 if top-p would
+// keep more tokens than these.
 inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row, RowBuffers& buffers, double mass = 0) {
     const float temperature = b.rows[row].temperature, min_p = b.rows[row].min_p;
     if (temperature <= 0) return largest_id(logits);
@@ -47,7 +47,7 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
     const bool typical = b.rows[row].typical_p < 1, top_p = b.rows[row].top_p < 1;
     Cut cut;
     if (k > 0 || typical || top_p) {
-        // All that weigh so little are together less than what top-p drops.
+        // Tokens with negligible weight have less mass together than top-p drops.
         const bool only_top_p = k == 0 && !typical && mass == 0;
         if (mass > 0 && w.total() < TOP_P_MARGIN * b.rows[row].top_p * mass) return -1;
         const double negligible = only_top_p ? 0.999 * (1.0 - b.rows[row].top_p) * w.total() / logits.size : 0.0;
@@ -64,7 +64,7 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
     return draw_token(w, place);
 }
 
-// The number of logits that precede one, and one more.
+// One plus the number of logits that precede a token.
 inline int32_t rank_of(const Logits& raw, int32_t at) {
     const float logit = raw.data[at];
     int32_t before = 0;
@@ -73,7 +73,7 @@ inline int32_t rank_of(const Logits& raw, int32_t at) {
     return before + 1;
 }
 
-// The k likeliest of all tokens, the impossible ones too, by ascending id.
+// The k most likely of all tokens, including impossible ones, by ascending id.
 inline void collect_likeliest(const Logits& logits, int32_t k, RowBuffers& buffers) {
     Candidates& c = buffers.candidates;
     const float least = k < logits.panels() ? reached_by(logits, k, c, buffers.select) : NONE;
@@ -98,8 +98,8 @@ inline double mass_of(const Logits& logits, float temperature, RowBuffers& buffe
     return all.total();
 }
 
-// Stage 0: the token's log-probability and rank, and the most likely tokens. token: its place in `raw`. mass: see
-// `mass_of`. ids: of the tokens in `raw`, ascending; null: their places.
+// Stage 0: the token's log-probability and rank, and the most likely tokens. token: its index in `raw`. mass: see
+// `mass_of`. ids: of the tokens in `raw`, ascending; null: their indices.
 inline void report_logprobs(const Logits& raw, const int32_t* ids, int32_t token, double mass, int32_t num_logprobs,
                             int32_t row, RowBuffers& buffers, const StepOutput& out) {
     const double normalizer = static_cast<double>(raw.max) + __builtin_log(mass);

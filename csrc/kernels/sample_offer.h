@@ -1,4 +1,4 @@
-// What one rank of several gives of a row of logits: its best candidates, maxima and masses (sample_plan.h).
+// What one of several ranks offers for a row of logits: its best candidates, maxima and masses (sample_plan.h).
 #pragma once
 
 #include "sample_whole.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// The lists behind an offer.
+// The lists that follow an offer.
 struct OfferLists {
     float* choice_logits;
     int32_t* choice_ids;
@@ -20,7 +20,7 @@ inline OfferLists lists_of(char* offer, const RowPlan& plan) {
             reinterpret_cast<float*>(reports), reinterpret_cast<int32_t*>(reports) + plan.reports};
 }
 
-// The words of a mask from token `first` on, for `part` tokens; what lies beyond them may be anything.
+// The words of a mask from token `first` on, for `part` tokens. Bits past the end are unspecified.
 inline const uint32_t* mask_from(const uint32_t* words, int32_t first, int32_t part, int32_t vocab, uint32_t* to) {
     if (!words) return nullptr;
     const int32_t shift = first % 32, num_words = (vocab + 31) / 32;
@@ -33,7 +33,7 @@ inline const uint32_t* mask_from(const uint32_t* words, int32_t first, int32_t p
     return to;
 }
 
-// The k likeliest, by ascending token. Returns their number.
+// Writes the k most likely tokens, by ascending id. Returns their number.
 inline int32_t give_likeliest(const Logits& logits, int32_t k, int32_t first, float* to, int32_t* ids,
                               RowBuffers& buffers) {
     if (k == 1) {
@@ -51,7 +51,7 @@ inline int32_t give_likeliest(const Logits& logits, int32_t k, int32_t first, fl
     return c.count;
 }
 
-// raw: the logits of the rank, without their maxima. offer: room for that of the plan.
+// raw: the logits of this rank, without panel maxima. offer: has room for the lists of the plan.
 inline RowError offer_row(const PartsTask& parts, int32_t row, Logits raw, const RowPlan& plan, RowOffer& offer,
                           RowBuffers& buffers) {
     const SamplingBatch& b = parts.task.batch;

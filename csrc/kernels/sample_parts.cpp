@@ -1,5 +1,5 @@
-// Sampling on several ranks: each gives its best candidates of a row, and the first one samples from them. Rows for
-// which they do not suffice are gathered whole.
+// Sampling on several ranks: each offers its best candidates of a row, and the first rank samples from them. If they do
+// not suffice for a row, all its logits are gathered.
 #include "meeting.h"
 #include "sample_offer.h"
 #include "shapes.h"
@@ -9,7 +9,7 @@ namespace {
 
 OCTAVO_SIGNATURE(SampleParts, (), (), (), ());
 
-// The memory of one worker for a row: of its rank's part, or of the candidates of all ranks.
+// One worker's memory for a row: of its rank's part, or of the candidates of all ranks.
 struct PartBuffers {
     RowBuffers row;
     float* logits[2];
@@ -29,7 +29,7 @@ inline PartBuffers carve_part_buffers(char* base, int32_t vocab, int32_t num_ran
     return b;
 }
 
-// A place in the order of likelihood.
+// A position in the order of likelihood.
 struct Likelihood {
     float logit;
     int32_t id;
@@ -38,25 +38,25 @@ struct Likelihood {
     }
 };
 
-// The candidates of all ranks up to the first place behind which a rank has tokens that it did not give.
+// The candidates of all ranks, up to the first position after which some rank has tokens that it did not offer.
 struct Merged {
-    Logits logits;  // by ascending token
+    Logits logits;  // by ascending token id
     int32_t* ids;
-    bool is_whole;  // these are all tokens
-    float border;   // if not: the logit of that place
+    bool is_whole;  // all tokens are included
+    float border;   // otherwise: the logit at that position
 };
 
 inline const RowOffer& offer_of(const PartsTask& parts, int32_t rank, uint32_t turn, size_t at) {
     return *reinterpret_cast<const RowOffer*>(reinterpret_cast<char*>(numbers(*parts.exchange, rank, turn)) + at);
 }
 
-// The offers of a row lie `at` bytes behind the header of each half.
+// The offers for a row, `at` bytes after the header of each half.
 struct Offers {
     const PartsTask& parts;
     const RowPlan& plan;
     uint32_t turn;
     size_t at;
-    bool of_raw;  // the candidates of the unchanged logits
+    bool of_raw;  // candidates from the unchanged logits
 
     const RowOffer& of(int32_t rank) const { return offer_of(parts, rank, turn, at); }
     int32_t count(int32_t rank) const {
@@ -91,7 +91,7 @@ struct Offers {
         merged.border = border.logit;
         return merged;
     }
-    // The sum of the ranks' masses, from the largest logit of all.
+    // The sum of the ranks' masses, relative to the largest logit of all ranks.
     double mass(float largest, float temperature, bool of_report) const {
         double sum = 0;
         for (int32_t rank = 0; rank < parts.exchange->size; ++rank) {
@@ -104,13 +104,13 @@ struct Offers {
     }
 };
 
-// Whether min-p, the filter that bounds the tokens of the row, drops all that are no candidates.
+// Whether the row's min-p, which bounds its tokens, drops all tokens that are not candidates.
 inline bool min_p_suffices(const Merged& choices, const SamplingRow& options) {
     const float x = static_cast<float>(__builtin_log(options.min_p < 1.0f ? static_cast<double>(options.min_p) : 1.0));
     return (choices.border - choices.logits.max) / options.temperature < (x > SMALLEST_X ? x : SMALLEST_X);
 }
 
-// The outcome of a row from the offers of all ranks. is_open: they do not suffice.
+// Samples a row from the offers of all ranks. is_open: set if they do not suffice.
 inline RowError sample_offers(const Offers& offers, int32_t row, PartBuffers& buffers, bool& is_open) {
     const SamplingTask& task = offers.parts.task;
     const SamplingRow& options = task.batch.rows[row];
@@ -147,7 +147,7 @@ inline RowError sample_offers(const Offers& offers, int32_t row, PartBuffers& bu
     return ROW_OK;
 }
 
-// Rows whose offers fit into a half at once.
+// Rows whose offers fit into a half together.
 struct Piece {
     int32_t first, end;
     size_t bytes;
@@ -166,7 +166,7 @@ inline Piece piece_from(const PartsTask& parts, int32_t first) {
     return piece;
 }
 
-// f(row, plan, place of the offer) for this worker's rows of a piece.
+// Calls f(row, plan, address of the offer) for this worker's rows of a piece.
 template <typename F>
 inline void each_row(const PartsTask& parts, const Piece& piece, const Worker& worker, F f) {
     size_t at = 0;
@@ -218,7 +218,7 @@ inline void sample_piece(const PartsTask& parts, const Piece& piece, PartBuffers
         offer.error = offer_row(parts, row, {logits, parts.part, 0, 0, buffers.row.raw_max}, plan, offer, buffers.row);
     });
     if (!meet(e, turn, worker, piece.bytes)) return;
-    uint8_t* const open = reinterpret_cast<uint8_t*>(numbers(e, 0, turn));  // by row; the first rank writes them
+    uint8_t* const open = reinterpret_cast<uint8_t*>(numbers(e, 0, turn));  // one per row, written by the first rank
     if (e.rank == 0)
         each_row(parts, piece, worker, [&](int32_t row, const RowPlan& plan, size_t at) {
             bool is_open = plan.choices == 0;
@@ -229,7 +229,7 @@ inline void sample_piece(const PartsTask& parts, const Piece& piece, PartBuffers
         });
     if (piece.is_certain) return;
     if (!meet(e, turn, worker, e.rank == 0 ? static_cast<size_t>(piece.end - piece.first) : 0)) return;
-    // The memory of the half is the next exchange's.
+    // The next exchange reuses the memory of the half.
     if (worker.index == 0)
         __builtin_memcpy(parts.is_open + piece.first, open, static_cast<size_t>(piece.end - piece.first));
     worker.barrier();
@@ -247,7 +247,7 @@ void sample_parts(const Args& args, const Step&, Worker& worker) {
     }
 }
 
-// An executor calls it after the last record; it is none.
+// The executor calls it after the last record; it is not itself a record.
 bool sample_parts_fits(const Args&) { return false; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One row of logits: its maxima, and what bias, mask and penalties make of it. Meaning: backends/sampling.py.
+// One row of logits: its maxima, and the effects of bias, mask and penalties, as defined in backends/sampling.py.
 #pragma once
 
 #include "sample_plan.h"
@@ -8,7 +8,7 @@
 namespace octavo {
 namespace {
 
-constexpr int32_t PANEL = 256;  // logits whose maximum and sum are kept, to skip and to find places quickly
+constexpr int32_t PANEL = 256;  // logits per stored maximum and sum, which speed up skipping and searching
 constexpr float LARGEST = 3.402823466e38f;
 constexpr float NONE = -__builtin_huge_valf();
 
@@ -19,7 +19,7 @@ struct Logits {
     const float* data;
     int32_t size;
     float max;
-    float min;  // no larger than any that is not -inf; a hint
+    float min;  // a lower bound of all logits except -inf; a hint
     float* panel_max;
     int32_t panels() const { return (size + PANEL - 1) / PANEL; }
     int32_t panel_end(int32_t panel) const { return panel * PANEL + PANEL < size ? panel * PANEL + PANEL : size; }
@@ -44,10 +44,10 @@ inline uint32_t greater_bits(F32x16 a, F32x16 b) {
 
 inline F32x16 load_upto(const float* p, int32_t n) { return n >= 16 ? load(p) : load_partial(p, n, NONE); }
 
-// The hardware guesses no further than the end of a page.
+// The hardware prefetcher stops at the end of a page.
 inline void prefetch(const float* p) { __builtin_prefetch(p + 512); }
 
-// Running maximum of a panel, and minimum and NaNs of a row.
+// The running maximum of a panel, and the minimum and NaNs of a row.
 struct Extremes {
     F32x16 largest = broadcast(NONE), smallest = broadcast(LARGEST), nans = broadcast(0.0f);
 
@@ -90,13 +90,13 @@ inline bool ids_in_range(const int32_t* ids, int32_t begin, int32_t end, int32_t
     return true;
 }
 
-// The words of the row's mask; null: everything is allowed.
+// The words of the row's mask; null if everything is allowed.
 inline const uint32_t* allowed_words(const SamplingBatch& b, int32_t row, int32_t vocab) {
     return b.allowed_mask ? b.allowed_mask + static_cast<int64_t>(row) * ((vocab + 31) / 32) : nullptr;
 }
 
-// The lanes whose bit is set, the others -inf. bits / 2^(lane + 1) has a fraction of a half or more where it is; the
-// quarter keeps it away from the half itself, so that the nearest integer is above it.
+// Keeps the lanes whose bit is set and replaces the rest by -inf. bits / 2^(lane + 1) has a fraction of at least a half
+// if the bit is set. The added quarter avoids a fraction of exactly a half, so that the nearest integer is above it.
 inline F32x16 keep_allowed(F32x16 lanes, uint32_t bits) {
     static constexpr float HALVES[16] = {0x1p-1f, 0x1p-2f,  0x1p-3f,  0x1p-4f,  0x1p-5f,  0x1p-6f,  0x1p-7f,  0x1p-8f,
                                          0x1p-9f, 0x1p-10f, 0x1p-11f, 0x1p-12f, 0x1p-13f, 0x1p-14f, 0x1p-15f, 0x1p-16f};
@@ -104,8 +104,8 @@ inline F32x16 keep_allowed(F32x16 lanes, uint32_t bits) {
     return select_greater(round_even(halved), halved, lanes, broadcast(NONE));
 }
 
-// What the mask allows of `raw`, with the maxima of panels; +inf becomes the largest finite number. words null: all of
-// it. to: the data of `copy`. Returns false if a logit is NaN.
+// Copies the logits of `raw` that the mask allows, and finds the maxima of panels; +inf becomes the largest finite
+// number. words: null allows everything. to: the data of `copy`. Returns false if a logit is NaN.
 inline bool copy_allowed(const Logits& raw, const uint32_t* words, float* to, Logits& copy) {
     Extremes of_raw, of_copy;
     for (int32_t p = 0; p < raw.panels(); ++p) {
@@ -116,7 +116,7 @@ inline bool copy_allowed(const Logits& raw, const uint32_t* words, float* to, Lo
             lanes = min(lanes, broadcast(LARGEST));
             if (words) lanes = keep_allowed(lanes, words[i / 32] >> (i & 16) & 0xffffu);
             of_copy.see(lanes);
-            store(to + i, lanes);  // there is room for whole panels
+            store(to + i, lanes);  // rows are padded to whole panels
         }
         copy.panel_max[p] = of_copy.take_largest();
     }
@@ -124,8 +124,8 @@ inline bool copy_allowed(const Logits& raw, const uint32_t* words, float* to, Lo
     return of_raw.sound();
 }
 
-// Stage 1 but for the mask, and stage 2: changes single logits of `data`, which `logits` is about. Their panels'
-// maxima become NaN. first: the token of the first logit, of a vocabulary of `vocab`; others are left out.
+// Stage 1 except the mask, and stage 2: changes single logits in `data`, which `logits` describes. The maxima of their
+// panels become NaN. first: the token of the first logit, in a vocabulary of `vocab`; skips tokens not in `logits`.
 inline void change_logits(const SamplingBatch& b, int32_t row, int32_t first, int32_t vocab, float* data,
                           Logits& logits) {
     const uint32_t* words = allowed_words(b, row, vocab);
@@ -153,7 +153,7 @@ inline void change_logits(const SamplingBatch& b, int32_t row, int32_t first, in
         if (is_here(b.bias_ids[i])) set(b.bias_ids[i] - first, data[b.bias_ids[i] - first]);
 }
 
-// The maxima that change_logits left open, and the maximum of all.
+// Computes the maxima that change_logits invalidated, and the overall maximum.
 inline void update_maxima(Logits& logits) {
     logits.max = NONE;
     for (int32_t p = 0; p < logits.panels(); ++p) {

@@ -7,23 +7,23 @@ namespace octavo {
 namespace {
 
 constexpr int32_t NUM_BUCKETS = 1024;
-constexpr int32_t SORT_LIMIT = 64;  // a bucket of so few is sorted
+constexpr int32_t SORT_LIMIT = 64;  // buckets up to this size are sorted
 
 // Tokens that may still be chosen, by ascending id.
 struct Candidates {
     int32_t count;
     int32_t* ids;
     float* weights;
-    float* keys;  // the order of the current selection: ascending, equal ones by id
+    float* keys;  // sort keys of the current selection: ascending, ties by id
 };
 
 struct SelectBuffers {
-    int32_t* active;  // positions of candidates
+    int32_t* active;  // indices of candidates
     double* masses;   // [NUM_BUCKETS]
     int32_t* counts;  // [NUM_BUCKETS]
 };
 
-// The last candidate that is kept.
+// The last candidate to keep.
 struct Border {
     float key;
     int32_t id;
@@ -33,7 +33,7 @@ inline bool precedes(const Candidates& c, int32_t a, int32_t b) {
     return c.keys[a] < c.keys[b] || (c.keys[a] == c.keys[b] && c.ids[a] < c.ids[b]);
 }
 
-// Heapsort of positions by key, then id.
+// Heapsort of indices by key, then id.
 inline void sort_positions(const Candidates& c, int32_t* positions, int32_t count) {
     const auto sink = [&](int32_t root, int32_t end) {
         for (int32_t child = 2 * root + 1; child < end; root = child, child = 2 * root + 1) {
@@ -61,7 +61,7 @@ struct KeyRange {
     }
 };
 
-// Range of the active keys; scale 0 if they are all equal.
+// The range of the active keys; scale is 0 if they are all equal.
 inline KeyRange key_range(const Candidates& c, const int32_t* active, int32_t count) {
     float low = c.keys[active[0]], high = low;
     for (int32_t i = 1; i < count; ++i) {
@@ -73,7 +73,7 @@ inline KeyRange key_range(const Candidates& c, const int32_t* active, int32_t co
     return {low, width > 0 ? NUM_BUCKETS / width : 0};
 }
 
-// Walks `active`, which is in order, until `target` is reached; at least one candidate is taken.
+// Walks `active` in order until `target` is reached. Takes at least one candidate.
 inline Border take_in_order(const Candidates& c, const int32_t* active, int32_t count, bool by_mass, double taken,
                             double target) {
     int32_t last = 0;
@@ -85,7 +85,7 @@ inline Border take_in_order(const Candidates& c, const int32_t* active, int32_t 
     return {c.keys[last], c.ids[last]};
 }
 
-// Where the shortest prefix in the order of the keys ends whose count or mass is at least `target`.
+// Finds the end of the shortest prefix, in the order of the keys, whose count or mass is at least `target`.
 inline Border find_border(const Candidates& c, bool by_mass, double target, const SelectBuffers& buffers) {
     int32_t* active = buffers.active;
     int32_t count = c.count;
@@ -110,9 +110,9 @@ inline Border find_border(const Candidates& c, bool by_mass, double target, cons
             if (before + buffers.masses[border] >= target) break;
             before += buffers.masses[border];
         }
-        // Rounding may leave the sum of all just below the target: then the border lies in the last bucket.
+        // Rounding may leave the total just below the target. The border is then in the last bucket.
         taken = before_last;
-        int32_t kept = 0;  // fewer than count: the ends of the range lie in different buckets
+        int32_t kept = 0;  // fewer than count: the ends of the range are in different buckets
         for (int32_t i = 0; i < count; ++i)
             if (range.bucket(c.keys[active[i]]) == last_filled) active[kept++] = active[i];
         count = kept;
@@ -121,7 +121,7 @@ inline Border find_border(const Candidates& c, bool by_mass, double target, cons
     return take_in_order(c, active, count, by_mass, taken, target);
 }
 
-// Drops what is past the border; ids stay in ascending order.
+// Drops what is past the border and keeps ids in ascending order.
 inline void keep_until(Candidates& c, Border border) {
     int32_t kept = 0;
     for (int32_t i = 0; i < c.count; ++i) {

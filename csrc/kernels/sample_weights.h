@@ -1,4 +1,4 @@
-// The weights of a row's tokens under a temperature, and the draw among them. What a filter drops weighs nothing.
+// The weights of a row's tokens under a temperature, and the draw among them. Filtered tokens have weight zero.
 #pragma once
 
 #include "sample_row.h"
@@ -20,12 +20,12 @@ struct Softening {
     F32x16 weight_of(F32x16 x) const { return select_greater(broadcast(smallest_x), x, broadcast(0.0f), exp(x)); }
 };
 
-// Weights by id; a panel whose sum is 0 is not filled in.
+// Weights by id. A panel whose sum is 0 is not filled in.
 struct Weights {
     const Logits* logits;
     Softening soft;
     float* weight;
-    double *panel_sum, *next_sum;  // next_sum: for what a filter will leave
+    double *panel_sum, *next_sum;  // next_sum: for the result of a filter
 
     void advance() {
         double* const sums = panel_sum;
@@ -40,7 +40,7 @@ struct Weights {
     }
 };
 
-// f(i, logits) for each 16 ids of a panel; lanes beyond the row are -inf.
+// Calls f(i, logits) for each 16 ids of a panel; lanes beyond the row are -inf.
 template <typename F>
 inline void each_group(const Logits& logits, int32_t panel, F f) {
     const int32_t end = logits.panel_end(panel);
@@ -52,7 +52,7 @@ inline void each_group(const Logits& logits, int32_t panel, F f) {
     if (i < end) f(i, load_partial(logits.data + i, end - i, NONE));
 }
 
-// Weighs all tokens whose logit is at least `least`.
+// Computes the weights of all tokens whose logit is at least `least`.
 inline void weigh(Weights& w, float least) {
     for (int32_t p = 0; p < w.logits->panels(); ++p) {
         const float largest = w.logits->panel_max[p];
@@ -62,14 +62,14 @@ inline void weigh(Weights& w, float least) {
         each_group(*w.logits, p, [&](int32_t i, F32x16 lanes) {
             const F32x16 weights =
                 select_greater(broadcast(least), lanes, broadcast(0.0f), w.soft.weight_of(w.soft.x_of(lanes)));
-            store(w.weight + i, weights);  // there is room for whole panels
+            store(w.weight + i, weights);  // rows are padded to whole panels
             sum = sum + weights;
         });
         w.panel_sum[p] = reduce_add(sum);
     }
 }
 
-// The mean x, by weight.
+// The mean of x, by weight.
 inline float mean_x(const Weights& w) {
     double weighted = 0;
     for (int32_t p = 0; p < w.logits->panels(); ++p) {
@@ -83,7 +83,7 @@ inline float mean_x(const Weights& w) {
     return static_cast<float>(weighted / w.total());
 }
 
-// Where the cumulative weight of the panels exceeds draw * total, and how much of it lies before that panel.
+// The panel in which the cumulative weight exceeds `target` = draw * total, and the weight `before` it.
 struct Place {
     int32_t panel;
     double before, target;
@@ -100,7 +100,7 @@ inline Place draw_panel(const Weights& w, double draw) {
     return place;
 }
 
-// The token of that panel. The last one that weighs anything answers where rounding carries the target beyond it.
+// Draws a token of that panel. If rounding moves the target past its end, returns the last token with nonzero weight.
 inline int32_t draw_token(const Weights& w, Place place) {
     int32_t chosen = 0;
     for (int32_t i = place.panel * PANEL; i < w.logits->panel_end(place.panel) && place.before <= place.target; ++i) {

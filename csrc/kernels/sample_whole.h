@@ -1,4 +1,4 @@
-// One row with the logits of the whole vocabulary: its memory, its outcome and its errors.
+// Samples a row with logits for the whole vocabulary: its memory, result and errors.
 #pragma once
 
 #include "sample_filter.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// The candidates take four arrays of `vocab`, the weights and the changed logits one each.
+// The candidates take four arrays of `vocab` elements; the weights and the changed logits take one each.
 inline RowBuffers carve_row_buffers(char* base, int32_t vocab) {
     const size_t size = (static_cast<size_t>(vocab) + PANEL - 1) / PANEL * PANEL, panels = size / PANEL;
     size_t used = 0;
@@ -48,15 +48,15 @@ inline bool ids_are_known(const SamplingBatch& b, int32_t row, int32_t vocab) {
            ids_in_range(b.bias_ids, b.bias_start[row], b.bias_start[row + 1], vocab);
 }
 
-// `mass_of` at temperature 1, summed as from the offers of ranks, so that a row's log-probabilities have the same bits
-// whether its logits were gathered or not. Changes the maxima that `raw` does not have.
+// `mass_of` at temperature 1, summed in the same way as from the ranks' offers, so that a row's log-probabilities have
+// the same bits whether its logits were gathered or not. Overwrites the maxima buffer that `raw` does not use.
 inline double whole_mass(const Logits& raw, const Exchange* exchange, RowBuffers& buffers) {
     if (!exchange) return mass_of(raw, 1.0f, buffers);
     float* const maxima = raw.panel_max == buffers.raw_max ? buffers.changed_max : buffers.raw_max;
     double sum = 0;
     for (int32_t rank = 0, begin = 0; rank < exchange->size; ++rank) {
         Logits part{raw.data + begin, exchange->columns[rank], 0, 0, maxima};
-        if (part.size < 0 || part.size > raw.size - begin) break;  // another program's
+        if (part.size < 0 || part.size > raw.size - begin) break;  // sent by another program
         scan(part);
         const double own = mass_of(part, 1.0f, buffers);
         if (own > 0) sum += own * __builtin_exp(static_cast<double>(part.max - raw.max) / 1.0f);

@@ -7,7 +7,7 @@ namespace {
 OCTAVO_SIGNATURE(SelectiveScan, (xbc, dt), (decay, skip, dt_bias), (num_heads, head_dim, num_groups, state_dim, index),
                  ());
 
-// One tile and one token; added: the row that is added to the state times b.
+// Processes one token in one tile. added: the row added to the state times b.
 inline F32x16 scan_step(float* tile, int lanes, const float* b, const float* c, int64_t state_dim, F32x16 added,
                         F32x16 gate) {
     const ColumnRange columns{0, lanes};

@@ -10,7 +10,7 @@ OCTAVO_SIGNATURE(ShortConv, (x), (weight, bias), (index, kind), ());
 
 constexpr int MAX_TAPS = 8;
 
-// The state of a sequence is the last taps - 1 rows of x, the oldest first.
+// A sequence's state is the last taps - 1 rows of x, oldest first.
 struct ConvWindow {
     F32x16 rows[MAX_TAPS - 1];
     int count;

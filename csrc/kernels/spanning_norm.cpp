@@ -1,4 +1,4 @@
-// GroupSums and SpanningNorm: norms over columns that several ranks have.
+// GroupSums and SpanningNorm: norms over columns that are split across ranks.
 #include "elementwise.h"
 #include "norms.h"
 #include "shapes.h"
@@ -9,7 +9,7 @@ namespace {
 OCTAVO_SIGNATURE(GroupSums, (x, sums), (), (group, begin, num_groups, power), ());
 OCTAVO_SIGNATURE(SpanningNorm, (x, sums, squares), (weight, bias), (group, begin, num_groups), (eps));
 
-// The columns [begin, end) of a rank that belong to one group.
+// A rank's columns [begin, end) that belong to one group.
 inline Range columns_of_group(int64_t index, int64_t group, int64_t first, int64_t cols) {
     const int64_t begin = index * group - first, end = begin + group;
     return {begin > 0 ? begin : 0, end < cols ? end : cols};
@@ -55,7 +55,7 @@ void spanning_norm(const Args& args, const Step&, Worker& worker) {
     }
 }
 
-// Whether the groups have the columns [begin, begin + x.cols).
+// Whether the groups contain the columns [begin, begin + x.cols).
 bool is_span(const Args& args, int group, int begin, int num_groups, const View& x) {
     const int64_t all = args.ints[group] * args.ints[num_groups];
     return args.ints[group] > 0 && args.ints[num_groups] > 0 && x.cols > 0 &&

@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-// Sixteen columns, or the `lanes` that are left of a row.
+// 16 columns, or the remaining `lanes` of a row.
 struct ColumnRange {
     int64_t first;
     int lanes;
@@ -20,22 +20,22 @@ struct ColumnRange {
     }
 };
 
-// Rows [begin, end) of one sequence, after some of which its state is also written to further slots.
+// Rows [begin, end) of one sequence. After some of them, its state is also saved to additional slots.
 struct SequenceRows {
     int32_t begin, end;
-    bool is_first;  // the sequence starts here: its state is zero, whatever the slot holds
+    bool is_first;  // the sequence starts here, so its state is zero regardless of the slot
     float* state;
     const StateSlots* slots;
-    const int32_t* saves;  // [num_saves, 2] tokens and slot, ascending; slot -1: none
+    const int32_t* saves;  // [num_saves, 2] (tokens, slot), ascending; slot -1: no save
     int32_t num_saves;
 
-    // The first row from `t` on, but not `t` itself, before which the state is saved; `end` if there is none.
+    // The first row after `t` before which the state is saved; `end` if there is none.
     int32_t border(int32_t t) const {
         for (int32_t i = 0; i < num_saves; ++i)
             if (saves[2 * i + 1] >= 0 && begin + saves[2 * i] > t) return begin + saves[2 * i];
         return end;
     }
-    // The place of the state before row `t`; null if that is not saved.
+    // The address for saving the state before row `t`, or null if it is not saved.
     float* saved(int32_t t) const {
         for (int32_t i = 0; i < num_saves; ++i)
             if (saves[2 * i + 1] >= 0 && begin + saves[2 * i] == t)

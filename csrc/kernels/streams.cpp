@@ -1,5 +1,5 @@
-// Operations on several streams of a hidden state, side by side in the columns of one value: MixStreams, AddToStreams,
-// MatchMagnitude; and Columns and SideBySide, which take such values apart and put them together.
+// Operations on several streams of a hidden state, stored side by side in the columns of one value: MixStreams,
+// AddToStreams, MatchMagnitude; and Columns and SideBySide, which split and join such values.
 #include "elementwise.h"
 #include "norms.h"
 #include "shapes.h"
@@ -33,7 +33,7 @@ void side_by_side(const Args& args, const Step&, Worker& worker) {
     }
 }
 
-// The number whose square is that of coefficients in a row: there are at most a few streams.
+// The integer square root of the number of coefficients in a row. There are few streams, so a linear search will do.
 inline int32_t root(int32_t square) {
     int32_t n = 1;
     while (n * n < square) ++n;

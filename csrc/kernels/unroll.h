@@ -1,4 +1,4 @@
-// Loops that the compiler must unroll: in them an array of sums stays in registers whatever its size.
+// Loops that the compiler must unroll, so that an array of sums stays in registers regardless of its size.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@ struct Int {
     static constexpr int value = I;
 };
 
-// f(Int<0>{}) ... f(Int<N - 1>{}). Not by recursion: each level would be a copy of all further ones to the compiler.
+// f(Int<0>{}) ... f(Int<N - 1>{}). Not recursive, since each level would copy all deeper ones.
 template <typename F, int... I>
 __attribute__((always_inline)) inline void unroll_each(const F& f, std::integer_sequence<int, I...>) {
     (f(Int<I>{}), ...);

@@ -1,6 +1,6 @@
-// Entry points that only tests and benchmarks call: kernels of sampling and of exchanges between ranks on their own.
-// A module beside the shipped one, built unless OCTAVO_NATIVE_TESTS is off, as it is for wheels. The classes that its
-// functions take are those of the shipped module.
+// Entry points that only tests and benchmarks call: individual kernels for sampling and for exchanges between ranks. A
+// separate module, built unless OCTAVO_NATIVE_TESTS is off, as it is for wheels. Its functions take classes from the
+// shipped module.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 using Scratch = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// `num_workers` take their rows one after another on the calling thread. scratch: aligned to 64 bytes.
+// Runs the share of each of `num_workers` in turn on the calling thread. scratch: aligned to 64 bytes.
 void sample_batch(const std::string& isa, Array<float, 2> logits, nb::handle sampling, nb::handle output,
                   nb::handle errors, int num_workers, const std::optional<Scratch>& scratch) {
     const size_t rows = logits.shape(0);
@@ -60,7 +60,7 @@ void run(CollectiveGroup& group, const char* operation, View x, View out) {
     if (!group.exchange()->met) throw std::runtime_error(group.error());
 }
 
-// Samples rows from this rank's part of the logits. For tests: executors do it after the last record of a step.
+// Samples rows from this rank's part of the logits. In production, executors do this after the last record of a step.
 void sample_part(CollectiveGroup& group, const std::string& isa, Array<float, 2> logits, int32_t first, int32_t vocab,
                  nb::handle sampling, nb::handle output, nb::handle errors) {
     const size_t rows = logits.shape(0);
@@ -122,7 +122,7 @@ NB_MODULE(_native_tests, module) {
     using namespace octavo;
     nb::set_leak_warnings(false);
     module.doc() = "Entry points for tests and benchmarks; no part of a wheel.";
-    nb::module_::import_("octavo.backends.cpu._native");  // whose classes the functions take
+    nb::module_::import_("octavo.backends.cpu._native");  // defines the classes that the functions take
     module.def("sample", &sample_batch, "isa"_a, "logits"_a, "sampling"_a, "output"_a, "errors"_a, "num_workers"_a = 1,
                "scratch"_a.noconvert() = nb::none());
     module.def("check_sampling_row", &check_sampling_row, "dtype"_a);

@@ -1,4 +1,4 @@
-// Reads of mapped files that the system cannot serve.
+// Handles reads of mapped files that fail.
 #pragma once
 
 #include <cstddef>
@@ -6,14 +6,14 @@
 
 namespace octavo::platform {
 
-// Makes the address readable, or returns false. It runs in the thread that reads, and may take no lock.
+// Makes the address readable, or returns false. It runs in the reading thread and must not take locks.
 using ReadRepair = bool (*)(uintptr_t address);
 
-// From now on a failed read calls `repair` and is tried again; if that returns false, the failure takes the way that it
-// would have taken before. To be called again later: another library may have taken the failures over.
+// From now on, a failed read calls `repair` and is retried. If `repair` returns false, the failure is handled as it
+// would have been before. Call this again later, because another library may have replaced the handler.
 void repair_failed_reads(ReadRepair repair);
 
-// Puts pages of zeros in the place of a part of a mapping; safe in a repair. first: on a page.
+// Replaces part of a mapping by pages of zeros. Safe in a repair. first: aligned to a page.
 bool put_zeros(void* first, size_t bytes);
 
 }  // namespace octavo::platform

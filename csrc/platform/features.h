@@ -1,20 +1,20 @@
-// Facts about the processor that only the system knows.
+// Processor properties that only the system knows.
 #pragma once
 
 #include <cstddef>
 
 namespace octavo::platform {
 
-// Of the first cache for data of a core; 0: the system does not say.
+// The size of a core's L1 data cache; 0 if unknown.
 size_t level1_data_bytes();
 
-// Asks for the permission to use AMX tiles in this process; threads that start later have it too.
+// Asks for permission to use AMX tiles in this process. Threads that start later inherit it.
 bool allow_tiles();
 
-// Features of 64-bit ARM that all cores have: on a chip of unlike cores, one of them cannot speak for the rest.
+// Features of 64-bit ARM that all cores have; on a chip with different cores, one core cannot speak for the rest.
 struct ArmFeatures {
     bool simd;
-    bool dot_products;   // with LSE and RDM, which compilers use at the same level
+    bool dot_products;   // together with LSE and RDM, which compilers use at the same level
     bool int8_matrices;  // smmla
 };
 ArmFeatures arm_features();

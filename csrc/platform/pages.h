@@ -1,4 +1,4 @@
-// Pages of memory: taken from the system, given back, and advice about them.
+// Memory pages: allocation, release and advice.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,17 @@ namespace octavo::platform {
 
 size_t page_bytes();
 
-// Pages of zeros, which take memory once they are touched. Null: the system has none left.
+// Maps pages of zeros, which take memory only once touched. Returns null if the system has none left.
 void* map_pages(size_t bytes);
 void unmap_pages(void* data, size_t bytes);
-// Any access ends the process.
+// Makes any access end the process.
 void forbid_pages(void* data, size_t bytes);
 
-// Advice: whole pages, and a system that cannot follow it does nothing.
+// The advice covers whole pages. A system that does not support it does nothing.
 void prefer_huge_pages(void* data, size_t bytes);
-// Gives the memory back. What is read there later is undefined.
+// Returns the memory to the system. Its contents are undefined afterwards.
 void drop_pages(void* data, size_t bytes);
-// Of a mapped file: they are needed soon, or not for some time. Their content stays.
+// For a mapped file: announces that the pages are needed soon, or not for some time. Their contents stay.
 void fetch_pages(void* data, size_t bytes);
 void evict_pages(void* data, size_t bytes);
 

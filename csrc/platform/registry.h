@@ -1,7 +1,7 @@
-// Lists of constants that any file adds to: the linker of each system gathers them, and no code runs at load time.
+// Lists of constants to which any file can add. The linker of each system collects them, without code at load time.
 //
-// OCTAVO_LISTED(name) before a constant puts it on the list. Its alignment must be its size, so that the linker leaves
-// no gap. OCTAVO_LIST(type, name), outside of namespaces, defines octavo_first_of_NAME() and octavo_end_of_NAME().
+// OCTAVO_LISTED(name) before a constant adds it to the list. Its alignment must equal its size, so that there are no
+// gaps. OCTAVO_LIST(type, name), outside of namespaces, defines octavo_first_of_NAME() and octavo_end_of_NAME().
 #pragma once
 
 #if defined(_WIN32)

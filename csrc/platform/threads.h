@@ -1,18 +1,18 @@
-// Threads and processes: names, numbers, and signals that a thread does not take.
+// Threads and processes: names, ids, and blocked signals.
 #pragma once
 
 #include <string>
 
 namespace octavo::platform {
 
-// Differs in a fork.
+// Changes in a forked process.
 int process_id();
 
-// Of the calling thread, for debuggers. At most 15 characters.
+// Names the calling thread for debuggers. At most 15 characters.
 void name_thread(const std::string& name);
 
-// While it lives, this thread and those that it starts take no signal but those that a thread causes itself: the others
-// belong to the program's own threads, where Python handles Ctrl-C.
+// While this exists, the thread and those that it starts receive only signals that a thread causes itself. All other
+// signals go to the program's own threads, where Python handles Ctrl-C.
 class BlockedSignals {
   public:
     BlockedSignals();
@@ -21,7 +21,7 @@ class BlockedSignals {
     BlockedSignals& operator=(const BlockedSignals&) = delete;
 
   private:
-    [[maybe_unused]] alignas(16) unsigned char previous_[128];  // the system's set of signals
+    [[maybe_unused]] alignas(16) unsigned char previous_[128];  // the previous signal set, in the system's format
 };
 
 }  // namespace octavo::platform

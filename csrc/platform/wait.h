@@ -1,4 +1,4 @@
-// Threads that sleep until a word of memory changes.
+// Lets threads sleep until a word of memory changes.
 #pragma once
 
 #include <atomic>
@@ -6,12 +6,12 @@
 
 namespace octavo::platform {
 
-// Sleeps while the word is `expected`, until it is woken. May return early: the caller looks again.
+// Sleeps while the word is `expected`, until woken. May return early, so the caller must check again.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t expected);
-// Wakes all threads of this process that sleep on the word, which has changed.
+// Wakes all threads of this process that sleep on the word, which must have changed.
 void wake_sleepers(std::atomic<uint32_t>& word);
 
-// The same in memory that several processes map. Returns after `most_ms` at the latest.
+// The same for memory that several processes map. Returns after at most `most_ms`.
 void sleep_while_shared(std::atomic<uint32_t>& word, uint32_t expected, int most_ms);
 void wake_sharers(std::atomic<uint32_t>& word);
 

@@ -1,4 +1,4 @@
-// Blocks of 32 values with scales of their own: Q4_0 to Q8_0, IQ4_NL, MXFP4. And the types of three values.
+// Blocks of 32 values with one scale each (Q4_0 to Q8_0, IQ4_NL, MXFP4), and the ternary types.
 #pragma once
 
 #include "tile.h"
@@ -8,10 +8,10 @@ namespace {
 
 constexpr int BLOCK = 32;
 
-// The codes of a block in each lane.
+// The codes of one block per lane.
 using BlockCodes = F32x16[BLOCK];
 
-// What follows a block's scales, of all lanes at once: words of two bytes, as floats.
+// What follows a block's scales, for all lanes at once: two-byte words, as floats.
 struct CodeBytes {
     alignas(64) float words[16][LANES];
     int count = 0;
@@ -29,7 +29,7 @@ inline void put_nibbles(const BlockCodes& codes, CodeBytes& out) {
     const auto byte = [&](int i) { return fma(codes[16 + i], broadcast(16.0f), codes[i]); };
     for (int i = 0; i < 16; i += 2) out.put(fma(byte(i + 1), broadcast(256.0f), byte(i)));
 }
-// codes: 0 to 31; their nibbles stay
+// codes: 0 to 31; reduced to their nibbles
 inline void put_fifth_bits(BlockCodes& codes, CodeBytes& out) {
     for (int half = 0; half < BLOCK; half += 16) {
         F32x16 bits = zero();
@@ -49,7 +49,7 @@ inline void put_signed(const BlockCodes& values, CodeBytes& out) {
     for (int i = 0; i < BLOCK; i += 2) out.put(fma(byte(i + 1), broadcast(256.0f), byte(i)));
 }
 
-// The levels that the farthest value may take; the first is where rounding alone would put it.
+// Candidate levels for the farthest value. The first is the one that rounding alone would choose.
 constexpr float REACHES_4[] = {-8.0f, -7.3f, -7.7f, -8.4f, -8.8f};
 constexpr float MORE_REACHES_4[] = {-8.0f, -6.4f, -6.7f, -7.0f, -7.2f, -7.4f, -7.6f, -7.8f, -8.1f, -8.2f, -8.3f,
                                     -8.5f, -8.7f, -8.9f, 5.8f,  6.2f,  6.5f,  6.8f,  7.0f,  7.2f,  7.4f,  7.6f};
@@ -63,7 +63,7 @@ constexpr float STEPS_FEW[] = {-0.2f, 0.6f};
 constexpr float MORE_STEPS_4[] = {0.0f, -1.4f, -1.1f, -0.8f, -0.6f, -0.4f, -0.2f, 0.2f, 0.4f, 0.6f,
                                   0.8f, 1.0f,  1.2f,  1.5f,  1.8f,  2.2f,  2.6f,  3.0f, 3.5f};
 
-// The scales of a tile as halves, and codes for them.
+// Rounds the scales of a tile to float16 and computes codes for them.
 template <class Levels>
 F32x16 code_by_scale(const Tile<BLOCK>& tile, const Levels& levels, F32x16 scale, BlockCodes& codes) {
     const F32x16 half = rounded_half(scale), to_levels = inverse(half);
@@ -71,7 +71,7 @@ F32x16 code_by_scale(const Tile<BLOCK>& tile, const Levels& levels, F32x16 scale
     return half;
 }
 
-// kind: the part of a block after its scale
+// The part of a block after its scale
 enum class Flat { q4, q5, q8, curve };
 
 template <Flat kind>
@@ -148,15 +148,15 @@ void quantize_line(const QuantizeRows& rows) {
     });
 }
 
-// The exponent of the power of two at or below a positive float; -127 for smaller numbers than floats have in full.
+// The exponent of the largest power of two up to a positive float; -127 for subnormal numbers.
 inline int exponent_of(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     return static_cast<int>(bits >> 23 & 255) - 127;
 }
 
-// MXFP4: a scale is a power of two, so three of them are all that can be best. `DoubledE2M1` has twice the values, so
-// a block with the stored exponent e has steps of 2^(e - 128).
+// MXFP4: a scale is a power of two, so only three of them can be best. `DoubledE2M1` has doubled values, so a block
+// with the stored exponent e has steps of 2^(e - 128).
 inline void quantize_mxfp4(const QuantizeRows& rows) {
     for_each_tile<BLOCK>(rows, [&](const Lanes& lanes, int64_t first, int count) {
         Tile<BLOCK> tile;
@@ -167,7 +167,7 @@ inline void quantize_mxfp4(const QuantizeRows& rows) {
         alignas(64) float far[LANES], exponents[LANES];
         store(far, abs(farthest(tile)));
         for (int lane = 0; lane < LANES; ++lane) {
-            const int exponent = exponent_of(far[lane]) - 3;  // the farthest value lies between 8 and 16
+            const int exponent = exponent_of(far[lane]) - 3;  // puts the farthest value between 8 and 16
             exponents[lane] = static_cast<float>(exponent < -124 ? -124 : exponent > 124 ? 124 : exponent);
         }
         F32x16 best = load(exponents), least = broadcast(3.4e38f);
@@ -195,7 +195,7 @@ inline void quantize_mxfp4(const QuantizeRows& rows) {
     });
 }
 
-// Three values: codes 0, 1 and 2 for -scale, 0 and scale. The scale is that of the farthest value.
+// Ternary values: codes 0, 1 and 2 for -scale, 0 and scale. The scale is the magnitude of the farthest value.
 inline float ternary_codes(const float* x, uint8_t* codes) {
     float scale = 0;
     for (int i = 0; i < 256; ++i) scale = x[i] > scale ? x[i] : -x[i] > scale ? -x[i] : scale;
@@ -203,7 +203,7 @@ inline float ternary_codes(const float* x, uint8_t* codes) {
     return scale;
 }
 
-// A byte has up to five digits of base 3, as a fraction of 3^5 scaled to 256 and rounded up.
+// A byte stores up to five base-3 digits, as a fraction of 3^5 scaled to 256 and rounded up.
 inline void put_trits(const uint8_t* codes, int digits, int bytes, uint8_t* out) {
     for (int i = 0; i < bytes; ++i) {
         int number = 0;
@@ -222,7 +222,7 @@ inline void quantize_tq1_0(const QuantizeRows& rows) {
     }
 }
 
-// Two bits a code: value `32 * j + i` of each half is in byte i, at bit 2 * j.
+// Two bits per code: value `32 * j + i` of each half is in byte i, at bit 2 * j.
 inline void put_pairs(const uint8_t* codes, uint8_t* out) {
     for (int half = 0; half < 2; ++half)
         for (int i = 0; i < 32; ++i) {

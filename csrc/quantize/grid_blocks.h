@@ -1,8 +1,8 @@
 // Blocks of 256 values whose codes are indices into a grid of vectors: the IQ2 and IQ3 types.
 //
-// For a scale s, the error of grid vector g at values x with weights w is, up to a constant, s * (s * B - 2 * A) with
-// A = sum of w x g and B = sum of w g g. Neither depends on s, so one pass over the whole grid judges many scales, and
-// the later passes over it find A again.
+// For a scale s, the error of grid vector g for values x with weights w is, up to a constant, s * (s * B - 2 * A) with
+// A = sum of w x g and B = sum of w g g. Neither depends on s, so one pass over the whole grid evaluates many scales,
+// and later passes reuse A.
 #pragma once
 
 #include "../iq_grids.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int SIGN_GROUP = 8;
 
-// A type: `width` values have an index, `scaled` values a scale of 4 bits; a value is
-// block scale * step * (0.5 + scale) * grid value * sign. even: the number of minus signs of eight values is even.
+// A type: `width` values share an index, `scaled` values share a scale of 4 bits. A value is block scale * step * (0.5
+// + scale) * grid value * sign. even: each eight values have an even number of minus signs.
 struct IQ2XXS {
     static constexpr int width = 8, entries = 256, scaled = 32, bytes = 66;
     static constexpr bool even = true;
@@ -50,8 +50,8 @@ struct IQ3S {
     }
 };
 
-// The grid by place in its vectors, and for every index of 256 columns the weighted squares of its vectors (B) and, of
-// one block at a time, their products with the values (-2 * A).
+// The grid by position within its vectors; the weighted squares of its vectors (B) for every index of 256 columns; and
+// their products with the values (-2 * A) for one block at a time.
 template <class T>
 struct GridTables {
     static constexpr int vectors = SUPER / T::width;
@@ -84,7 +84,7 @@ struct GridTables {
     }
 };
 
-// 256 values without their signs, times their weights, and the signs. A value whose sign had to change is negative.
+// 256 values without signs, times their weights, and the signs. A value is negative if its sign had to be changed.
 struct Unsigned {
     float x[SUPER], wx[SUPER];
     uint8_t signs[SUPER / SIGN_GROUP];
@@ -111,7 +111,7 @@ struct Unsigned {
     }
 };
 
-// The least of s * B - 2 * A over the grid for each of Count scales s, by lane. Keeps -2 * A.
+// The minimum of s * B - 2 * A over the grid for each of Count scales s, by lane. Keeps -2 * A.
 template <class T, int Count>
 void scan_grid(GridTables<T>& tables, const float* wx, int vector, const F32x16 (&scales)[Count],
                F32x16 (&least)[Count]) {
@@ -136,7 +136,7 @@ struct GridPick {
     int index;
 };
 
-// The same with the indices, of a vector that `scan_grid` has seen.
+// The same together with the indices, for a vector already processed by `scan_grid`.
 template <class T, int Count>
 void pick_from_grid(const GridTables<T>& tables, int vector, const float (&scales)[Count], GridPick (&picks)[Count]) {
     static constexpr float IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -178,7 +178,7 @@ inline float least_lane(F32x16 a) {
     return least;
 }
 
-// Where the largest value of a scaled group may lie, in parts of the largest number of the grid.
+// Candidate positions of a scaled group's largest value, relative to the largest number in the grid.
 constexpr float GRID_REACHES[] = {0.77f, 0.92f, 1.04f, 1.17f, 1.34f, 1.6f};
 constexpr int NUM_REACHES = sizeof(GRID_REACHES) / sizeof(float);
 
@@ -190,7 +190,7 @@ struct GridCodes {
     int indices[vectors] = {};
 };
 
-// The best scale of each scaled group alone.
+// Finds the best scale of each scaled group separately.
 template <class T>
 void search_grid_scales(GridTables<T>& tables, const Unsigned& u, float (&scales)[SUPER / T::scaled]) {
     constexpr int per_group = T::scaled / T::width;
@@ -219,7 +219,7 @@ void search_grid_scales(GridTables<T>& tables, const Unsigned& u, float (&scales
     }
 }
 
-// Scales of groups and indices for a scale of the block. around: the scales of groups of which the Near nearest are
+// Chooses group scales and indices for a given block scale. around: group scales whose Near nearest neighbours are
 // tried.
 template <int Near, class T>
 void choose_grid_codes(const GridTables<T>& tables, const float (&around)[SUPER / T::scaled], GridCodes<T>& out) {
@@ -243,7 +243,7 @@ void choose_grid_codes(const GridTables<T>& tables, const float (&around)[SUPER 
     }
 }
 
-// The scale of the block that is best for these codes, rounded to a half; and with it the scales of groups.
+// The best block scale for these codes, rounded to float16, together with the group scales.
 template <class T>
 float refit_grid(const GridTables<T>& tables, const Unsigned& u, const float* weights, const GridCodes<T>& codes) {
     float xq = 0, qq = 0;
@@ -276,7 +276,7 @@ GridCodes<T> search_grid(GridTables<T>& tables, const Unsigned& u, const float* 
     }
     best.block = as_half(largest / (15.5f * T::step));
     choose_grid_codes<3>(tables, scales, best);
-    // Once more with the scale of the block that is best for these codes; the scales of groups keep their places.
+    // Repeat with the best block scale for these codes; the group scales keep their positions.
     GridCodes<T> again;
     again.block = as_half(refit_grid(tables, u, weights, best));
     for (int i = 0; i < GridCodes<T>::groups; ++i)

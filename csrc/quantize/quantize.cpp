@@ -1,4 +1,4 @@
-// The quantizers of every type, for one instruction set.
+// The quantizers of all types, for one instruction set.
 #include "grid_blocks.h"
 #include "platform/registry.h"
 #include "widen.h"

@@ -7,23 +7,23 @@ namespace octavo {
 
 enum class FloatType : uint8_t { f32, f16, bf16 };
 
-// The values and the importance of rows of k columns, and where their blocks go. Rows do not depend on each other.
+// Values and importance of rows of k columns, and the destination of their blocks. Rows are independent.
 struct QuantizeRows {
     const float* x;           // [rows, k], finite
-    const float* importance;  // [k], at least 0 and not all 0 in any block, or null: every column counts the same
+    const float* importance;  // [k], nonnegative and not all 0 in any block, or null: all columns count equally
     int64_t rows, k;          // k is a multiple of the type's block
     uint8_t* out;
     void* scratch;
 };
 
-// The alignment makes the size of an entry its distance in the section, whatever the compiler aligns to.
+// The alignment fixes the distance between entries in the section, independent of the compiler's own alignment.
 struct alignas(64) QuantizerEntry {
     const char* type_name;
     const char* isa;
     int32_t block_values, block_bytes;
     int64_t scratch_bytes;
     void (*run)(const QuantizeRows&);
-    // widen.h, on the same instruction set
+    // widen.h, for the same instruction set
     bool (*widen)(const void* x, FloatType type, int64_t count, float* out);
 };
 

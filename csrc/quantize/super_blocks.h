@@ -1,8 +1,8 @@
-// Blocks of 256 values whose scales are whole numbers themselves: Q2_K to Q6_K and IQ4_XS.
+// Blocks of 256 values with integer scales: Q2_K to Q6_K and IQ4_XS.
 //
-// First each group of values gets its best scale alone. The scales are then rounded to the numbers that the type has.
-// With these, codes, scales of groups and the scale of the block are improved in turn, each with the others fixed, and
-// the state with the least error is kept.
+// First, each group of values gets its best scale separately. These scales are then rounded to the integers of the
+// type. Next, codes, group scales and the block scale are improved in turn, each with the other two fixed, and the
+// state with the smallest error is kept.
 #pragma once
 
 #include "flat_blocks.h"
@@ -12,11 +12,11 @@ namespace {
 
 constexpr int SUPER = 256;
 
-// A number for each block of a tile, in the lanes of its groups. Group: the values of a lane.
+// One number per block of a tile, in the lanes of its groups. Group: values per lane.
 template <int Group>
 struct Blocks {
     static constexpr int groups = SUPER / Group, count = LANES / groups;
-    // Sums, or largest sizes, over the groups of each block
+    // Sums, or values of largest magnitude, over the groups of each block
     static F32x16 sum(F32x16 a) {
         return reduced(a, [](float x, float y) { return x + y; });
     }
@@ -37,7 +37,7 @@ struct Blocks {
     }
 };
 
-// x is near block * group * level. Every lane has its group, and its block's number beside those of the other groups.
+// x is near block * group * level. Every lane has its group's number and its block's number.
 struct SuperScale {
     F32x16 block, group;
 };
@@ -53,7 +53,7 @@ F32x16 error_of_scale(const Tile<Group>& tile, const Levels& levels, F32x16 scal
     return error;
 }
 
-// The best of the whole numbers around `group` for a given scale of the block. Returns the error.
+// Chooses the best integers near `group` for a given block scale. Returns the error.
 template <int Group, class Levels>
 F32x16 choose_group(const Tile<Group>& tile, const Levels& levels, const Whole& range, SuperScale& s) {
     const F32x16 middle = s.group;
@@ -67,7 +67,7 @@ F32x16 choose_group(const Tile<Group>& tile, const Levels& levels, const Whole& 
     return least;
 }
 
-// The scale of the block that is best for the codes of `s`.
+// The best block scale for the codes of `s`.
 template <int Group, class Levels>
 F32x16 refit_block(const Tile<Group>& tile, const Levels& levels, const SuperScale& s) {
     const F32x16 to_levels = inverse(s.block * s.group);
@@ -80,7 +80,7 @@ F32x16 refit_block(const Tile<Group>& tile, const Levels& levels, const SuperSca
     return Blocks<Group>::sum(xq) * inverse(Blocks<Group>::sum(qq));
 }
 
-// scales: of each group alone. starts: whole numbers that the largest of them may take.
+// scales: separately chosen for each group. starts: integers to try for the largest of them.
 template <int Group, class Levels, int Count>
 SuperScale search_super(const Tile<Group>& tile, const Levels& levels, const Whole& range, F32x16 scales,
                         const float (&starts)[Count]) {
@@ -107,7 +107,7 @@ void code_super(const Tile<Group>& tile, const Levels& levels, const SuperScale&
     for (int i = 0; i < Group; ++i) codes.set(i, levels.code(levels.nearest(tile.x[i] * to_levels)));
 }
 
-// What a block of a tile stores: one number for it and one for each group, and the codes of its values.
+// The stored contents of a tile's block: one number for the block, one per group, and the codes of its values.
 struct SuperCodes {
     float block, offset;
     int groups[16], offsets[16];
@@ -127,7 +127,7 @@ void take_block(int index, const F32x16& block, const F32x16& group, const Codes
     }
 }
 
-// Scales are found for tiles of groups; a tile has whole blocks except the last, which has what is left.
+// Finds scales for tiles of groups. Every tile has whole blocks; the last one has the remaining blocks.
 template <int Group, int Bytes, class Search, class Write>
 void quantize_super(const QuantizeRows& rows, Search search, Write write) {
     for_each_tile<Group>(rows, [&](const Lanes& lanes, int64_t first, int count) {
@@ -249,8 +249,8 @@ F32x16 choose_line(const Tile<Group>& tile, const Whole& levels, const Whole& ra
     return least;
 }
 
-// Both numbers of the block that are best for the codes of `s`, by least squares; unchanged where they depend on each
-// other.
+// Computes the best two block numbers for the codes of `s` by least squares; unchanged if they are linearly
+// dependent.
 template <int Group>
 void refit_line(const Tile<Group>& tile, const Whole& levels, const SuperLine& s, F32x16& block, F32x16& offset_block) {
     const F32x16 to_levels = inverse(s.block * s.group);

@@ -1,4 +1,4 @@
-// Sixteen blocks at a time, one in each lane: the search for scales is then the same arithmetic in all lanes.
+// 16 blocks at a time, one per lane, so that the search for scales is the same arithmetic in all lanes.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ constexpr float LARGEST_HALF = 65504.0f, SMALLEST_VALUE = 1e-15f;
 
 inline F32x16 zero() { return broadcast(0.0f); }
 inline F32x16 clamp(F32x16 a, F32x16 low, F32x16 high) { return min(max(a, low), high); }
-// 1 / a, and 0 where a is nearly 0: what is divided by it then becomes 0
+// 1 / a, or 0 if a is nearly 0, so that quotients by it become 0
 inline F32x16 inverse(F32x16 a) {
     const F32x16 tiny = broadcast(SMALLEST_VALUE), one = broadcast(1.0f), size = abs(a);
     return select_greater(size, tiny, one / select_greater(size, tiny, a, one), zero());
 }
-// The nearest half float, as a float
+// Rounds to the nearest float16, as a float
 inline F32x16 rounded_half(F32x16 a) {
     const F32x16 limit = broadcast(LARGEST_HALF);
     uint16_t bits[LANES];
@@ -33,21 +33,21 @@ inline void put_half(uint8_t* out, float value) {
     std::memcpy(out, bits, 2);
 }
 
-// N values of each of sixteen blocks, and their weights in the error.
+// N values of each of 16 blocks, and their weights in the error.
 template <int N>
 struct Tile {
     F32x16 x[N], w[N], wx[N];
     F32x16 sum_w, sum_wx;
-    bool weighted;  // else all weights are 1
+    bool weighted;  // otherwise all weights are 1
 };
 
-// Where the blocks of a tile lie. Lanes without a block of their own repeat the last one.
+// The addresses of a tile's blocks. Lanes without a block repeat the last one.
 struct Lanes {
     const float* x[LANES];
-    const float* w[LANES];  // null: 1
+    const float* w[LANES];  // null: all 1
 };
 
-// Sixteen rows of N values by lanes, in squares of four by four that stay in registers.
+// Transposes 16 rows of N values into lanes, in 4 x 4 squares that stay in registers.
 template <int N>
 void transpose(const float* const (&from)[LANES], F32x16 (&to)[N]) {
     static_assert(N % 4 == 0);
@@ -87,7 +87,7 @@ void load_tile(const Lanes& lanes, Tile<N>& tile) {
     }
 }
 
-// Calls use(lanes, first block, number of blocks) for every sixteen blocks of N values, of all rows in turn.
+// Calls use(lanes, first block, number of blocks) for every 16 blocks of N values, row by row.
 template <int N, class Use>
 void for_each_tile(const QuantizeRows& rows, Use use) {
     const int64_t per_row = rows.k / N, blocks = per_row * rows.rows;
@@ -102,16 +102,16 @@ void for_each_tile(const QuantizeRows& rows, Use use) {
     }
 }
 
-// Whole numbers from low to high.
+// Integers from low to high.
 struct Whole {
     F32x16 low, high;
     Whole(float low_, float high_) : low(broadcast(low_)), high(broadcast(high_)) {}
     F32x16 nearest(F32x16 t) const { return clamp(round_even(t), low, high); }
-    // The code of a value that `nearest` gave
+    // The code of a value returned by `nearest`
     F32x16 code(F32x16 value) const { return value - low; }
 };
 
-// The sixteen values of IQ4_NL and IQ4_XS.
+// The 16 values of IQ4_NL and IQ4_XS.
 struct Curve {
     static constexpr float VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     F32x16 nearest(F32x16 t) const {
@@ -147,7 +147,7 @@ struct DoubledE2M1 {
     }
 };
 
-// The value that is farthest from 0, with its sign.
+// The value farthest from 0, with its sign.
 template <int N>
 F32x16 farthest(const Tile<N>& tile) {
     F32x16 low = tile.x[0], high = low;
@@ -158,7 +158,7 @@ F32x16 farthest(const Tile<N>& tile) {
     return select_greater(zero() - low, high, low, high);
 }
 
-// x is near scale * level: how much of the error a scale removes, and the scale that is best for the same levels.
+// x is near scale * level. Measures the error that a scale removes, and finds the best scale for the same levels.
 struct ScaleFit {
     F32x16 gain, scale;
 };
@@ -175,8 +175,8 @@ ScaleFit fit_scale(const Tile<N>& tile, const Levels& levels, F32x16 inverse_sca
     return {scale * xq, scale};
 }
 
-// The scale of each block that leaves the least error. reaches: levels on which the farthest value may lie; rounds:
-// how often the best scale is fitted again to the levels that it gives.
+// The scale of each block with the smallest error. reaches: candidate levels for the farthest value. rounds: how often
+// the best scale is refitted to the levels that it gives.
 template <int N, class Levels, int Count>
 F32x16 search_scale(const Tile<N>& tile, const Levels& levels, const float (&reaches)[Count], int rounds) {
     const F32x16 far = farthest(tile), to_one = inverse(far);
@@ -197,7 +197,7 @@ struct LineFit {
     F32x16 gain, scale, offset;
 };
 
-// offsets: only below zero, as minimums of K types are stored
+// offsets: whether to allow them; only negative ones, as minimums of K types are stored
 template <bool Weighted, int N>
 LineFit fit_line(const Tile<N>& tile, const Whole& levels, F32x16 inverse_scale, F32x16 origin, bool offsets) {
     F32x16 sum_q = zero(), qq = zero(), xq = zero();
@@ -209,7 +209,7 @@ LineFit fit_line(const Tile<N>& tile, const Whole& levels, F32x16 inverse_scale,
         qq = fma(wq, q, qq);
         xq = fma(Weighted ? tile.wx[i] : tile.x[i], q, xq);
     }
-    // Both from the centre of the levels: the sums of squares lose no digits to the mean.
+    // Both relative to the centre of the levels, so that the sums of squares lose no digits to the mean.
     const F32x16 mean_q = sum_q * inverse(tile.sum_w), mean_x = tile.sum_wx * inverse(tile.sum_w);
     const F32x16 spread = max(qq - mean_q * sum_q, zero()), joint = xq - mean_q * tile.sum_wx;
     const F32x16 scale = joint * inverse(spread), offset = mean_x - scale * mean_q;
@@ -222,7 +222,7 @@ LineFit fit_line(const Tile<N>& tile, const Whole& levels, F32x16 inverse_scale,
     return {pick(alone * xq, free.gain), pick(alone, scale), pick(zero(), offset)};
 }
 
-// steps: fractions of a level by which the range from lowest to highest value is stretched
+// steps: fractions of a level by which the range from the lowest to the highest value is stretched
 template <int N, int Count>
 LineFit search_line(const Tile<N>& tile, float top, const float (&steps)[Count], int rounds, bool offsets) {
     F32x16 low = tile.x[0], high = low;
@@ -246,7 +246,7 @@ LineFit search_line(const Tile<N>& tile, float top, const float (&steps)[Count],
     return best;
 }
 
-// The codes of N values of a lane, as bytes.
+// The codes of N values in one lane, as bytes.
 template <int N>
 struct Codes {
     alignas(64) float values[N][LANES];

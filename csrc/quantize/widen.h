@@ -1,4 +1,4 @@
-// Numbers of 16 bits as the floats that quantizers read, and the search for numbers that have no place in a block.
+// Converts 16-bit numbers to the floats that quantizers read, and finds numbers that blocks cannot represent.
 #pragma once
 
 #include "tile.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// count: a multiple of 16. out: null if x are floats already. Returns whether all are finite and at most LARGEST_HALF
+// count: a multiple of 16. out: null if x has floats already. Returns whether all are finite and at most LARGEST_HALF
 // in magnitude.
 inline bool widen(const void* x, FloatType type, int64_t count, float* out) {
     const F32x16 beyond = broadcast(65504.00390625f);  // the next float
@@ -15,7 +15,7 @@ inline bool widen(const void* x, FloatType type, int64_t count, float* out) {
     const auto read = [&](auto load_one) {
         for (int64_t i = 0; i < count; i += LANES) {
             const F32x16 v = load_one(i);
-            good = select_greater(beyond, abs(v), good, zero());  // not greater than a NaN either
+            good = select_greater(beyond, abs(v), good, zero());  // false for NaN, too
             if (out) store(out + i, v);
         }
     };

@@ -1,4 +1,4 @@
-// Facts about the processor from macOS.
+// Processor properties reported by macOS.
 #include "platform/features.h"
 
 #include <sys/sysctl.h>
@@ -8,9 +8,9 @@
 namespace octavo::platform {
 namespace {
 
-// A number that the system knows by name; 0: it does not.
+// A number that the system provides by name; 0 if unknown.
 uint64_t number_of(const char* name) {
-    uint64_t value = 0;  // names of 32 bits fill the lower half
+    uint64_t value = 0;  // 32-bit values fill the lower half
     size_t bytes = sizeof value;
     return sysctlbyname(name, &value, &bytes, nullptr, 0) == 0 ? value : 0;
 }

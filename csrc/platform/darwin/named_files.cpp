@@ -1,4 +1,4 @@
-// Objects of shm_open, whose names have at most 31 characters. macOS has one NUMA node.
+// Objects of shm_open, whose names have at most 31 characters. macOS has a single NUMA node.
 #include "platform/posix/named_files.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ std::string shown_name(const std::string& name) { return "/" + name; }
 
 const char* remedy_for_no_room() { return ""; }
 
-// Such an object takes its size once, before it is mapped.
+// The size of such an object can be set only once, before it is mapped.
 int map_new_file(int file, size_t bytes, int32_t, void** data, int*) {
     if (ftruncate(file, static_cast<off_t>(bytes)) != 0) return errno;
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

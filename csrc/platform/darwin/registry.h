@@ -1,5 +1,5 @@
-// Lists of constants as sections of a Mach-O file, whose linker defines the bounds of a section that is asked for. The
-// name of a section has at most 16 characters.
+// Lists of constants as sections of a Mach-O file. Its linker defines the bounds of sections on request. A section name
+// has at most 16 characters.
 #pragma once
 
 #define OCTAVO_LISTED(name) __attribute__((used, section("__DATA,oct_" #name)))

@@ -1,4 +1,4 @@
-// The names of threads on macOS, where a thread can only name itself.
+// Thread names on macOS, where a thread can only name itself.
 #include <pthread.h>
 
 #include "platform/threads.h"

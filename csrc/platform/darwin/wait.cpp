@@ -1,5 +1,5 @@
-// Sleeping on a word with the calls that libc++ uses for std::atomic::wait. They exist since macOS 10.12; the public
-// ones (os_sync_wait_on_address) only since 14.4.
+// Sleeps on a word with the calls that libc++ uses for std::atomic::wait. They have existed since macOS 10.12; the
+// public ones (os_sync_wait_on_address) only since 14.4.
 #include "platform/wait.h"
 
 extern "C" {

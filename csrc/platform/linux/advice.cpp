@@ -1,4 +1,4 @@
-// Advice to Linux about pages of memory.
+// Memory advice for Linux.
 #include <sys/mman.h>
 
 #include "platform/pages.h"
@@ -9,12 +9,12 @@
 
 namespace octavo::platform {
 
-// Refused on kernels without huge pages: harmless.
+// Kernels without huge pages refuse this, which is harmless.
 void prefer_huge_pages(void* data, size_t bytes) { madvise(data, bytes, MADV_HUGEPAGE); }
 
 void drop_pages(void* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); }
 
-// Older systems refuse, and evict what was not used for longest.
+// Older systems refuse this, and evict what was unused for longest.
 void evict_pages(void* data, size_t bytes) { madvise(data, bytes, MADV_PAGEOUT); }
 
 }  // namespace octavo::platform

@@ -1,4 +1,4 @@
-// Facts about the processor from Linux.
+// Processor properties reported by Linux.
 #include "platform/features.h"
 
 #include <sys/auxv.h>

@@ -1,4 +1,4 @@
-// Files in /dev/shm, whose pages can be taken from a NUMA node.
+// Files in /dev/shm, whose pages can be allocated on a NUMA node.
 #include "platform/posix/named_files.h"
 
 #include <fcntl.h>
@@ -12,8 +12,8 @@
 namespace octavo::platform {
 namespace {
 
-// Takes the pages of shared memory from this node while it has some, once anybody touches them. Returns an errno, or 0.
-// Such memory has one policy for all processes that map it.
+// Allocates the pages of shared memory on this node while it has free ones, when they are first touched. Returns an
+// errno, or 0. Such memory has one policy for all processes that map it.
 int prefer_node(void* memory, size_t bytes, int32_t node) {
     constexpr int32_t MAX_NODES = 1024, BITS = 8 * sizeof(unsigned long);
     if (node >= MAX_NODES) return EINVAL;
@@ -35,9 +35,9 @@ std::string shown_name(const std::string& name) { return "/dev/shm/" + name; }
 const char* remedy_for_no_room() { return ": enlarge /dev/shm (docker run --shm-size)"; }
 
 int map_new_file(int file, size_t bytes, int32_t numa_node, void** data, int* placement_error) {
-    // Mapped while it has no pages: another rank that looks at the first page as soon as the file has its size would
-    // otherwise have it on its own node. Only the reservation gives the file its size, so that a page that another
-    // rank sees is there.
+    // Mapped while it has no pages: otherwise another rank, which reads the first page as soon as the file has its
+    // size, would allocate that page on its own node. Only the reservation sets the size of the file, so that a page
+    // that another rank sees already exists.
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) return errno;
     *data = memory;

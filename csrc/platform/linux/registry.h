@@ -1,4 +1,4 @@
-// Lists of constants as sections of an ELF file, whose linker defines the bounds of every section.
+// Lists of constants as sections of an ELF file. Its linker defines the bounds of every section.
 #pragma once
 
 #define OCTAVO_LISTED(name) __attribute__((used, retain, section("octavo_" #name)))

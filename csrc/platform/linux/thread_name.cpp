@@ -1,4 +1,4 @@
-// The names of threads on Linux.
+// Thread names on Linux.
 #include <pthread.h>
 
 #include "platform/threads.h"

@@ -1,4 +1,4 @@
-// Sleeping on a word with futexes.
+// Sleeps on a word with futexes.
 #include "platform/wait.h"
 
 #include <linux/futex.h>

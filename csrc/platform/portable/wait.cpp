@@ -1,4 +1,4 @@
-// Sleeping on a word without any call of a system: for systems that have none, in place of SYSTEM/wait.cpp.
+// Sleeps on a word without system calls. Used in place of SYSTEM/wait.cpp on systems without suitable ones.
 #include "platform/wait.h"
 
 #include <chrono>
@@ -9,7 +9,7 @@
 namespace octavo::platform {
 namespace {
 
-// Words share a few conditions. A thread that is woken for another word sleeps again.
+// Words share a few conditions. A thread woken for another word goes back to sleep.
 struct Bed {
     std::mutex mutex;
     std::condition_variable changed;
@@ -17,7 +17,7 @@ struct Bed {
 
 Bed& bed_of(const void* word) {
     constexpr uintptr_t NUM_BEDS = 64, CACHE_LINE = 64;
-    static Bed* const beds = new Bed[NUM_BEDS];  // never destroyed: a thread may sleep when the process ends
+    static Bed* const beds = new Bed[NUM_BEDS];  // never destroyed, because a thread may sleep at exit
     return beds[reinterpret_cast<uintptr_t>(word) / CACHE_LINE % NUM_BEDS];
 }
 
@@ -33,7 +33,7 @@ void wake_sleepers(std::atomic<uint32_t>& word) {
     Bed& bed = bed_of(&word);
     {
         const std::lock_guard<std::mutex> guard(bed.mutex);
-    }  // the sleeper has looked, or sleeps already
+    }  // the sleeper has either checked the word or is asleep
     bed.changed.notify_all();
 }
 

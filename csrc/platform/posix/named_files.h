@@ -1,4 +1,4 @@
-// Files in memory that have a name: what Linux and macOS do differently beneath sharing.cpp.
+// Named files in memory: the parts of sharing.cpp in which Linux and macOS differ.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace octavo::platform {
 
-// A descriptor, or -1 with errno. flags: of open().
+// Returns a descriptor, or -1 with errno. flags: as for open().
 int open_named_file(const std::string& name, int flags);
 void remove_named_file(const std::string& name);
-// The name in errors, and the remedy if there is no room.
+// The name for error messages, with the remedy if there is no room.
 std::string shown_name(const std::string& name);
 const char* remedy_for_no_room();
 
-// Maps a new file and gives it its size. Returns an errno, or 0. placement_error: see SharedSegment::create.
+// Maps a new file and sets its size. Returns an errno, or 0. placement_error: see SharedSegment::create.
 int map_new_file(int file, size_t bytes, int32_t numa_node, void** data, int* placement_error);
 
 }  // namespace octavo::platform

@@ -1,4 +1,4 @@
-// Pages of memory by the calls that Linux and macOS share.
+// Memory pages: the calls that Linux and macOS share.
 #include "platform/pages.h"
 
 #include <sys/mman.h>

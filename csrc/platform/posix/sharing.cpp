@@ -1,4 +1,4 @@
-// Memory with a name, as far as Linux and macOS do the same.
+// Named shared memory: what Linux and macOS have in common.
 #include "platform/sharing.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Processes and signals by the calls that Linux and macOS share.
+// Processes and signals: the calls that Linux and macOS share.
 #include "platform/threads.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@ BlockedSignals::BlockedSignals() {
     static_assert(sizeof(sigset_t) <= sizeof previous_ && alignof(sigset_t) <= 16);
     sigset_t all;
     sigfillset(&all);
-    // Those that a thread causes itself: blocked, they would end the process without a word (mapping_guard.h).
+    // Keep the signals that a thread causes itself: if blocked, they would end the process silently (mapping_guard.h).
     for (const int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) sigdelset(&all, own);
     pthread_sigmask(SIG_SETMASK, &all, new (previous_) sigset_t);
 }

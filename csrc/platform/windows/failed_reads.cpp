@@ -1,5 +1,5 @@
-// Failed reads of mapped files on Windows, which are not repaired: nobody can truncate a file that is mapped there, and
-// part of a view cannot be replaced. A disk that fails ends the process.
+// Failed reads of mapped files are not repaired on Windows: a mapped file cannot be truncated there, and part of a view
+// cannot be replaced. A failing disk ends the process.
 #include "platform/failed_reads.h"
 
 namespace octavo::platform {

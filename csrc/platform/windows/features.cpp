@@ -1,4 +1,4 @@
-// Facts about the processor from Windows.
+// Processor properties reported by Windows.
 #include "platform/features.h"
 
 #include <vector>
@@ -18,7 +18,7 @@ size_t level1_data_bytes() {
     return 0;
 }
 
-// Windows 11 has a call for it, which no machine has tried yet: the level below runs.
+// Windows 11 has a call for this, but it is untested, so the next lower level runs.
 bool allow_tiles() { return false; }
 
 ArmFeatures arm_features() {

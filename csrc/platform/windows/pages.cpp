@@ -1,4 +1,4 @@
-// Pages of memory on Windows. Huge ones need a privilege that few users have.
+// Memory pages on Windows, where huge pages need a privilege that few users have.
 #include "platform/pages.h"
 
 #include "platform/windows/system.h"
@@ -29,7 +29,7 @@ void fetch_pages(void* data, size_t bytes) {
     PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
 }
 
-// Pages that are not locked leave the working set, though the call then reports an error.
+// Unlocking pages that are not locked removes them from the working set, even though the call reports an error.
 void evict_pages(void* data, size_t bytes) { VirtualUnlock(data, bytes); }
 
 }  // namespace octavo::platform

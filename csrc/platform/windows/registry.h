@@ -1,5 +1,5 @@
-// Lists of constants as sections of a PE file. The linker sorts its parts by the letter after the dollar sign: the
-// bounds are two constants of the list's own, before and behind the others.
+// Lists of constants as sections of a PE file. The linker sorts the parts of a section by the letter after the dollar
+// sign, so the bounds are two constants that sort before and after all entries.
 #pragma once
 
 #define OCTAVO_LISTED(name) __attribute__((used, section("oct_" #name "$b")))

@@ -1,5 +1,5 @@
-// Memory with a name on Windows: a section of the paging file. Its name lives as long as a handle, its memory as long
-// as a view.
+// Named memory on Windows: a section of the paging file. Its name exists as long as a handle, its memory as long as a
+// view.
 #include "platform/sharing.h"
 
 #include <stdexcept>

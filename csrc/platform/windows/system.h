@@ -1,4 +1,4 @@
-// The system's own header without the macros that break C++.
+// The system's header without the macros that break C++.
 #pragma once
 
 #define WIN32_LEAN_AND_MEAN

@@ -1,5 +1,5 @@
-// Sleeping on a word with WaitOnAddress, which knows only the threads of one process: others look again at
-// every tick of the clock.
+// Sleeps on a word with WaitOnAddress, which works only within one process; other processes check again at every clock
+// tick.
 #include "platform/wait.h"
 
 #include "platform/windows/system.h"
