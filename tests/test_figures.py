@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OTHER_TABLES = {
     "| on a GPU",
     "`--peer` | reads",
-    "checkpoint | vLLM's sentence",
+    "checkpoint | vLLM's error",
     "figure | definition",
     "target | input",
     "format | fields",
@@ -90,12 +90,12 @@ def test_the_quantities_of_a_sentence(sentence: str, found: list[str]) -> None:
     assert figures.unrecorded("docs/lab/x.md", f"{sentence}\n{TABLE}", {"steps": RECORD}, ["2.5 ms"]) == found
 
 
-def test_a_sentence_explains_its_quantities_as_long_as_the_page_says_it() -> None:
+def test_a_sentence_explains_its_quantities_as_long_as_the_page_has_it() -> None:
     record = {key: RECORD[key] for key in figures.PROVENANCE} | {"statements": ["3.5 ms of 7 ms"]}
     assert figures.unrecorded("README.md", "It takes 3.5 ms\nof 7 ms, or 8 ms.", {"time": record}, ()) == ["8 ms"]
     assert list(figures.problems("It takes 3.5 ms\nof 7 ms.", {"time": record})) == []
     assert list(figures.problems("It takes 4 ms.", {"time": record})) == [
-        "time: the page does not say '3.5 ms of 7 ms'"
+        "time: the page does not contain '3.5 ms of 7 ms'"
     ]
 
 
