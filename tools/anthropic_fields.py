@@ -1,4 +1,4 @@
-"""The fields of Anthropic's requests, for docs/openai.md."""
+"""Anthropic's request fields, for docs/openai.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the promises of the CPU install in the environment that runs it.
+"""Check the promises about the CPU install, in the environment that runs this script.
 
-No torch and no transformers among the dependencies, at most 200 MB in all, and `import octavo` within 0.15 s.
+There is no torch and no transformers among the dependencies, everything takes at most 200 MB, and `import octavo` takes
+at most 0.15 s.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FORBIDDEN = {"torch", "transformers"}
 
 
 def closure(name: str) -> dict[str, metadata.Distribution]:
-    """Return the distribution and all its dependencies without extras, by normalized name."""
+    """Return the distribution and all its dependencies, without extras, by normalized name."""
     found: dict[str, metadata.Distribution] = {}
     waiting = [name]
     while waiting:
@@ -44,8 +45,9 @@ def installed_bytes(distribution: metadata.Distribution) -> int:
 
 
 def import_seconds() -> float:
-    """Return the seconds that `import octavo` adds to interpreter startup, with files in the page cache; the best of
-    seven runs.
+    """Return the seconds that `import octavo` adds to interpreter startup when files are in the page cache: the best of
+    seven
+    runs.
     """
 
     def run(code: str) -> float:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fails if an object file of the native library contains instructions above its own instruction set.
+"""Check that no object file of the native library uses instructions above its own instruction set.
 
-Usage: tools/check_isa.py BUILD_FOLDER...   (folders of CMake, with CMakeFiles/kernels_avx2.dir and so on)
+Usage: tools/check_isa.py BUILD_FOLDER...   (CMake folders, with CMakeFiles/kernels_avx2.dir and so on)
 
-Objects of another processor are read with the tools of its cross compiler.
-Two rules, on every object file: the disassembly uses no register or instruction of a higher level, and kernel
-objects define nothing that the linker could merge with, or take for, another object's function.
+Objects for another processor are read with the tools of its cross compiler. Each object file must obey two rules: its
+disassembly has no register or instruction of a higher level, and kernel objects define nothing that the linker could
+merge with another object's function or mistake for it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Every level with what only it and those after it have, and at last what no level asks of the processor, such as the
-# second half of Ice Lake's AVX-512.
+# For each level, the instructions that only it and later levels have. At the end, instructions that no level requires,
+# such as the second half of Ice Lake's AVX-512.
 Levels = dict[str, re.Pattern[str] | None]
 X86: Levels = {
     "base": None,
@@ -52,7 +52,7 @@ def main(folders: list[str]) -> int:
     return bool(complaints)
 
 
-# Of objects for any machine.
+# For objects of any processor.
 _BASE_FOLDERS = frozenset(
     f"{name}.dir"
     for name in (
@@ -68,7 +68,7 @@ _BASE_FOLDERS = frozenset(
 
 
 def _level(path: Path) -> str | None:
-    """Return the instruction set of an object according to its folder, or None if it is not ours."""
+    """Return the instruction set that an object's folder names, or None if the object is not ours."""
     for part in path.parts:
         if part.startswith("kernels_") and part.endswith(".dir"):
             return part.removeprefix("kernels_").removesuffix(".dir")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that help texts, docstrings, comments, errors and pages avoid the phrases in prose_patterns.toml.
+"""Check that help texts, docstrings, comments, errors and pages avoid the phrases in prose_patterns.toml.
 
-Each folder has a budget of findings in prose_budgets.toml, and the check fails if a folder has more.
-`--show FOLDER` prints the findings of a folder or file, `--lower` writes the counts that are below their budgets.
+Each folder has a budget of findings in prose_budgets.toml. The check fails if a folder exceeds its budget.
+`--show FOLDER` prints the findings in a folder or file. `--lower` lowers budgets that are larger than needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tools.python_facts import walk  # noqa: E402
 
 PATTERNS = Path("tools") / "prose_patterns.toml"
 BUDGETS = Path("tools") / "prose_budgets.toml"
-# Depth of the folders that have a budget of their own; the other folders count as a whole.
+# Depth of the folders that have their own budgets; all other folders count as a whole.
 DEPTHS = {"src": 3, "docs": 2}
 # Texts by other authors.
 SKIPPED = "src/octavo/quality/data/"
@@ -77,7 +77,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def python_texts(source: str) -> Iterator[Text]:
-    """Yield docstrings, blocks of comments, and the strings of errors, warnings and help."""
+    """Yield docstrings, comment blocks, and the strings of errors, warnings and help."""
     tree = ast.parse(source)
     seen: set[int] = set()
     for node in walk(tree):
@@ -113,7 +113,7 @@ def _string(node: ast.Constant, seen: set[int]) -> Iterator[Text]:
         yield Text(node.lineno, node.value)
 
 
-# A comment, with the lines of comments that follow it alone; strings are matched so that a `#` in them is none.
+# A comment and the comment-only lines that follow it. Strings are matched so that a `#` in them is not a comment.
 _PYTHON = re.compile(
     r"(?P<quote>\"{3}|'{3}|[\"'])(?:\\.|[^\\])*?(?P=quote)|(?P<comment>#[^\n]*(?:\n[ \t]*#[^\n]*)*)", re.DOTALL
 )
@@ -135,7 +135,7 @@ _CPP = re.compile(
 
 
 def cpp_texts(source: str) -> Iterator[Text]:
-    """Yield comments; consecutive lines with `//` are one text."""
+    """Yield comments; consecutive `//` lines are one text."""
     for found in _CPP.finditer(source):
         if comment := found["comment"]:
             prose = re.sub(r"^[ \t]*(//+|/?\*+/?)|\*/$", "", comment, flags=re.MULTILINE)
@@ -143,7 +143,7 @@ def cpp_texts(source: str) -> Iterator[Text]:
 
 
 def markdown_texts(source: str) -> Iterator[Text]:
-    """Yield the page without blocks of code, HTML comments and addresses."""
+    """Yield the page without code blocks, HTML comments and addresses."""
 
     def blank(found: re.Match[str]) -> str:
         return "\n" * found[0].count("\n")

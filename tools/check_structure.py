@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the structure of the repository: imports, length of functions, plain docstrings, a sentence in every file.
+"""Check the structure of the repository: imports, function lengths, plain docstrings, a first sentence in every file.
 
-Run from anywhere: `python tools/check_structure.py`. Prints every violation and exits 1 if there is one.
+Run it from anywhere: `python tools/check_structure.py`. It prints every violation and exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.file_sentences import silent_files  # noqa: E402
 from tools.python_facts import python_facts, walk  # noqa: E402
 
 PACKAGE = ROOT / "src" / "octavo"
-LONG_FILE_LINES = 500  # a longer file is named in the report, and fails nothing
+LONG_FILE_LINES = 500  # the report names longer files but does not fail
 MAX_FUNCTION_LINES = {"src": 60, "csrc": 60, "tests": 70, "tools": 60, "benchmarks": 60}
 MAX_PARAMETERS = 8
 
@@ -108,7 +108,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"llm", "async_llm"},
     "__main__": {"cli"},
 }
-# The same inside the server; its modules outside of rooms are for everyone but these.
+# The same inside the server. Modules outside rooms may be imported by everyone except these.
 SERVER_ROOMS: dict[str, set[str]] = {
     "http": {"errors", "config"},
     "observability": set(),
@@ -128,10 +128,10 @@ SERVER_ROOMS: dict[str, set[str]] = {
         "config",
     },
 }
-# No protocol's folder imports another one, except where a product accepts another product's requests.
+# No protocol's folder imports another protocol's, except where a product accepts another product's requests.
 PROTOCOLS = PACKAGE / "server" / "protocols"
 PROTOCOL_BORROWS = {"llama_cpp": {"openai"}}
-# Room of the engine -> rooms and single modules that it may import. The other modules put the rooms together.
+# Room of the engine -> rooms and single modules that it may import. All other modules connect the rooms.
 ENGINE_ROOMS: dict[str, set[str]] = {
     "kv": {"request", "schedule"},
     "consumers": {"request"},
@@ -204,7 +204,7 @@ def check_cycles() -> Iterator[str]:
         for name in leaves:
             del needs[name]
     for name in sorted(needs):
-        # Those that are left are in a cycle or import one that is.
+        # The modules that remain are in a cycle or import one that is.
         if name in (found := _reached(needs, name)):
             others = ", ".join(sorted(other for other in found - {name} if name in _reached(needs, other)))
             yield f"{files[name].relative_to(PACKAGE).as_posix()}: {name} imports itself through {others}"
@@ -243,7 +243,7 @@ def check_calls() -> Iterator[str]:
                     yield f"{relative}:{node.lineno}: {node.func.id} is never called"
 
 
-# What differs between systems is in octavo/platform alone.
+# Only octavo/platform contains differences between systems.
 SYSTEM_MODULES = {"fcntl", "resource", "ctypes", "msvcrt", "termios", "pwd", "_winapi"}
 SYSTEM_NAMES = re.compile(
     r"\bsys\.platform\b|\bos\.name\b|[\"'](/proc|/sys|/dev/shm)\b|\bos\.(memfd_|eventfd|sched_|pread|pwrite|posix_|fork\b)"
@@ -278,7 +278,7 @@ def check_python_budgets() -> Iterator[str]:
             where = f"{relative}:{found.line}: {found.name}"
             if found.num_lines > budget:
                 yield f"{where} has {found.num_lines} lines, the budget is {budget}"
-            # A command's options are its parameters, and a kernel's are pointers, strides and constants.
+            # A command's parameters are its options; a kernel's are pointers, strides and constants.
             is_free = found.is_kernel or relative.startswith("src/octavo/cli/")
             if found.num_parameters > MAX_PARAMETERS and not is_free:
                 yield f"{where} has {found.num_parameters} parameters, the budget is {MAX_PARAMETERS}"
@@ -312,7 +312,7 @@ def check_cpp_budgets() -> Iterator[str]:
 
 
 def check_sentences() -> Iterator[str]:
-    """Check that every source file begins with a sentence about itself, a docstring or a comment."""
+    """Check that every source file begins with a docstring or comment that describes the file."""
     for path in silent_files(ROOT):
         yield f"{path.relative_to(ROOT).as_posix()}: begin with a sentence that says what the file holds"
 
@@ -330,9 +330,9 @@ def check_prose() -> Iterator[str]:
                 yield f"{where}: the docstring opens with {found.group()!r}; say what the thing is"
 
 
-# Request models and answers have the names that their protocol's documentation gives them.
+# Request and response models have the names that their protocol's documentation uses.
 PROTOCOL_ROOMS = ("server/protocols/", "server/endpoints/")
-# Each model or format file has a class of this name: it is how the loader finds it.
+# Each model or format file has a class of this name, by which the loader finds it.
 NAMES_OF_AN_INTERFACE = {"models/": "Config", "quantization/checkpoints/": "Format"}
 
 
@@ -384,7 +384,7 @@ def check_product_levels() -> Iterator[str]:
 def long_files() -> Iterator[str]:
     """Yield a question about each long file.
 
-    This is not a check: some ideas need the room, and a limit only makes lines denser.
+    This is not a check: some ideas need the space, and a limit would only make lines denser.
     """
     for path in [*python_files(), *sorted([*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.h")])]:
         if (lines := path.read_text().count("\n")) > LONG_FILE_LINES:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The second stage of `.ci/run`: tests of parts that few changes touch, and the contents with which they last passed.
+"""Manage the second stage of `.ci/run`: parts that few changes touch, and the contents with which they last passed.
 
-    python tools/ci_parts.py due [--all]        the parts that have to run, one a line
-    python tools/ci_parts.py tests PART...      the paths of their tests
-    python tools/ci_parts.py extras PART...     the extras that they need
-    python tools/ci_parts.py elsewhere          options of pytest: the gate leaves the tests of all parts out
-    python tools/ci_parts.py passed PART...     records that they passed as they are now
+    python tools/ci_parts.py due [--all]        list the parts that have to run, one per line
+    python tools/ci_parts.py tests PART...      list the paths of their tests
+    python tools/ci_parts.py extras PART...     list the extras that they need
+    python tools/ci_parts.py elsewhere          print the pytest options with which the gate skips all parts
+    python tools/ci_parts.py passed PART...     record that they passed in their current state
 
-A part is due when the digest of its files and requirements is not that of `.ci/passed.json`. The record is a file of
-the repository and not a difference of commits: it is the same in a clone without history, and whoever changes a part
-commits the record of the run that tried it. A record that was forgotten costs a run of the part, never a test.
+A part is due if the digest of its files and requirements differs from the one in `.ci/passed.json`. That record is a
+file in the repository and does not depend on commits, so a clone without history has it too. Whoever changes a part
+commits the record that the run wrote. Forgetting to commit it costs another run of the part but never skips a test.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PASSED = Path(".ci/passed.json")
 class Part:
     """A part of the tests.
 
-    tests: paths that pytest runs, if pytest runs them.
-    files: files that they test, as git patterns.
-    extras: requirements beyond the environment of the gate.
+    tests: paths to run with pytest, if it uses pytest.
+    files: the files under test, as git patterns.
+    extras: requirements in addition to the environment of the gate.
     """
 
     files: tuple[str, ...]
@@ -130,9 +130,7 @@ PARTS = {
 
 
 def digest(part: Part) -> str:
-    """Return a digest of the contents of its files, including files that git does not know yet, and of its
-    requirements.
-    """
+    """Return a digest of the part's requirements and files, including files that git does not track yet."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *part.files, *part.tests],
         cwd=ROOT,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The requirements of Octavo and of extras, one a line, without Octavo itself: `tools/ci_requirements.py [EXTRA...]`.
+"""Print the requirements of Octavo and its extras, one per line: `tools/ci_requirements.py [EXTRA...]`.
 
-`.ci/run` installs them while the native library is compiled.
+`.ci/run` installs them, without Octavo itself, while the native library is compiled.
 """
 
 from __future__ import annotations

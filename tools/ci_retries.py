@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Tests that failed in `.ci/run` and passed alone: recorded each time, and a failure the third time.
+"""Record tests that failed in `.ci/run` but passed on their own. The third time counts as a failure.
 
-    python tools/ci_retries.py failed           the tests that pytest's cache names as failed, one a line
-    python tools/ci_retries.py record FILE      those of FILE passed alone; exits with 1 if one has done so three times
+    python tools/ci_retries.py failed           list the tests that failed according to pytest's cache, one per line
+    python tools/ci_retries.py record FILE      record that the tests in FILE passed on their own; exit with 1 the third
+                                                time
 
-The record is `.ci/retried.json`, a file of the repository: commit it with the change whose run wrote it. Whoever mends
+The record is `.ci/retried.json`, a file in the repository. Commit it with the change whose run wrote it. Whoever fixes
 a test removes its lines.
 """
 
@@ -19,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST = 2  # that a test may pass alone only
+MOST = 2  # how often a test may fail in a run and pass on its own
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 RETRIED = Path(".ci/retried.json")
 
@@ -34,13 +35,13 @@ def load(path: Path) -> dict[str, list[str]]:
 
 
 def merged(records: list[dict[str, list[str]]]) -> dict[str, list[str]]:
-    """Return all occasions of each test; an occasion counts once."""
+    """Merge the records. Each occasion counts once per test."""
     names = sorted({name for record in records for name in record})
     return {name: sorted({time for record in records for time in record.get(name, [])}) for name in names}
 
 
 def record(tests: list[str], paths: list[Path], occasion: str) -> list[str]:
-    """Add the occasion to the record of each test, in all files, and return the tests with more than MOST."""
+    """Add this occasion to each test's record, in all files. Return the tests that have more than MOST occasions."""
     total = merged([*map(load, paths), {test: [occasion] for test in tests}])
     for path in paths:
         path.write_text(json.dumps(total, indent=2) + "\n")

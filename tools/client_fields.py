@@ -1,16 +1,16 @@
-"""The fields that other products' requests have, as facts: products and their routes here -> names.
+"""Request fields of other products, as plain facts: product -> route here -> field names.
 
 Each list was compared with its source in November 2026:
 
 - OpenAI and Anthropic: the parameters of their Python libraries (openai 2.54, anthropic 2.12). Ollama: the request
   structures of `api/types.go` at fb307609, and the request models of its Python library (ollama 0.6), which still has
   options of older versions. A test compares these lists with the installed libraries.
-- vLLM, besides OpenAI's fields: its request models. Chat and completions at 002032ee; `pooling/base/protocol.py` at
-  020638a6 and `pooling/scoring/protocol.py` at 004706d8 for embeddings, scores and reranking;
-  `serve/tokenize/protocol.py` at 030ea52e; responses as on its documentation's page of 2026-09-24. The `guided_`
-  fields and `normalize` are of earlier versions.
-- llama.cpp: what `server-schema.cpp` (0177c342), `server-common.cpp` (006639c3) and the handlers of the server read
-  from a body. The routes of OpenAI take all fields of its own route, which are copied from one to the other.
+- vLLM, in addition to OpenAI's fields: its request models. Chat and completions at 002032ee; `pooling/base/protocol.py`
+  at 020638a6 and `pooling/scoring/protocol.py` at 004706d8 for embeddings, scores and reranking;
+  `serve/tokenize/protocol.py` at 030ea52e; responses as documented on 2026-09-24. The `guided_` fields and `normalize`
+  belong to earlier versions.
+- llama.cpp: what `server-schema.cpp` (0177c342), `server-common.cpp` (006639c3) and the server's handlers read from a
+  body. OpenAI's routes take all fields of the server's own route, because it copies them from one to the other.
 - TGI: the request structures of `router/src/lib.rs` at db931fcf.
 """
 
@@ -23,8 +23,8 @@ RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/coun
 RERANK, SCORE, TOKENIZE, DETOKENIZE = "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"
 _VLLM_SCORES = """cache_salt mm_processor_kwargs model padding priority request_id truncate_prompt_tokens
     truncation_side use_activation user"""
-# What a body of any route for texts may have besides OpenAI's fields. The last lines are what the server itself adds
-# to a request for a conversation, and would read from a client's body, too.
+# Fields of a body on any text route in addition to OpenAI's. The last lines are fields that the server itself adds to
+# a chat request and would also read from a client's body.
 _LLAMA_CPP = """adaptive_decay adaptive_target backend_sampling cache_prompt dry_allowed_length dry_base dry_multiplier
     dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range echo grammar id_slot ignore_eos
     json_schema lora min_keep min_p mirostat mirostat_eta mirostat_tau n_cache_reuse n_cmpl n_discard n_indent n_keep

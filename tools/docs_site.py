@@ -1,8 +1,8 @@
-"""Pages of the documentation site that are made from the code, as a hook of mkdocs (`mkdocs.yml`).
+"""An mkdocs hook (`mkdocs.yml`) that generates pages of the documentation site from the code.
 
-`make docs` serves the site on this machine. The reference of commands comes from click, that of options from the
-configuration classes, the Python interface from docstrings, HTTP from the OpenAPI document, and the
-list of files from the first sentence of each file.
+`make docs` serves the site on this machine. The command reference comes from click, the options from the configuration
+classes, the Python interface from docstrings, HTTP from the OpenAPI document, and the list of files from the first
+sentence of each file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The description of the fields of requests: an entry for each field, a route for each kind of request."""
+"""Descriptions of request fields: an entry for each field, a route for each kind of request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from octavo.sampling_params import MAX_LIST_ITEMS, MAX_STRING_CHARS
 class Entry:
     """The description of a field.
 
-    right: a value answered with 200.
-    wrong: a value answered with a 400 that names the field.
+    right: a value that is accepted with status 200.
+    wrong: a value that is rejected with status 400 and an error that names the field.
     bounds: a description for readers.
     needs: other fields that the right value requires.
     without_effect: the reason why an accepted field changes nothing.
@@ -35,7 +35,7 @@ class Route:
     """One kind of request.
 
     body: the smallest valid body.
-    refused: known but refused fields -> a value.
+    refused: known fields that are refused, with an example value.
     nest: the field of the body that contains all of `model`'s fields.
     """
 
@@ -47,7 +47,7 @@ class Route:
     nest: str = ""
 
     def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body with these fields."""
+        """Return the body with these fields added."""
         return {**self.body, **({self.nest: dict(fields)} if self.nest else fields)}
 
     def described(self) -> dict[str, Entry]:

@@ -1,7 +1,7 @@
 """The table of other products' fields in docs/openai.md: honoured, accepted and named, or refused by name.
 
-python -m tools.openai_matrix --check compares the page that contains this table.
-What becomes of a field is read from the request models and their tables of ignored fields; its list here has no say.
+`python -m tools.openai_matrix --check` compares the page that contains this table. The treatment of a field comes from
+the request models and their tables of ignored fields, not from the lists of fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HONOURED, IGNORED, REFUSED = "honoured", "named in the header", "refused by name
 
 
 def fate(route: Route, name: str) -> str:
-    """Return one of the three labels above for a field of this route.
+    """Return which of the three labels applies to a field of this route.
 
     Refused fields are missing from the request model, or accept only null, which has no effect.
     """
@@ -28,7 +28,7 @@ def fate(route: Route, name: str) -> str:
 
 
 def table(routes: Sequence[Route]) -> str:
-    """Return the section of the page. Raises KeyError for a route that is not described."""
+    """Return this section of the page. Raises KeyError for a route that is not described."""
     by_path: Mapping[str, Route] = {f"{route.path} {route.nest}".strip(): route for route in routes}
     parts = [
         "\n## Fields of other products\n\n"

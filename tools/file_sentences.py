@@ -18,7 +18,7 @@ def source_files(root: Path) -> list[Path]:
 
 
 def first_sentence(path: Path) -> str:
-    """Return the first sentence of a docstring, or of a C++ file's first comment. Empty if there is none."""
+    """Return the first sentence of a file's docstring, or of a C++ file's first comment. Empty if there is none."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         about = python_facts(text).definitions[0].docstring

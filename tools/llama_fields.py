@@ -1,4 +1,4 @@
-"""The fields of Ollama's and llama.cpp's requests, for docs/openai.md."""
+"""Request fields of Ollama and llama.cpp, for docs/openai.md."""
 
 from __future__ import annotations
 

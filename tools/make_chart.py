@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws docs/plots/speed.svg, the chart of the README, from the figures in docs/figures/lab/performance.json.
+"""Draw docs/plots/speed.svg, the chart in the README, from the figures in docs/figures/performance.json.
 
     python tools/make_chart.py [--check]
 
-Each bar is Octavo's speed divided by a peer's on the same file and threads. `--check` writes nothing and exits 1 if
-the chart is out of date.
+Each bar is Octavo's speed divided by another engine's, with the same file and number of threads. `--check` writes
+nothing and exits with 1 if the chart is out of date.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "docs" / "plots" / "speed.svg"
 TABLE, PEERS = "zen4_peers", {"llama.cpp": "#3b82f6", "vLLM": "#f59e0b"}
-NOTES = {"vLLM": " (bfloat16)"}  # it does not read the quantized file
+NOTES = {"vLLM": " (bfloat16)"}  # vLLM does not read the quantized file
 MODELS = ("SmolLM2-135M", "Qwen2.5-1.5B")
 WIDTH, LEFT, BAR, GAP = 760, 250, 15, 12
-SCALE = (WIDTH - LEFT - 60) / 6.5  # pixels for each unit of the ratio
+SCALE = (WIDTH - LEFT - 60) / 6.5  # pixels per unit of the ratio
 
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2937 }
@@ -34,7 +34,7 @@ line { stroke: #9ca3af; stroke-dasharray: 3 3 }
 
 
 def ratios(record: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Return (model and measure, ratio by peer) for each row of the chart; peers without a figure are left out."""
+    """Return (model and measure, ratio by engine) for each row of the chart, without engines that have no figure."""
     found, model = [], ""
     for row in record["rows"]:
         cells = dict(zip(record["columns"], row, strict=True))

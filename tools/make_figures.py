@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the tables of measured figures in README and docs, and finds figures in their sentences that are not recorded.
+"""Write the tables of measured figures in README and docs, and find figures in their sentences that are not recorded.
 
     python tools/make_figures.py [--check]
 
 The figures are in docs/figures, one file per page: docs/figures/lab/quality.json for docs/lab/quality.md. A file maps
-names to measurements: the machine, the commit, the date and the command, the titles of the columns, and the rows as the
-page shows them. The table is between the lines `<!-- figures NAME -->` and `<!-- end of figures -->`. For figures in
-sentences, `statements` lists phrases of the page, word for word, in place of titles and rows. A quantity in a sentence
-must be in a statement or a table of its page, or in unmeasured.toml: limits, defaults, sizes, computed figures. On the
-pages of results every number with a decimal point counts as well. `--check` writes nothing and exits 1 if a page
-differs.
+names to measurements: the machine, commit, date and command, the column titles, and the rows as the page shows them. On
+the page, a table is between the lines `<!-- figures NAME -->` and `<!-- end of figures -->`. For figures in sentences,
+`statements` lists phrases of the page, word for word, instead of titles and rows. A quantity in a sentence must be in a
+statement or a table of its page, or in unmeasured.toml: limits, defaults, sizes, computed figures. On the pages of
+results, every number with a decimal point counts as well. `--check` writes nothing and exits with 1 if a page differs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _TABLE = re.compile(r"(<!-- figures (\w+) -->\n)(.*?)(<!-- end of figures -->\n)
 
 
 def records(page: str) -> dict[str, dict[str, Any]]:
-    """Return the measurements of a page, by the names of their tables."""
+    """Return the measurements of a page by name."""
     path = FIGURES / Path(page.removeprefix("docs/")).with_suffix(".json")
     content: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
     return content
@@ -57,7 +56,7 @@ PAGES = tuple(page for page in TEXTS if records(page))
 
 
 def text_of(record: Mapping[str, Any]) -> str:
-    """Return a table in Markdown."""
+    """Return a table as Markdown."""
     lines = (record["columns"], *record["rows"])
     title, *rows = ("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
     return "\n".join([title, "|" + "---|" * len(record["columns"]), *rows]) + "\n"

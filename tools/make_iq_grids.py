@@ -1,9 +1,8 @@
-"""Writes the grids of ggml's IQ types: src/octavo/quantization/iq_grids.npz, and csrc/iq_grids.cpp for the kernels.
+"""Write the grids of ggml's IQ types: src/octavo/quantization/iq_grids.npz, and csrc/iq_grids.cpp for the kernels.
 
-The grids are constants of the file format. They are taken from the `gguf` package (part of the
-`test` extra), checked for shape and range, and stored as small integers without pickled objects. In C++ a
-vector is one number, whose digits are the places of its values among those that occur. Run it again only
-if ggml adds a grid:
+The grids are constants of the file format. They are taken from the `gguf` package (part of the `test` extra), checked
+for shape and range, and stored as small integers without pickled objects. In C++, each vector is stored as one number:
+each digit is the index of a value among those that occur. Run this again only if ggml adds a grid:
 
     python tools/make_iq_grids.py
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/models.md and docs/quantization.md that follow from the code and its tests.
+"""Write the tables of docs/models.md and docs/quantization.md that follow from the code and its tests.
 
     python tools/make_tables.py [--check]
 
-Run it with the Python of the tests. `--check` writes nothing and exits 1 if a table is out of date. A table is
-between the lines `<!-- table NAME, by tools/make_tables.py -->` and `<!-- end of table -->`.
+Run it with the Python environment of the tests. `--check` writes nothing and exits with 1 if a table is out of date. A
+table is between the lines `<!-- table NAME, by tools/make_tables.py -->` and `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tests.support import quantized_checkpoints, tiny_encoder_decoders, tiny_enc
 from tests.support.tiny_vision import pairs  # noqa: E402
 from tests.test_text_vectors import REAL_ENCODER  # noqa: E402
 
-_SHAPE = (64, 4096)  # of the matrix whose bits are counted
+_SHAPE = (64, 4096)  # shape of the matrix whose bits are counted
 _TABLE = re.compile(r"(<!-- table (\w+), by tools/make_tables\.py -->\n)(.*?)(<!-- end of table -->\n)", re.DOTALL)
 _RWKV = "rwkv7"  # compared with its definition in numpy (tests/models/test_rwkv7.py)
 Cells = Iterable[str]
 
 
 def tested_architectures() -> Iterable[Cells]:
-    """Return each architecture with its names, and the configurations that are compared with transformers."""
+    """Return each architecture with its names and the configurations that are compared with transformers."""
     modules = known_architectures()
     yield "architecture", "`model_type` and GGUF names", "compared from safetensors", "and from GGUF", "real model"
     tested = {name: modules[tiny_models.config_values(name)["model_type"]] for name in tiny_models.CONFIGS}
@@ -71,7 +71,7 @@ def tested_architectures() -> Iterable[Cells]:
 
 
 def checkpoint_layouts() -> Iterable[Cells]:
-    """Return the weights of `up_proj` in each layout that the tests write and compare."""
+    """Return the tensors of `up_proj` in each layout that the tests write and compare."""
     yield "method", "layout tested", "weight type", "group", "kernel"
     with tempfile.TemporaryDirectory() as folder:
         for name, (config, packer) in quantized_checkpoints.CASES.items():
@@ -120,14 +120,14 @@ PAGES = ("docs/models.md", "docs/quantization.md")
 
 
 def text_of(name: str) -> str:
-    """Return a table in Markdown."""
+    """Return a table as Markdown."""
     header, *rows = ([*cells] for cells in TABLES[name]())
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rewritten(text: str) -> str:
-    """Return the page with its tables regenerated."""
+    """Return the page with regenerated tables."""
     return _TABLE.sub(lambda match: f"{match[1]}{text_of(match[2])}{match[4]}", text)
 
 

@@ -1,12 +1,12 @@
-"""Writes llama.cpp's token ids of the difficult strings, for `tests/tokenizer` to compare with.
+"""Write llama.cpp's token ids for difficult strings, with which `tests/tokenizer` compares.
 
     python tools/make_tokenizer_references.py vocabularies       (needs `tokenizers` and `sentencepiece`)
     python tools/make_tokenizer_references.py ids MODEL.gguf ... (needs `llama-cpp-python`)
 
 The byte-level vocabulary is learnt from the difficult strings without splitting them into words. Its merges therefore
 cross every boundary that a pre-tokenizer could set, and each kind of pre-tokenizer gives different ids. The second
-command writes it as GGUF with each kind in turn and tokenizes with llama.cpp. It does the same with a SentencePiece
-vocabulary, with and without the space before the text, and with the vocabularies of the given models.
+command writes this vocabulary as GGUF with each kind in turn and tokenizes with llama.cpp. It does the same with a
+SentencePiece vocabulary, with and without the space before the text, and with the vocabularies of the given models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDS = TESTS / "reference_ids.json"
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<s>", "</s>"]
 USER_DEFINED = ["<think>", "</think>", "<tool_call>"]
 NUM_TOKENS = 2500
-# One name of each kind that llama.cpp cuts with the patterns of the published tokenizer.
+# One name for each kind of text splitting in which llama.cpp follows the published tokenizer.
 KINDS = [
     "default", "llama-bpe", "dbrx", "gpt-2", "smollm", "qwen2", "qwen35", "deepseek-llm", "deepseek-coder",
     "deepseek-v3", "falcon", "bloom", "viking", "tekken", "gpt-4o", "bailingmoe", "seed-coder",
@@ -64,7 +64,7 @@ def make_superword_vocabulary() -> None:
         show_progress=False,
     )
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in strings()]
-    for token in CONTROL:  # no merge may make one of them
+    for token in CONTROL:  # no merge may produce a control token
         texts = [piece for text in texts for piece in text.split(token)]
     tokenizer.train_from_iterator(filter(None, texts), trainer)
     model = json.loads(tokenizer.to_str())["model"]
@@ -105,7 +105,9 @@ def ids_of(metadata: dict[str, object]) -> list[list[list[int]]]:
 
 
 def reference_ids(path: Path) -> list[list[list[int]]]:
-    """Return, for each string, the ids with control tokens as text and, if they differ, as tokens."""
+    """Return, for each string, its ids with control tokens read as text and, if they differ, with control tokens as
+    tokens.
+    """
     from llama_cpp import Llama
 
     llama = Llama(str(path), vocab_only=True, verbose=False)

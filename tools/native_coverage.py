@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Lines of csrc/ that ran in a build with `--coverage`: `tools/native_coverage.py BUILD_FOLDER [SOURCE_FOLDER]`.
+"""Report which lines of csrc/ ran in a `--coverage` build: `tools/native_coverage.py BUILD_FOLDER [SOURCE_FOLDER]`.
 
-A table of files with the lines that never ran, and the total last. Headers are compiled once for each level of
-instructions; a line counts as reached if one of them reached it.
+The report is a table of files with the lines that never ran, followed by the total. Headers are compiled once for each
+instruction set; a line counts as reached if any of these copies reached it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GCOV_FILES = 20  # that one gcov reads
+GCOV_FILES = 20  # files per gcov process
 
 
 def counts(build: Path, source: Path) -> dict[str, dict[int, int]]:
     """Return how often each line ran, by file relative to `source`."""
     found: dict[str, dict[int, int]] = defaultdict(dict)
-    # Files of notes, not of counts: what was compiled and never loaded has no counts.
+    # Use the notes (.gcno), not the counts (.gcda): code that was compiled but never loaded has no counts.
     notes = sorted(str(path.resolve()) for path in build.rglob("*.gcno"))
     for at in range(0, len(notes), GCOV_FILES):
         command = ["gcov", "--json-format", "--stdout", *notes[at : at + GCOV_FILES]]

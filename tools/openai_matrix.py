@@ -1,6 +1,7 @@
-"""Writes docs/openai.md: every field of every request, its support and its bounds.
+"""Write docs/openai.md: every field of every request, its support and its bounds.
 
-python -m tools.openai_matrix > docs/openai.md, and --check
+    python -m tools.openai_matrix > docs/openai.md
+    python -m tools.openai_matrix --check
 
 The fields are read from the request models; the tool fails on a field that has no description here.
 `tests/server/test_openai_matrix.py` sends each field with valid and invalid values, and compares the page.

@@ -1,8 +1,9 @@
-"""Screenshots of the chat page and the dashboard, light, dark and narrow, over an engine that answers by script.
+"""Take screenshots of the chat page and the dashboard, light, dark and narrow, with an engine that answers from a
+script.
 
     python -m tools.page_screenshots FOLDER
 
-Look at them after a change of a page: a test cannot say whether it is ugly.
+Look at them after changing a page: a test cannot tell whether it is ugly.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def attachments(page: Page, engine: FakeClient) -> None:
 
 
 def media(page: Page, engine: FakeClient) -> None:
-    """Show an image, a PDF as pages and a video, both in an answered question and attached to the next one."""
+    """Show an image, a PDF as pages and a video, both in an answered question and attached to the next question."""
     image: FilePayload = {"name": "drawing.png", "mimeType": "image/png", "buffer": encoded(noise(96, 64), "PNG")}
     pdf: FilePayload = {"name": "paper.pdf", "mimeType": "application/pdf", "buffer": text_pdf(["Sums.", "Proofs."])}
     film = encoded_video(frames(4, 64, 96), 2, "mp4", "mpeg4")

@@ -1,6 +1,6 @@
-"""Facts about a Python file that the checks in tools/ read: its imports and its definitions.
+"""Facts about a Python file that the checks in tools/ use: its imports and its definitions.
 
-Trees are not kept: while one and a half million nodes are alive, Python's garbage collector takes most of the time.
+Syntax trees are not kept: with one and a half million nodes alive, Python's garbage collector takes most of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PLAIN = {"id", "attr", "arg", "ctx", "op", "ops", "module", "level", "type_comm
 
 
 class Definition(NamedTuple):
-    """A module, class or function without its body. docstring: "" if it has none."""
+    """A module, class or function without its body. docstring: "" if there is none."""
 
     kind: type[ast.AST]
     name: str
@@ -29,8 +29,8 @@ class Definition(NamedTuple):
 class PythonFacts(NamedTuple):
     """The imports and definitions of a file, outer ones first.
 
-    imports: (line, dotted module), including those inside functions and under TYPE_CHECKING.
-    runtime_imports: modules imported when the module runs, and names from them that may be modules.
+    imports: (line, dotted module), including imports inside functions and under TYPE_CHECKING.
+    runtime_imports: modules that are imported when the module runs, and imported names that may be modules.
     variables: (line, name) of the module's own assignments to a single name.
     """
 
@@ -42,7 +42,7 @@ class PythonFacts(NamedTuple):
 
 @cache
 def python_facts(text: str) -> PythonFacts:
-    """The facts about a file with this text."""
+    """Return the facts about a file with this text."""
     tree = ast.parse(text)
     nodes = [*_statements(tree)]
     return PythonFacts(
@@ -58,7 +58,7 @@ def python_facts(text: str) -> PythonFacts:
 
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes except operators and contexts in the order of `ast.walk`, in a third of its time."""
+    """Yield all nodes except operators and contexts, in the order of `ast.walk` but in a third of its time."""
     nodes = [tree]
     for node in nodes:
         yield node
@@ -72,14 +72,14 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def _parts(kind: type[ast.AST]) -> tuple[str, ...]:
-    """The fields of a node that may hold further nodes."""
+    """Return the fields of a node that may contain further nodes."""
     return () if kind is ast.Constant else tuple(name for name in kind._fields if name not in _PLAIN)
 
 
 def _statements(tree: ast.Module, *, typing: bool = True) -> Iterator[ast.AST]:
-    """The module and its statements in the order of `ast.walk`.
+    """Yield the module and its statements in the order of `ast.walk`.
 
-    typing: include what is under `if TYPE_CHECKING`.
+    typing: include the statements under `if TYPE_CHECKING`.
     """
     nodes: list[ast.AST] = [tree]
     for node in nodes:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares the logits of published checkpoints with those of transformers, one small checkpoint for each family.
+"""Compare the logits of published checkpoints with those of transformers, one small checkpoint for each family.
 
     python tools/real_models.py [FAMILY ...] [--local] [--folder DIR] [--report FILE]
 
-Each checkpoint is downloaded from the hub into DIR (a temporary folder, emptied after each), read by Octavo and by
-transformers in float32, and compared on 24 tokens. `--local` compares the GGUF files below ~/.cache/octavo-models in
-place of that and needs no network. Run it with the Python of the tests. It exits with 1 if a family differs or could
-not be compared. `.github/workflows/real_models.yml` runs it every week.
+Each checkpoint is downloaded from the hub into DIR (by default a temporary folder, emptied after each one), loaded by
+Octavo and by transformers in float32, and compared on 24 tokens. `--local` compares the GGUF files below
+~/.cache/octavo-models instead and needs no network. Run it with the Python environment of the tests. It exits with 1 if
+a family differs or could not be compared. `.github/workflows/real_models.yml` runs it every week.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from octavo.loader.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 from octavo.models import build_graph  # noqa: E402
 from tests.support.batches import Request, step  # noqa: E402
 
-# Family (the module in octavo.models) -> a small published checkpoint with safetensors that anyone may download.
+# Family (module in octavo.models) -> a small public safetensors checkpoint.
 MODELS = {
     "llama": "HuggingFaceTB/SmolLM2-135M",
     "qwen2": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -77,15 +77,15 @@ MODELS = {
 LOCAL = Path.home() / ".cache" / "octavo-models"
 FILES = ["*.json", "*.safetensors"]
 NUM_TOKENS = 24
-TOLERANCE = 1e-3  # of the largest logit; both compute in float32
+TOLERANCE = 1e-3  # relative to the largest logit; both compute in float32
 
 
 @dataclass(frozen=True)
 class Result:
     """The result for one family.
 
-    error: the largest difference relative to the largest logit.
-    problem: why there is no such error.
+    error: the largest difference, relative to the largest logit.
+    problem: the reason why there is no such number.
     """
 
     family: str
@@ -99,14 +99,14 @@ class Result:
         return self.error is not None and self.error < TOLERANCE
 
     def row(self) -> str:
-        """Return the row of the report, in Markdown."""
+        """Return this row of the report as Markdown."""
         found = "not compared" if self.error is None else f"{self.error:.1e}"
         words = self.problem.replace("|", "/").replace("\n", " ")[:300]
         return f"| `{self.family}` | {self.model} | {found} | {self.seconds:.0f} | {words} |"
 
 
 def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]:
-    """Return the logits of the reference backend, [tokens, vocab]."""
+    """Return the reference backend's logits, [tokens, vocab]."""
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(NUM_TOKENS, 1, NUM_TOKENS, NUM_TOKENS))
     with contextlib.closing(executor):
@@ -119,7 +119,7 @@ def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]
 
 
 def judge(path: Path) -> PreTrainedModel:
-    """Load a checkpoint in transformers, in float32."""
+    """Load a checkpoint into transformers, in float32."""
     if path.suffix == ".gguf":
         return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(path)
@@ -129,9 +129,9 @@ def judge(path: Path) -> PreTrainedModel:
 
 
 def plain_bitnet(path: Path, config: PreTrainedConfig) -> PreTrainedModel:
-    """Load BitNet's network with its weights unpacked: four rows of codes from -1 to 1 per byte.
+    """Load BitNet with its weights unpacked; a byte stores the codes (-1 to 1) of four rows.
 
-    Its own linear layers round activations to eight bits, and the reference backend does not.
+    The linear layers of transformers round activations to eight bits, and the reference backend does not.
     """
     divides = config.quantization_config.get("linear_class", "bitlinear") == "bitlinear"
     del config.quantization_config
@@ -170,12 +170,12 @@ def compared(family: str, model: str, path: Path) -> Result:
         architecture, error = difference(path)
         problem = "" if family in ("", architecture) else f"its architecture is {architecture}"
         return Result(family or architecture, model, error, time.monotonic() - begin, problem)
-    except Exception as error:  # a family that fails must not end the run
+    except Exception as error:  # one failing family must not end the run
         return Result(family, model, None, time.monotonic() - begin, f"{type(error).__name__}: {error}")
 
 
 def published(families: list[str], folder: Path | None) -> Iterator[Result]:
-    """Compare the hub's checkpoints. They are kept in `folder`, or removed after their comparison if it is None."""
+    """Compare the hub's checkpoints. They are kept in `folder`; if it is None, each is removed after its comparison."""
     from huggingface_hub import snapshot_download
 
     for family in families:
@@ -183,7 +183,7 @@ def published(families: list[str], folder: Path | None) -> Iterator[Result]:
             place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             try:
                 path = snapshot_download(MODELS[family], allow_patterns=FILES, local_dir=place / family)
-            except Exception as error:  # no network, or a checkpoint that is gone
+            except Exception as error:  # there is no network, or the checkpoint no longer exists
                 yield Result(family, MODELS[family], None, 0.0, f"{type(error).__name__}: {error}")
                 continue
             yield compared(family, MODELS[family], Path(path))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Records docs/first-steps.md: runs each command at a terminal, with the real model, and writes down what it prints.
+"""Record docs/first-steps.md: run each command at a terminal, with the real model, and write down what it prints.
 
-    python tools/record_first_steps.py           writes the page
-    python tools/record_first_steps.py --check   compares the page with a new recording
+    python tools/record_first_steps.py           write the page
+    python tools/record_first_steps.py --check   compare the page with a new recording
 
-The home folder is a new one, so the first command downloads the model (94 MiB). `--models FOLDER` lends it the models
-of a cache instead, to check without a network. The check leaves out what differs from machine to machine: figures with
-units, times, identifiers, and the values that `octavo doctor` prints.
+The home folder is a new one, so the first command downloads the model (94 MiB). With `--models FOLDER` it uses the
+models of an existing cache instead, which allows checks without a network. The check ignores what differs between
+machines: figures with units, times, identifiers, and the values that `octavo doctor` prints.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "first-steps.md"
-HOME = "/home/you"  # how the page writes the home folder
+HOME = "/home/you"  # the home folder as the page shows it
 PROMPT = "$ "
 COLUMNS, LINES = 110, 50
-LIMIT_S = 120.0  # for one command, download included
+LIMIT_S = 120.0  # per command, including the download
 PORT = 8123
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line to type, and the text at the end of the screen when it is done."""
+    """A line to type, and the text at the end of the screen that shows that the command is done."""
 
     typed: str
     until: str = "\n" + PROMPT
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the page: words, then the output of one terminal."""
+    """A part of the page: some text, then the output of one terminal."""
 
     words: str
     lines: tuple[Line, ...]
@@ -127,7 +127,7 @@ class Terminal:
         self._read(PROMPT)
 
     def enter(self, line: Line) -> str:
-        """Type the line, and return what the screen shows, without the text that was waited for."""
+        """Type the line and return what the screen shows, without the text that marks the end."""
         os.write(self._master, (line.typed if line.typed == CTRL_D else line.typed + "\n").encode())
         return self._read(line.until)
 
@@ -138,7 +138,7 @@ class Terminal:
         os.close(self._master)
 
     def _read(self, until: str) -> str:
-        """Read up to `until`, at the end of the output, or anywhere if that is not a prompt."""
+        """Read until `until` appears: at the end of the output if it is a prompt, otherwise anywhere."""
         seen, end = "", time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             ready, _, _ = select.select([self._master], [], [], 0.3)
@@ -161,7 +161,7 @@ def plain_text(raw: str) -> str:
 
 
 def record(models: Path | None) -> str:
-    """Run the commands now, and return the page."""
+    """Run the commands now and return the page."""
     with tempfile.TemporaryDirectory(prefix="first-steps-") as folder:
         home = Path(folder).resolve()
         environment = {
@@ -208,7 +208,7 @@ def comparable(page: str) -> list[str]:
     lines: list[str] = []
     in_doctor = False
     for line in page.splitlines():
-        if not line or line.startswith("stopping"):  # what a progress bar leaves depends on the time
+        if not line or line.startswith("stopping"):  # a progress bar leaves lines that depend on timing
             continue
         if line.startswith(PROMPT) or line.startswith("```"):
             in_doctor = line == PROMPT + "octavo doctor"

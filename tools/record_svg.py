@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Records a command at a terminal as docs/plots/run.svg, an animated picture for the README.
+"""Record a command at a terminal as docs/plots/run.svg, an animated picture for the README.
 
     python tools/record_svg.py [--models FOLDER]
 
-The command runs once, at a terminal of its own. Each piece of its output appears in the picture when it appeared on the
-screen; long waits, such as the start, are shortened to a second.
+The command runs once, in a terminal of its own. Each piece of output appears in the picture at the time when it
+appeared on the screen, except that long waits, such as the one for the start, are shortened to a second.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def record(environment: dict[str, str]) -> list[Piece]:
     while True:
         try:
             data = os.read(master, 1 << 16)
-        except OSError:  # the other end is closed
+        except OSError:  # the other end has closed
             break
         if not data:
             break
@@ -79,7 +79,7 @@ def shortened(pieces: list[Piece], start: float) -> list[Piece]:
 
 
 def placed(pieces: list[Piece]) -> list[tuple[float, int, int, str]]:
-    """Return (seconds, line, column, word) for each word, wrapped at the width of the terminal."""
+    """Return (seconds, line, column, word) for each word, wrapped at the terminal's width."""
     found, line, column = [], 0, 0
     for at, text in pieces:
         for word in re.findall(r"\n|[^\s]+|[^\S\n]+", text):
@@ -96,7 +96,7 @@ def placed(pieces: list[Piece]) -> list[tuple[float, int, int, str]]:
 
 
 def draw(pieces: list[Piece]) -> str:
-    """Return the animated picture of a session: the typed command, then its output."""
+    """Return the animated picture of a session: the typed command, followed by its output."""
     typed = " ".join(f'"{word}"' if " " in word else word for word in COMMAND)
     words = [(at * TYPING_S, 0, 2 + at, character) for at, character in enumerate(typed) if character != " "]
     after = shortened(pieces, len(typed) * TYPING_S)

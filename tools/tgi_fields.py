@@ -1,4 +1,4 @@
-"""The fields of the requests of Hugging Face's text generation and text embeddings inference, for docs/openai.md."""
+"""Request fields of Hugging Face's text generation and text embeddings inference servers, for docs/openai.md."""
 
 from __future__ import annotations
 
