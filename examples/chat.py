@@ -1,4 +1,4 @@
-"""A conversation at the terminal: each answer appears as it is generated.
+"""Chat with a model at the terminal. Each answer appears as it is generated.
 
 python examples/chat.py [MODEL]
 """

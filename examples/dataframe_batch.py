@@ -1,8 +1,8 @@
-"""A column of a DataFrame answered in one batch. All rows share each step of the model.
+"""Classify a column of a DataFrame in one batch.
 
     python examples/dataframe_batch.py reviews.csv answers.csv [MODEL]
 
-The file has a column `review`. Needs `pip install pandas`.
+The input file needs a column `review`. Needs `pip install pandas`.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""A model inside your own FastAPI application, with a streamed answer.
+"""Run a model inside your own FastAPI application and stream its answers.
 
     MODEL=smollm2 uvicorn --app-dir examples fastapi_app:app
     curl -N 'http://127.0.0.1:8000/ask?question=Why+is+the+sky+blue'
 
-Octavo installs FastAPI and uvicorn.
+FastAPI and uvicorn are installed with Octavo.
 """
 
 import os
@@ -28,7 +28,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/ask")
 async def ask(request: Request, question: str, max_tokens: int = 64) -> StreamingResponse:
-    """The answer as plain text, piece by piece. A client that disconnects ends the request."""
+    """Stream the answer as plain text. If the client disconnects, the request ends."""
     llm: AsyncLLM = request.app.state.llm
     params = SamplingParams(temperature=0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
 

@@ -1,11 +1,11 @@
-"""Teaches a model a habit with LoRA: answers as JSON objects with the keys `answer` and `kind`.
+"""Teach a model a habit with LoRA: to answer with JSON objects that have the keys `answer` and `kind`.
 
     python examples/finetune_json_habit.py [MODEL]
 
 The data is `json_habit.jsonl` in this folder: 140 short questions with answers. The script trains an adapter, merges
-it into a copy of the model, and asks both models questions that the data does not have. It fails if fewer than --least
-of the answers have the habit with the adapter, if more than a tenth have it without, or if everything takes longer
-than --minutes. Needs torch: pip install 'octavo[train]'.
+it into a copy of the model, and asks both models questions that are not in the data. It fails if fewer than --least of
+the answers show the habit with the adapter, if more than a tenth do without it, or if everything takes longer than
+--minutes. Needs torch: pip install 'octavo[train]'.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ QUESTIONS = [
 
 
 def octavo(*arguments: object) -> None:
-    """Runs a command of Octavo; its progress goes to the terminal."""
+    """Run an Octavo command that prints its progress at the terminal."""
     subprocess.run([sys.executable, "-m", "octavo", *map(str, arguments)], check=True)
 
 
 def has_habit(answer: str) -> bool:
-    """True for an object with both keys and nothing else."""
+    """Return True if the answer is an object with both keys and nothing else."""
     try:
         value = json.loads(answer)
     except ValueError:
@@ -52,7 +52,7 @@ def has_habit(answer: str) -> bool:
 
 
 def share_of_habit(model: str | Path) -> float:
-    """The share of greedy answers of a model that have the habit. Prints them."""
+    """Print a model's greedy answers and return the share that shows the habit."""
     with LLM(str(model), max_model_len=512) as llm:
         conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
         answers = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=48))
@@ -63,7 +63,7 @@ def share_of_habit(model: str | Path) -> float:
 
 
 def teach(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
-    """Trains, merges and asks; the shares without the adapter and with it."""
+    """Train the adapter and merge it. Return the shares of answers with the habit, without and with the adapter."""
     adapter: Path = options.keep or folder / "adapter"
     training = ("--epochs", options.epochs, "--batch-tokens", 512, "--learning-rate", 5e-4, "--rank", options.rank)
     octavo("finetune", options.model, "--data", DATA, "-o", adapter, *training)
@@ -79,22 +79,22 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--least", type=float, default=0.9, help="share of answers with the habit (0.9)")
-    parser.add_argument("--minutes", type=float, default=15, help="the most for everything (15)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the adapter goes (nowhere)")
+    parser.add_argument("--least", type=float, default=0.9, help="required share of answers with the habit (0.9)")
+    parser.add_argument("--minutes", type=float, default=15, help="time limit for everything (15)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="save the adapter here (not saved)")
     options = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
             without, found = teach(options, Path(folder))
         except subprocess.CalledProcessError as error:
-            sys.exit(f"`{' '.join(error.cmd[1:4])}` failed")  # its own line is above
+            sys.exit(f"`{' '.join(error.cmd[1:4])}` failed")  # its own error message is above
     minutes = (time.monotonic() - start) / 60
     print(f"the habit: {without:.0%} of the answers without the adapter, {found:.0%} with it; {minutes:.1f} minutes")
     if found < options.least or without > 0.1:
-        sys.exit(f"{options.least:.0%} with the adapter and at most 10% without it are needed")
+        sys.exit(f"at least {options.least:.0%} with the adapter and at most 10% without it were required")
     if minutes > options.minutes:
-        sys.exit(f"{minutes:.1f} minutes are more than the {options.minutes:g} of --minutes")
+        sys.exit(f"the run took {minutes:.1f} minutes; the limit is --minutes {options.minutes:g}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A LangChain chain over a running server, `octavo serve`.
+"""Run a LangChain chain on a server that `octavo serve` has started.
 
     python examples/langchain_chain.py "rain" [URL] [MODEL]
 

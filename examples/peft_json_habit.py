@@ -1,11 +1,11 @@
-"""Teaches a model the habit of `finetune_json_habit.py` with PEFT, and answers with the adapter on the model.
+"""Teach a model the habit of `finetune_json_habit.py` with PEFT, then use the adapter with the quantized model.
 
     python examples/peft_json_habit.py [MODEL]
 
-PEFT trains a LoRA adapter on the model as a folder of floats, which `octavo convert` writes. Octavo then answers
-questions that the data does not have with the model as it is, quantized, without the adapter and with it. The script
-fails if fewer than --least of the answers have the habit with the adapter, if more than a tenth have it without, or if
-the training takes longer than --minutes. Needs PEFT and transformers: pip install peft transformers
+`octavo convert` writes the model as a folder of float weights, on which PEFT trains a LoRA adapter. Octavo then answers
+questions that are not in the data with the original, quantized model, without and with the adapter. The script fails if
+fewer than --least of the answers show the habit with the adapter, if more than a tenth do without it, or if the
+training takes longer than --minutes. Needs PEFT and transformers: pip install peft transformers
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import LLM, LoRARequest, SamplingParams
 
-NO_LOSS = -100  # torch's label of tokens that are not learnt
+NO_LOSS = -100  # torch's label for tokens that are not learnt
 
 
 def examples_of(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    """The token ids of each conversation, and labels for its answer."""
+    """Return the token ids of each conversation, with labels for its answer."""
     found = []
     for line in DATA.read_text().splitlines():
         messages = json.loads(line)["messages"]
@@ -49,7 +49,9 @@ def examples_of(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
 
 
 def batches_of(examples: list[tuple[list[int], list[int]]], most: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Ids, labels and masks of steps of `most` tokens or fewer, padded at the end, in a new order each epoch."""
+    """Yield the ids, labels and masks of steps with at most `most` tokens, padded at the end, in a new order each
+    epoch.
+    """
     order = random.Random(0)
     batch: list[tuple[list[int], list[int]]] = []
     while True:
@@ -71,7 +73,7 @@ def padded(batch: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, ...]
 
 
 def train(folder: Path, adapter: Path, options: argparse.Namespace) -> None:
-    """An adapter of PEFT for the model in a folder."""
+    """Train a PEFT adapter for the model in `folder` and save it."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -93,7 +95,7 @@ def train(folder: Path, adapter: Path, options: argparse.Namespace) -> None:
 
 
 def shares_of_habit(model: str, adapter: Path) -> list[float]:
-    """The shares of greedy answers with the habit, without the adapter and with it. Prints the answers."""
+    """Print greedy answers. Return the shares that show the habit without and with the adapter."""
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
     greedy, shares = SamplingParams(temperature=0, max_tokens=48), []
     with LLM(model, max_model_len=512, enable_lora=True, max_lora_rank=8) as llm:
@@ -110,25 +112,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=256, help="most tokens of a step (256)")
-    parser.add_argument("--least", type=float, default=0.9, help="share of answers with the habit (0.9)")
-    parser.add_argument("--minutes", type=float, default=5, help="the most for the training (5)")
+    parser.add_argument("--tokens", type=int, default=256, help="most tokens per step (256)")
+    parser.add_argument("--least", type=float, default=0.9, help="required share of answers with the habit (0.9)")
+    parser.add_argument("--minutes", type=float, default=5, help="time limit for the training (5)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         floats, adapter = Path(folder) / "floats", Path(folder) / "adapter"
         try:
             octavo("convert", options.model, floats, "--to", "safetensors", "--dtype", "f32")
         except subprocess.CalledProcessError as error:
-            sys.exit(f"`{' '.join(error.cmd[1:4])}` failed")  # its own line is above
+            sys.exit(f"`{' '.join(error.cmd[1:4])}` failed")  # its own error message is above
         start = time.monotonic()
         train(floats, adapter, options)
         minutes = (time.monotonic() - start) / 60
         without, found = shares_of_habit(options.model, adapter)
     print(f"the habit: {without:.0%} of the answers without the adapter, {found:.0%} with it; {minutes:.1f} minutes")
     if found < options.least or without > 0.1:
-        sys.exit(f"{options.least:.0%} with the adapter and at most 10% without it are needed")
+        sys.exit(f"at least {options.least:.0%} with the adapter and at most 10% without it were required")
     if minutes > options.minutes:
-        sys.exit(f"{minutes:.1f} minutes are more than the {options.minutes:g} of --minutes")
+        sys.exit(f"the training took {minutes:.1f} minutes; the limit is --minutes {options.minutes:g}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Answers many prompts with Ray Data, and goes on after it was stopped: ids that have an answer are left out.
+"""Answer many prompts with Ray Data. If it is stopped and run again, it skips the prompts that have an answer.
 
     pip install 'octavo[ray]'
     python examples/ray_batch.py prompts.jsonl answers/ --model smollm2 --num-cpus 4 --actors 2
 
-Each line of prompts.jsonl has an `id` and a `prompt` (a text, or a list of messages). The folder of answers gets files
-of lines with the same id, `generated_text` and `error`. A run that was killed may leave half a line: it is made again.
+Each line of prompts.jsonl has an `id` and a `prompt` (a text, or a list of messages). The script writes files to the
+answer folder whose lines have the same id, `generated_text` and `error`. A run that is killed may leave half a line;
+the next run answers that prompt again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from octavo.ray.data import Generate
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file."""
+    """Yield the complete lines of a file."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             if line.rstrip().endswith("}"):
@@ -28,7 +29,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def answer(prompts: Path, answers: Path, *, batch_size: int, num_cpus: int, actors: int, **options: Any) -> int:
-    """Answer all prompts without an answer and return their number. The options are passed to `Generate`."""
+    """Answer all prompts that have no answer yet and return their number. `Generate` receives the options."""
     answers.mkdir(parents=True, exist_ok=True)
     done = {row["id"] for path in answers.glob("*.json*") for row in lines_of(path)}
     rows = [row for row in lines_of(prompts) if row["id"] not in done]
@@ -41,7 +42,7 @@ def answer(prompts: Path, answers: Path, *, batch_size: int, num_cpus: int, acto
             num_cpus=num_cpus,
             concurrency=actors,
         )
-        # A file for each block as soon as that is done: writers reserve no CPU, since the actors may have all of them.
+        # Each block is written as soon as it is done. Writers reserve no CPUs, because actors may occupy all of them.
         data.write_json(str(answers), ray_remote_args={"num_cpus": 0}, concurrency=1)
     return len(rows)
 
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--num-cpus", type=int, default=4, help="of each actor")
+    parser.add_argument("--num-cpus", type=int, default=4, help="CPUs per actor")
     parser.add_argument("--actors", type=int, default=1)
     options = vars(parser.parse_args())
     print(f"{answer(**options)} prompts answered")

@@ -1,8 +1,8 @@
-"""Semantic search: vectors of texts in a numpy array, and the nearest ones to a question.
+"""Search by meaning: store the embeddings of texts in a numpy array and find the nearest ones to a question.
 
     python examples/semantic_search.py "How do I cook rice?" [MODEL]
 
-Any model has vectors; an embedding model such as `BAAI/bge-small-en-v1.5` has good ones.
+Any model can embed texts, but an embedding model such as `BAAI/bge-small-en-v1.5` does it well.
 """
 
 import sys
@@ -23,7 +23,7 @@ def main(question: str = "How do I cook rice?", model: str = "BAAI/bge-small-en-
     with LLM(model) as llm:
         vectors = np.array([output.outputs.embedding for output in llm.embed(list(TEXTS))])
         [asked] = llm.embed(question)
-    scores = vectors @ np.array(asked.outputs.embedding)  # of length 1, so this is the cosine
+    scores = vectors @ np.array(asked.outputs.embedding)  # vectors have length 1, so this is the cosine
     for at in np.argsort(-scores):
         print(f"{scores[at]:.3f}  {TEXTS[at]}")
 

@@ -1,4 +1,4 @@
-"""Several answers at once in an asyncio program, each streamed as it is generated.
+"""Stream several answers at once in an asyncio program.
 
 python examples/streaming.py [MODEL]
 """

@@ -1,8 +1,8 @@
-"""An answer as a Python object: the model can only write JSON that matches the class.
+"""Get an answer as a Python object: the model can only write JSON that matches the class.
 
     python examples/structured_output.py [MODEL]
 
-Needs nothing but Octavo, which installs pydantic.
+Needs only Octavo, which installs pydantic.
 """
 
 import sys

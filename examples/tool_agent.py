@@ -1,4 +1,4 @@
-"""An agent: the model calls tools until it has an answer. It talks to a server, `octavo serve qwen3:4b`.
+"""Run an agent: the model calls tools until it has an answer. It uses a server such as `octavo serve qwen3:4b`.
 
     python examples/tool_agent.py "What is 17 times 23?" [--url http://127.0.0.1:8000/v1] [--model default]
 
@@ -28,7 +28,7 @@ TOOLS = [
 
 
 def call(name: str, arguments: str) -> str:
-    """The result of a tool, or the error for the model to read."""
+    """Return the result of a tool, or an error for the model to read."""
     try:
         values = json.loads(arguments)
         return str(values["a"] * values["b"]) if name == "multiply" else f"error: there is no tool {name!r}"
@@ -37,7 +37,7 @@ def call(name: str, arguments: str) -> str:
 
 
 def run(client: OpenAI, model: str, question: str) -> str:
-    """The answer after at most MAX_TURNS turns."""
+    """Return the answer, after at most MAX_TURNS turns."""
     messages: list = [{"role": "user", "content": question}]
     for _ in range(MAX_TURNS):
         message = client.chat.completions.create(model=model, messages=messages, tools=TOOLS).choices[0].message

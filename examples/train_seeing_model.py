@@ -1,13 +1,13 @@
-"""Trains a small model that sees on drawn pictures, and asks it about new ones in transformers and in Octavo.
+"""Train a small model that sees on drawn pictures, then ask it about new ones in transformers and in Octavo.
 
     python examples/train_seeing_model.py FOLDER [--family qwen3_vl|idefics3] [--steps N]
 
-A picture has a digit in one of its cells and one to three equal shapes in others; the right answer is all of that in
-words: ` two red pyramid 7 bottom left`. So a picture that is turned, mirrored, cut wrongly or has its colours or its
-parts in another order gets a wrong answer. FOLDER receives the model as transformers writes it. The script fails if
-fewer than --least of the new pictures are answered rightly, in transformers or in Octavo, if the two differ, or if
-most pictures that are turned or cut still get the old answers. Needs torch and transformers: pip install
-'octavo[vision,test]'. A model takes a few minutes on one core.
+A picture has a digit in one of its cells and one to three equal shapes in other cells. The right answer describes all
+of this in words: ` two red pyramid 7 bottom left`. A picture that is rotated, mirrored or cropped wrongly, or whose
+colours or parts are in the wrong order, therefore gets a wrong answer. The model is saved to FOLDER in the format of
+transformers. The script fails if fewer than --least of the answers about new pictures are right, in transformers or in
+Octavo, if the two differ, or if most of the pictures altered on purpose still get the old answers. Needs torch and
+transformers: pip install 'octavo[vision,test]'. Training takes a few minutes on one core.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 
-CELL = 32  # pixels of a side
+CELL = 32  # pixels per side
 QUESTION = "What?"
-ANSWER_TOKENS = 7  # the six words and the end
+ANSWER_TOKENS = 7  # six words and an end token
 LEARNING_RATE = 3e-3
 COUNTS = ("one", "two", "three")
 COLOURS = {"red": (220, 30, 30), "green": (20, 160, 40), "blue": (30, 50, 220), "yellow": (230, 200, 20)}
-# Corners in halves of a side. A pyramid upside down is a funnel.
+# Corners, in units of half a side. A pyramid upside down is a funnel.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
     "pyramid": ((-1, 1), (0, -1), (1, 1)),
@@ -46,7 +46,7 @@ SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "circle": (),
 }
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
-# 3 x 5 pixels, one octal digit per row; except 6 and 9, 2 and 5, none is another one turned or mirrored.
+# 3 x 5 pixels, one octal digit per row. Except for 6 and 9, and 2 and 5, no digit is another one rotated or mirrored.
 DIGITS = ("75557", "26227", "71747", "71717", "55711", "74717", "74757", "71122", "75757", "75717")
 WORDS = [*COUNTS, *COLOURS, *SHAPES, *"0123456789", *ROWS, *COLUMNS]
 SPECIALS = [
@@ -66,7 +66,7 @@ class Drawing:
 
 
 def drawing(rng: np.random.Generator, grid: tuple[int, int]) -> Drawing:
-    """A picture of `grid` cells, rows before columns, with what there is to say about it."""
+    """Draw a picture of `grid` cells (rows, columns) and return it with the right answer."""
     rows, columns = grid
     background = int(rng.integers(200, 256))
     picture = Image.new("RGB", (columns * CELL, rows * CELL), (background, background, background))
@@ -83,7 +83,7 @@ def drawing(rng: np.random.Generator, grid: tuple[int, int]) -> Drawing:
 
 
 def place(rng: np.random.Generator, cell: int, columns: int) -> tuple[int, int]:
-    """The middle of what is drawn in a cell, x before y: about the middle of the cell."""
+    """Return (x, y), a point near the middle of the cell, where its content is centred."""
     row, column = divmod(cell, columns)
     x, y = rng.integers(-2, 3, 2)
     return column * CELL + CELL // 2 + int(x), row * CELL + CELL // 2 + int(y)
@@ -121,10 +121,11 @@ _TEXT = {
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model.
+    """A model family.
 
-    grids: of its pictures. placeholder: what its chat template writes for an image, with `image_token`, in whose place
-    `image_text` puts the text of the first of some pictures.
+    grids: sizes of its pictures, in cells.
+    placeholder: what its chat template writes for an image. It contains `image_token`, which the result of `image_text`
+    replaces; `image_text` takes the processed pictures and returns the text for the first.
     """
 
     grids: tuple[tuple[int, int], ...]
@@ -159,7 +160,7 @@ def idefics3_config() -> PreTrainedConfig:
     )
 
 
-_IDEFICS: Any = SimpleNamespace(  # what its processor, which would need a tokenizer of transformers, knows of itself
+_IDEFICS: Any = SimpleNamespace(  # attributes of its processor, which itself would need a transformers tokenizer
     fake_image_token="<fake_token_around_image>",
     global_image_tag="<global-img>",
     image_token="<image>",
@@ -193,7 +194,7 @@ FAMILIES = {
 
 
 def tokenizer() -> Tokenizer:
-    """A token a byte, a word of an answer, or a special token."""
+    """Create a tokenizer whose tokens are single bytes, words of answers and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({token: i for i, token in enumerate([*SPECIALS, *alphabet])}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -204,7 +205,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Task:
-    """Pictures as a model of a family takes them."""
+    """Pictures in the form that a model family takes."""
 
     def __init__(self, name: str) -> None:
         self.family = FAMILIES[name]
@@ -212,7 +213,7 @@ class Task:
         self.processor = self.family.processor(**self.family.preprocessor)
 
     def inputs(self, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
-        """Those of questions about pictures of one size."""
+        """Return the model inputs for questions about pictures of one size."""
         found = self.processor(
             images=[[each] for each in pictures], return_tensors="pt", **self.family.processor_options
         )
@@ -225,7 +226,7 @@ class Task:
         return inputs
 
     def batches(self, count: int, size: int, seed: int) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """`count` times `size` pictures, each with the tokens of its answer: [size, ANSWER_TOKENS]."""
+        """Yield `count` batches of `size` pictures, with the tokens of their answers [size, ANSWER_TOKENS]."""
         rng = np.random.default_rng(seed)
         for i in range(count):
             drawings = [drawing(rng, self.family.grids[i % len(self.family.grids)]) for _ in range(size)]
@@ -234,7 +235,7 @@ class Task:
 
 
 def with_answers(inputs: dict[str, torch.Tensor], answers: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Questions with the first tokens of answers behind them."""
+    """Append the first tokens of answers to the questions."""
     more = {"input_ids": torch.cat((inputs["input_ids"], answers), 1)}
     if "mm_token_type_ids" in inputs:
         more["mm_token_type_ids"] = torch.cat((inputs["mm_token_type_ids"], torch.zeros_like(answers).int()), 1)
@@ -242,7 +243,7 @@ def with_answers(inputs: dict[str, torch.Tensor], answers: torch.Tensor) -> dict
 
 
 def train(task: Task, steps: int, batch: int, seed: int = 0) -> PreTrainedModel:
-    """A new model after `steps` batches."""
+    """Train a new model for `steps` batches."""
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
         task.family.config(), dtype=torch.float32
@@ -266,7 +267,7 @@ def train(task: Task, steps: int, batch: int, seed: int = 0) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, task: Task, folder: Path) -> None:
-    """Save the model with everything a loader reads in addition to its weights."""
+    """Save the model and everything else that a loader reads."""
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(task.family.preprocessor))
     (folder / "tokenizer.json").write_text(task.tokenizer.to_str())
@@ -279,7 +280,7 @@ def save(model: PreTrainedModel, task: Task, folder: Path) -> None:
 
 
 def held_out(task: Task, count: int) -> list[Drawing]:
-    """Pictures that were not trained on."""
+    """Draw pictures that the model was not trained on."""
     rng = np.random.default_rng(987654321)
     return [drawing(rng, task.family.grids[i % len(task.family.grids)]) for i in range(count)]
 
@@ -310,14 +311,14 @@ def answers_of_octavo(folder: Path, drawings: list[Drawing], **options: Any) -> 
 
 
 def share_of_right(answers: list[str], drawings: list[Drawing]) -> float:
-    """Of whole answers."""
+    """Return the share of answers that are right as a whole."""
     return sum(answer.strip() == each.answer.strip() for answer, each in zip(answers, drawings, strict=True)) / len(
         drawings
     )
 
 
 def changed(drawings: list[Drawing], change: Callable[[Image.Image], Image.Image]) -> list[Drawing]:
-    """Other pictures with the answers of these."""
+    """Return altered pictures with the original answers."""
     return [Drawing(change(each.picture), each.answer) for each in drawings]
 
 
@@ -335,9 +336,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=FAMILIES, default="qwen3_vl")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=32, help="pictures of a step (default: %(default)s)")
-    parser.add_argument("--pictures", type=int, default=200, help="new pictures (default: %(default)s)")
-    parser.add_argument("--least", type=float, default=0.95, help="share of right answers (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=32, help="pictures per step (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, default=200, help="number of new pictures (default: %(default)s)")
+    parser.add_argument(
+        "--least", type=float, default=0.95, help="required share of right answers (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -350,13 +353,13 @@ def main() -> None:
     shares = [share_of_right(answers, drawings) for answers in (judged, found)]
     print(f"right answers about {len(drawings)} new pictures: transformers {shares[0]:.1%}, Octavo {shares[1]:.1%}")
     if min(shares) < given.least or [a.strip() for a in judged] != [a.strip() for a in found]:
-        raise SystemExit("too few are right, or the two differ")
+        raise SystemExit("too few answers are right, or transformers and Octavo differ")
     for name, change in CHANGES.items():
         answers = answers_of_octavo(given.folder, changed(drawings, change))
         share = share_of_right(answers, drawings)
-        print(f"the same answers about pictures that are wrong ({name}): {share:.1%}")
+        print(f"unchanged answers about altered pictures ({name}): {share:.1%}")
         if share > 0.5:  # some colours and places are still right
-            raise SystemExit("an error in reading pictures would not show")
+            raise SystemExit("this test would not reveal an error in reading pictures")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def script() -> ModuleType:
 
 @pytest.mark.parametrize(
     ("share", "minutes", "reason"),
-    [(0.3, "20", "30.0% is less than the 50% of --least"), (0.6, "0", "minutes are more than the 0 of --minutes")],
+    [(0.3, "20", "30.0% came back; --least requires 50%"), (0.6, "0", "minutes; the limit is --minutes 0")],
 )
 def test_a_missed_bar_is_an_error(
     share: float, minutes: str, reason: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch
