@@ -2,10 +2,10 @@
 
     python examples/peft_json_habit.py [MODEL]
 
-`octavo convert` writes the model as a folder of float weights, on which PEFT trains a LoRA adapter. Octavo then answers
-questions that are not in the data with the original, quantized model, without and with the adapter. The script fails if
-fewer than --least of the answers show the habit with the adapter, if more than a tenth do without it, or if the
-training takes longer than --minutes. Needs PEFT and transformers: pip install peft transformers
+`octavo convert` writes the model as a folder of float weights, and PEFT trains a LoRA adapter for them. Octavo then
+answers questions that are not in the data with the original, quantized model, without and with the adapter. The script
+fails if fewer than --least of the answers show the habit with the adapter, if more than a tenth do without it, or if
+the training takes longer than --minutes. Needs PEFT and transformers: pip install peft transformers
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class Family:
     """A model family.
 
     grids: sizes of its pictures, in cells.
-    placeholder: what its chat template writes for an image. It contains `image_token`, which the result of `image_text`
-    replaces; `image_text` takes the processed pictures and returns the text for the first.
+    placeholder: text that its chat template writes for an image; it contains `image_token`.
+    image_text: takes the processed pictures and returns the text that replaces `image_token` for the first picture.
     """
 
     grids: tuple[tuple[int, int], ...]

@@ -332,7 +332,7 @@ def check_prose() -> Iterator[str]:
 
 # Request and response models have the names that their protocol's documentation uses.
 PROTOCOL_ROOMS = ("server/protocols/", "server/endpoints/")
-# Each model or format file has a class of this name, by which the loader finds it.
+# Each model or format file has a class of this name; the loader looks for it.
 NAMES_OF_AN_INTERFACE = {"models/": "Config", "quantization/checkpoints/": "Format"}
 
 

@@ -1,4 +1,4 @@
-"""Write llama.cpp's token ids for difficult strings, with which `tests/tokenizer` compares.
+"""Write llama.cpp's token ids for difficult strings; the tests in `tests/tokenizer` compare Octavo's ids with them.
 
     python tools/make_tokenizer_references.py vocabularies       (needs `tokenizers` and `sentencepiece`)
     python tools/make_tokenizer_references.py ids MODEL.gguf ... (needs `llama-cpp-python`)

@@ -18,7 +18,7 @@ _TILE = tile({"num_warps": 2})
 
 @dataclass(frozen=True, slots=True)
 class HeadSteps:
-    """What happens to heads between QKV and attention. Tensors are on the device.
+    """The steps between QKV and attention. Tensors are on the device.
 
     angles: float32 [positions, 2, rotary pairs], cosines and sines for each position (computed in float64), multiplied
     by
