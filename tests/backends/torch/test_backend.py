@@ -73,6 +73,18 @@ def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
         get_backend("torch")
 
 
+def test_the_chosen_providers_are_logged_once_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    graph, weights = tiny_graph("llama")
+    backend = get_backend("torch:cpu")
+    lines = ("products of Q4_K: humming", "attention of prompts: varlen (sdpa: no)")
+    caplog.set_level("INFO", logger="octavo.backends.torch")
+    executor = backend.compile(replace(backend.sizes(graph, weights, LIMITS), providers=lines), weights, LIMITS)
+    for _ in range(2):
+        executor.submit(prompt()).wait()
+    logged = [record.getMessage() for record in caplog.records]
+    assert [logged.count(line) for line in lines] == [1, 1]
+
+
 def test_logits_beyond_the_rows_that_are_held_are_made_in_turns() -> None:
     graph, weights = tiny_graph("llama")
     outputs = []
