@@ -79,6 +79,7 @@ def test_the_chosen_providers_are_logged_once_at_the_start(caplog: pytest.LogCap
     lines = ("products of Q4_K: humming", "attention of prompts: varlen (sdpa: no)")
     caplog.set_level("INFO", logger="octavo.backends.torch")
     executor = backend.compile(replace(backend.sizes(graph, weights, LIMITS), providers=lines), weights, LIMITS)
+    executor.allocate_cache(4, 8)
     for _ in range(2):
         executor.submit(prompt()).wait()
     logged = [record.getMessage() for record in caplog.records]
