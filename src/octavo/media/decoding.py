@@ -1,4 +1,4 @@
-"""Decodes image, document and video files to tiles, in processes without network, files or much memory."""
+"""Decoding of image, document and video files to tiles, in processes without network, files or much memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decodes frames of videos to pictures with FFmpeg's libraries. Used only in the decoding process."""
+"""Decoding of video frames to pictures with FFmpeg's libraries. Used only in the decoding process."""
 
 from __future__ import annotations
 

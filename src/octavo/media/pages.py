@@ -1,4 +1,4 @@
-"""Renders pages of PDF documents to pictures with pdfium. Used only in the decoding process."""
+"""Rendering of PDF pages to pictures with pdfium. Used only in the decoding process."""
 
 from __future__ import annotations
 

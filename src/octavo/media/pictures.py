@@ -1,4 +1,4 @@
-"""Converts Pillow images and arrays to pictures."""
+"""Conversion of Pillow images and arrays to pictures."""
 
 from __future__ import annotations
 

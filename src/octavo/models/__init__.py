@@ -46,7 +46,7 @@ class ConfigType(Protocol):
 
 
 class Architecture(Protocol):
-    """A module of this package."""
+    """The interface of a module in this package."""
 
     Config: ConfigType
 

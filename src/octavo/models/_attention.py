@@ -31,13 +31,13 @@ class AttentionConfig:
     """The attention of a decoder's layers. A model family overrides the defaults that differ."""
 
     windows: Windows  # [num_layers]; tokens that a token sees, itself included
-    chunked: bool = False  # a layer with a window sees its own chunk of so many positions
+    chunked: bool = False  # a layer with a window sees the positions of its own chunk
     qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
-    norm_after_rope: bool = False  # that norm comes after the rotation
-    qkv_limit: float | None = None  # of the elements of q, k and v, after that norm
-    scale: float | None = None  # of q . k; None means head_dim^-0.5
+    norm_after_rope: bool = False  # the norm on q and k comes after rotation
+    qkv_limit: float | None = None  # clamps the elements of q, k and v, after the norm
+    scale: float | None = None  # factor of q . k; None means head_dim^-0.5
     softcap: float | None = None
-    sinks: bool = False  # one more logit a head in the softmax: `self_attn.sinks`
+    sinks: bool = False  # an additional logit per head in the softmax: `self_attn.sinks`
     query_growth: QueryGrowth | None = None
 
 

@@ -54,7 +54,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ClassicConfig(ModelConfig):
-    """Base of the architectures' `Config`; most of them need nothing else."""
+    """Base of the `Config` classes of these architectures. Most of them need nothing else."""
 
     norm_eps: float
     tie_word_embeddings: bool
@@ -66,10 +66,10 @@ class ClassicConfig(ModelConfig):
     alibi_slopes: tuple[float, ...] | None = None
     attention_scale: float | None = None  # None means head_dim^-0.5
     divide_scale_by_layer: bool = False  # by 1 in the first layer
-    qkv_limit: float | None = None  # of the elements of q, k and v
-    position_offset: int | None = None  # rows of the table of positions before its first; None means no table
+    qkv_limit: float | None = None  # clamps the elements of q, k and v
+    position_offset: int | None = None  # unused rows at the start of the position table; None means no table
     embedding_norm: bool = False
-    embedding_projections: bool = False  # between embedding and hidden state, and between this and the head
+    embedding_projections: bool = False  # between embedding and hidden state, and between hidden state and head
     final_norm: bool = True
     logit_scale: float = 1.0
 

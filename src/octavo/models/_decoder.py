@@ -25,10 +25,9 @@ ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The fields of every `Config` that the engine uses; all other fields are private to the architecture.
+    """The fields of every `Config` that the engine uses. All other fields are private to the architecture.
 
-    own_pooling: pooling of a model made only for embeddings, regardless of the files beside it; None if those files
-        decide.
+    own_pooling: pooling of a model made only for embeddings, regardless of its other files; None if those files decide.
     """
 
     own_pooling: ClassVar[Literal["last"] | None] = None
@@ -65,14 +64,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
-    """Base of the architectures' `Config`: the sizes, and one configuration for each part of a layer.
+    """Base of the `Config` classes of decoders: the sizes, and one configuration for each part of a layer.
 
     Subclasses must give their fields defaults.
     """
 
     value_dim: int  # columns of a value head
     norm_eps: float
-    tie_word_embeddings: bool  # the embedding is the output head, too
+    tie_word_embeddings: bool  # the embedding is also the output head
     attention: AttentionConfig
     rope: RopeConfig
     mlp: MLPConfig

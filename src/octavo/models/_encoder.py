@@ -30,7 +30,7 @@ _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(ModelConfig):
-    """Base of the architectures' `Config`.
+    """Base of the `Config` classes of text encoders.
 
     block: `post_norm` computes norm(h + attention(h)), then norm(h + mlp(h)), with a second norm(h + ...) between them
         if the checkpoint has its weights. `pre_norm` computes h + attention(norm(h)), then h + mlp(norm(h)), with a
@@ -44,12 +44,12 @@ class EncoderConfig(ModelConfig):
     activation: str = "gelu"
     block: Literal["post_norm", "pre_norm"] = "post_norm"
     is_gated: bool = False  # the MLP is kind(gate x) * up x
-    position_offset: int | None = None  # rows of the table of positions before its first; None means no table
+    position_offset: int | None = None  # unused rows at the start of the position table; None means no table
     pooling: EncoderPooling = "mean"
     has_classifier: bool = False
     head_activation: str = "tanh"
     alibi_slopes: tuple[float, ...] | None = None
-    distance_bias: str | None = None  # the full name of the weight, one for all layers
+    distance_bias: str | None = None  # full name of the weight that all layers share
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:  # noqa: ARG003

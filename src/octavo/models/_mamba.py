@@ -37,7 +37,7 @@ StateSpaceT = TypeVar("StateSpaceT", bound="StateSpaceConfig")
 
 @dataclass(frozen=True, slots=True)
 class StateSpaceConfig(ModelConfig):
-    """Base of the `Config` of models with a state space in every layer and no attention."""
+    """Base of the `Config` classes of models with a state space in every layer and no attention."""
 
     norm_eps: float
     tie_word_embeddings: bool

@@ -18,8 +18,8 @@ class MLPConfig:
 
     intermediate_size: int
     experts: Routing | None = None
-    first_experts: int | None = None  # the first layer with experts; None if those whose weights include a router
-    shared: SharedExperts | None = None  # beside the experts
+    first_experts: int | None = None  # first layer with experts; None means all layers whose weights include a router
+    shared: SharedExperts | None = None  # in addition to the experts
 
     @classmethod
     def from_gguf(

@@ -1,4 +1,4 @@
-"""Finds the supported architecture most similar to an unsupported one, and the keys in which they differ."""
+"""Search for the supported architecture most similar to an unsupported one, and for the keys in which they differ."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _NEUTRAL_PARTS = (
     "jitter",
     "_std",
 )
-_SHOWN = 4  # keys; an architecture that lacks more is not near
-_ALIKE = 0.8  # of names
+_SHOWN = 4  # keys; an architecture that lacks more is not similar
+_ALIKE = 0.8  # similarity of names
 _WIDTH = "intermediate_size"
-_BEGINNING = 1  # letters that alike names share
+_BEGINNING = 1  # letters that similar names share at the start
 
 
 def nearest(
@@ -74,7 +74,7 @@ def nearest(
         found.append((len(unread), -likeness, known, unread))
     *_, known, unread = min(found, default=(0, 0.0, "", []))
     if not found or len(unread) > _SHOWN:
-        # A name that begins otherwise is of another family: `glm4` says nothing about `xglm`.
+        # A name with a different beginning belongs to another family: `glm4` is not related to `xglm`.
         related = [known for known in architectures if known[:_BEGINNING] == name[:_BEGINNING]]
         return next(iter(difflib.get_close_matches(name[:80], related, 1, _ALIKE)), "")
     if not unread:

@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(gemma2.Config):
-    """The shared configuration, extended with these parts."""
+    """Fields that Gemma 3n and 4 add to a decoder's configuration."""
 
     sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
     input_width: int = 0  # columns of a layer's own input; 0 if there is none

@@ -10,7 +10,7 @@ from octavo.errors import ModelLoadError
 
 MAX_INT = 1 << 31
 MAX_LAYERS = 1 << 12
-MAX_WIDTH = 1 << 20  # of anything that a row of activations has
+MAX_WIDTH = 1 << 20  # most columns of a row of activations
 
 
 class ConfigReader:
@@ -23,7 +23,7 @@ class ConfigReader:
         """
         self.values = values
         self.prefix = prefix
-        self.keys_read: set[str] = set()  # with the prefix, those of readers with other values included
+        self.keys_read: set[str] = set()  # with the prefix; shared with readers derived from this one
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
         """Return the configuration with defaults for keys that it lacks; they are given without the prefix."""
@@ -69,7 +69,7 @@ class ConfigReader:
         """Read an integer from low to high."""
         value = self._get(key, default)
         if isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0:
-            # GGUF files may give one number a layer; one graph can serve them only if they agree.
+            # GGUF files may give one number per layer; a graph needs them to be equal.
             if any(v != value[0] for v in value):
                 raise self.error(key, value, "differs between layers, but this architecture needs one value")
             value = value[0]
@@ -82,7 +82,7 @@ class ConfigReader:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise self.error(key, value, "must be a number")
-        if not low < value <= high:  # false for NaN, too
+        if not low < value <= high:  # also false for NaN
             raise self.error(key, value, f"must be more than {low} and at most {high}")
         return float(value)
 

@@ -22,7 +22,7 @@ def buckets_by_distance(num_buckets: int, max_distance: int, *, both_ways: bool)
         num_buckets //= 2
         first, apart = np.where(distance > 0, num_buckets, 0), np.abs(distance)
     exact = num_buckets // 2
-    # In float32 like the models' own code: the borders of buckets depend on its rounding.
+    # In float32 like the models' own code, because rounding decides where buckets end.
     ratio = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact)) / np.float32(
         math.log(max_distance / exact)
     )

@@ -21,9 +21,9 @@ _LONG_ROPE = ("longrope", "su")
 
 # More than the first, at most the second. Published values keep a wide distance from both ends. Within them every
 # frequency is a finite positive number and every attention factor too.
-_FACTORS = (1e-3, 1e6)  # of positions, frequencies and turns
+_FACTORS = (1e-3, 1e6)  # bounds on factors of positions, frequencies and rotations
 _ATTENTION = (1e-3, 1e3)
-_DIVISORS = (1e-3, 1e32)  # of single frequencies
+_DIVISORS = (1e-3, 1e32)  # bounds on divisors of single frequencies
 STILL = 1e30
 """The divisor of a frequency that does not turn."""
 
@@ -33,9 +33,9 @@ class RopeConfig:
     """The rotary embedding of a decoder's layers. A model family overrides the defaults that differ."""
 
     params: RopeParams
-    local: RopeParams | None = None  # of layers with a window; None means the same
+    local: RopeParams | None = None  # for layers with a window; None means `params`
     rotates: tuple[bool, ...] | None = None  # [num_layers]; None means all layers do
-    short: RopeParams | None = None  # long-rope: in place of `params` in sequences of up to original_length tokens
+    short: RopeParams | None = None  # long-rope: replaces `params` in sequences of up to original_length tokens
     original_length: int = 0
 
     @property
@@ -97,7 +97,7 @@ def llama3(rotary_dim: int, theta: float, section: ConfigReader, original: int) 
         raise section.error("high_freq_factor", high, f"must be at least low_freq_factor, {low}")
     plain = base_frequencies(rotary_dim, theta)
     turns = original * plain / (2 * math.pi)  # over the original context
-    # Equal factors, as in Llama 4 Scout, leave nothing between.
+    # With equal factors, as in Llama 4 Scout, there is nothing to interpolate.
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns >= low).astype(np.float64)
     frequencies = (1 - smooth) * plain / _number(section, "factor") + smooth * plain
     return RopeParams(tuple(frequencies.tolist()))
@@ -153,7 +153,7 @@ def long_rope_from_hf(section: ConfigReader, max_positions: int) -> int | None:
 
 
 def long_rope_from_gguf(reader: ConfigReader, max_positions: int) -> int | None:
-    """Return that length for a GGUF file."""
+    """Return the length in tokens up to which long-rope uses its short factors, for a GGUF file."""
     if not ConfigReader(reader.values).has("rope_factors_long.weight"):
         return None
     original = reader.integer("rope.scaling.original_context_length", max_positions)
@@ -163,7 +163,7 @@ def long_rope_from_gguf(reader: ConfigReader, max_positions: int) -> int | None:
 def rope_section(reader: ConfigReader) -> ConfigReader:
     """Return the section of config.json about the rotary embedding, in its newer or older form."""
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
-    # Older files keep these two beside the section.
+    # Older files have these two keys outside the section.
     beside = ("partial_rotary_factor", "original_max_position_embeddings")
     return section.with_defaults({key: reader.values[reader.prefix + key] for key in beside if reader.has(key)})
 
@@ -186,7 +186,7 @@ def rope_from_hf(
         raise section.error("partial_rotary_factor", rotary_dim / head_dim, "must rotate an even number of columns")
     kind = section.text("rope_type", section.text("type", "default"))
     if kind in ("default", "dynamic", "mrope"):
-        # Dynamic scaling starts beyond max_position_embeddings, where no request may go; the three
+        # Dynamic scaling starts beyond max_position_embeddings, which no request may exceed; the three
         # sections of mrope get equal positions for text.
         return scaled(rotary_dim, theta)
     if kind == "linear":
@@ -231,7 +231,7 @@ def rope_from_gguf(
     kind = reader.text("rope.scaling.type", "none" if legacy is None else "linear")
     if kind == "none":
         return scaled(rotary_dim, theta)
-    # Some converters write a factor of 0 for none.
+    # Some converters write 0 if there is no factor.
     factor = _number_unless_zero(reader, "rope.scaling.factor", 1.0 if legacy is None else legacy) or 1.0
     if kind == "linear":
         return scaled(rotary_dim, theta, factor)

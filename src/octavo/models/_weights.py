@@ -300,7 +300,7 @@ class WeightTable:
     transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 
-    # Those of text models, and of the text part of models that also see.
+    # Prefixes of text models, and of the text part of vision models.
     prefixes: tuple[str, ...] = (
         *("language_model.model.", "model.language_model.", "model.text_model.", "language_model."),
         *("llm.model.", "language.model.", "llm.", "language.", "model."),

@@ -82,7 +82,7 @@ def text_part(reader: ConfigReader, known: Container[object]) -> ConfigReader:
     if part is reader or not isinstance(kind, str):
         return reader
     part = part.with_defaults(TEXT_DEFAULTS.get(kind, {}))
-    if outer == "paligemma":  # only prompts with an image see both ways
+    if outer == "paligemma":  # only prompts with an image use bidirectional attention
         part = part.replaced("use_bidirectional_attention", False)
     tied = part.flag("tie_word_embeddings", False) or reader.flag("tie_word_embeddings", False)
     return part.replaced("tie_word_embeddings", tied)

@@ -18,7 +18,7 @@ from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Softplus, WeightTable
 
-BETA, EPS = 0.5, -1e-6  # the slope at zero, and where e^x - 1 begins
+BETA, EPS = 0.5, -1e-6  # the slope at zero, and the start of e^x - 1
 STEM = "layers.*.mlp.act_fn."
 WEIGHTS = WeightTable(
     names={
@@ -36,9 +36,9 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with xIELU's slopes.
+    """Apertus's configuration, with the slopes of xIELU.
 
-    slopes: each layer's slopes above and below zero, in GGUF files; in other files they are weights.
+    slopes: each layer's slopes above and below zero, if a GGUF file gives them; in other files they are weights.
     """
 
     slopes: tuple[tuple[float, float], ...] = ()

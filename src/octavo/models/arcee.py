@@ -19,7 +19,7 @@ WEIGHTS = WeightTable(transforms=rotary_pairs("gguf"))
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration."""
+    """Arcee's configuration, with a squared relu."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -15,8 +15,8 @@ from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
 
-_VOCAB_2 = 125_696  # of Baichuan 2, whose head has rows of length 1
-_LAYERS_13B = 40  # a file says in no other way that a model has ALiBi
+_VOCAB_2 = 125_696  # vocabulary of Baichuan 2, whose output head has rows of length 1
+_LAYERS_13B = 40  # files have no other sign that a model uses ALiBi
 WEIGHTS = WeightTable(
     names={"layers.*.self_attn.W_pack": "layers.*.self_attn.qkv_proj"},
     transforms=(
@@ -29,7 +29,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration, with ALiBi in place of the rotary embedding in models with 40 layers."""
+    """Baichuan's configuration. Models with 40 layers use ALiBi instead of the rotary embedding."""
 
     def attention_params(self, layer: int) -> AttentionParams:
         params = DecoderConfig.attention_params(self, layer)

@@ -39,7 +39,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with a normalized head.
+    """Ling's configuration, with an output head that may be normalized.
 
     norm_head: the rows of a stored output head are scaled to length 1; in GGUF files they already are.
     """

@@ -24,7 +24,10 @@ WEIGHTS = WeightTable(names=BAILING_NAMES, transforms=(fused_qkv(), *stacked_exp
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The first layers have a plain MLP. Multi-token-prediction (MTP) layers are not counted."""
+    """Configuration of Ling and Ring 2.
+
+    The first layers have a plain MLP. Multi-token-prediction (MTP) layers are not counted.
+    """
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

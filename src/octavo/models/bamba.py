@@ -27,11 +27,11 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(granitehybrid.Config):
-    """Layers that have state-space weights have no attention."""
+    """Bamba's configuration. Layers that have state-space weights have no attention."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        # Half of a head, whatever the file says.
+        # Half of each head rotates, whatever the file gives.
         reader = reader.replaced("partial_rotary_factor", 0.5).with_defaults({"rms_norm_eps": 1e-5})
         config = cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)))
         return replace(config, scan=scan_from_hf(reader))

@@ -21,7 +21,7 @@ _NORMS = {
 # Those of BERT and of the families that took them over; GGUF files of these families have one set, too.
 BERT_NAMES = {
     **_NORMS,
-    # Checkpoints that were made from TensorFlow's, such as bert-base-uncased.
+    # Names in checkpoints converted from TensorFlow, such as bert-base-uncased.
     **{f"{stem}.gamma": f"{name}.weight" for stem, name in _NORMS.items()},
     **{f"{stem}.beta": f"{name}.bias" for stem, name in _NORMS.items()},
     "embeddings.word_embeddings": "embed_tokens",
@@ -34,7 +34,7 @@ BERT_NAMES = {
     "encoder.layer.*.intermediate.dense": "layers.*.mlp.up_proj",
     "encoder.layer.*.output.dense": "layers.*.mlp.down_proj",
     "pooler.dense": "pooler",
-    # The head of the pretraining, which models for sparse vectors have, and ColBERT's.
+    # The pretraining head, which models for sparse vectors have, and ColBERT's head.
     "cls.predictions.transform.dense": "mlm",
     "cls.predictions.transform.LayerNorm": "mlm_norm",
     "cls.predictions.decoder": "mlm_decoder",
@@ -52,7 +52,11 @@ WEIGHTS = WeightTable(prefixes=("bert.", "model."), names=BERT_NAMES)
 
 
 class Config(EncoderConfig):
-    """A classification head reads the first token. Embeddings take the mean, unless the checkpoint says otherwise."""
+    """BERT's configuration.
+
+    A classification head reads the first token. Embeddings are the mean over tokens unless the checkpoint specifies
+    otherwise.
+    """
 
     __slots__ = ()
 

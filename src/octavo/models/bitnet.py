@@ -33,9 +33,9 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with the activation of the gate.
+    """BitNet's configuration, with the activation of the gate.
 
-    kind: the activation. Files with the older name, `bitnet`, hold models that use silu.
+    kind: the activation. Files with the older name, `bitnet`, contain models that use silu.
     """
 
     kind: str = "relu2"

@@ -30,7 +30,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """Sequences may have any length; the model was trained with 2048 tokens."""
+    """BLOOM's configuration. Sequences may have any length; the model was trained with 2048 tokens."""
 
     __slots__ = ()
 

@@ -46,7 +46,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; biases are used if the checkpoint has them."""
+    """Configuration of ChatGLM and GLM 4 (2024). Biases are used if the checkpoint has them."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

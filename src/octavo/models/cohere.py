@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(cohere2.Config):
-    """Cohere 2's configuration; R+ has a LayerNorm on each head of q and k."""
+    """Command R's configuration, based on Cohere 2's. R+ has a LayerNorm on each head of q and k."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -20,7 +20,7 @@ PATTERN = 4  # every fourth layer is global
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with a factor for the logits."""
+    """Cohere 2's configuration, with a factor for the logits."""
 
     logit_scale: float = 1.0
 

@@ -73,7 +73,7 @@ class Config(EncoderConfig):
     def buckets(self) -> NDArray[np.intp]:
         """Return the table row for each distance of a key from its query, starting with the furthest key before it."""
         reach = self.max_position_embeddings - 1
-        distance = -np.arange(-reach, reach + 1)  # of the query from the key
+        distance = -np.arange(-reach, reach + 1)  # of a query from a key
         bucket = log_buckets(distance, self.num_buckets, self.max_distance) if self.max_distance else distance
         return np.clip(bucket + self.num_buckets, 0, 2 * self.num_buckets - 1)
 
@@ -125,7 +125,7 @@ def log_buckets(distance: NDArray[np.intp], num_buckets: int, max_distance: int)
     Half of the buckets cover one distance each; the rest grow logarithmically.
     """
     half = num_buckets // 2
-    # In float32 like the models' own code: the borders of buckets depend on its rounding.
+    # In float32 like the models' own code, because rounding decides where buckets end.
     apart = np.maximum(np.abs(distance), half).astype(np.float32)
     ratio = np.log(apart / np.float32(half)) / np.log(np.float32((max_distance - 1) / half))
     grown = np.ceil(ratio * np.float32(half - 1)).astype(np.intp) + half

@@ -51,7 +51,7 @@ ALIASES = (
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _INDEX_TOPK = 2048
 
-_LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
+_LATENT_EPS = 1e-6  # epsilon of the latents' norms, regardless of the other norms
 
 
 LatentT = TypeVar("LatentT", bound="Config")
@@ -59,12 +59,15 @@ LatentT = TypeVar("LatentT", bound="Config")
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """num_kv_heads, head_dim and value_dim describe the cache: one latent, including its rotary part."""
+    """DeepSeek's configuration.
 
-    nope_dim: int = 0  # columns of a head that do not
+    num_kv_heads, head_dim and value_dim describe the cache: one latent, including its rotary part.
+    """
+
+    nope_dim: int = 0  # columns of a head that do not rotate
     head_value_dim: int = 0  # columns of a head's output
     is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
-    latent_scale: float = 1.0  # of the latent that keys and values come from
+    latent_scale: float = 1.0  # factor of the latent from which keys and values are computed
     index_topk: int | None = None  # tokens that the indexer chooses; None if there is no indexer
 
     @property
@@ -102,7 +105,7 @@ class Config(DecoderConfig):
         )
         plain = cls.read_gguf(reader, shapes, mlp=mlp)
         rope_dim = reader.integer("rope.dimension_count", low=2, high=MAX_WIDTH)
-        # Files before llama.cpp knew the latent form have the lengths of heads under the plain names.
+        # Files older than llama.cpp's support for the latent form give head lengths under the plain names.
         key, value = ("key_length", "value_length")
         if reader.has("attention.key_length_mla"):
             key, value = (f"{name}_mla" for name in (key, value))
@@ -139,7 +142,7 @@ class Config(DecoderConfig):
             raise reader.error("num_key_value_heads", reader.integer("num_key_value_heads"), f"must be {num_heads}")
         if reader.integer("moe_layer_freq", 1) != 1:
             raise reader.error("moe_layer_freq", reader.integer("moe_layer_freq"), "must be 1")
-        # head_dim is that of the rotary embedding where the file has it, and else must not be derived from the width.
+        # A head_dim in the file is that of the rotary embedding. Without one, it must not be derived from the width.
         plain = cls.read_hf(
             reader.with_defaults({"head_dim": rope_dim, "num_key_value_heads": num_heads}),
             mlp=mlp or _mlp_from_hf(reader),
@@ -255,8 +258,8 @@ def _kv_b_rows(cfg: Config) -> tuple[int, int]:
 
 
 _ATTENTION = "layers.*.self_attn."
-_QUERIES = ("q_", "q_b_")  # from the input, and from the latent of queries
-_INDEXER = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}  # in GGUF files, others
+_QUERIES = ("q_", "q_b_")  # projections of the input, and of the latent of queries
+_INDEXER = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}  # GGUF -> other files
 
 
 def latent_transforms(stem: str = _ATTENTION, *, joined: bool = False) -> tuple[Transform, ...]:
@@ -303,7 +306,7 @@ WEIGHTS = WeightTable(
         "blk.*.attn_kv_b": _ATTENTION + "kv_b_proj",
         "blk.*.attn_k_b": _ATTENTION + "k_b_proj",
         "blk.*.attn_v_b": _ATTENTION + "v_b_proj",
-        # The indexer, which no graph uses.
+        # The indexer's weights, which no graph uses.
         **{f"blk.*.indexer.{new}": f"{_ATTENTION}indexer.{old}" for new, old in _INDEXER.items()},
         **shared_expert_names(),
     },

@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class Config(bert.Config):
-    """A classification head has a relu between its two linears."""
+    """DistilBERT's configuration. A classification head has a relu between its two linears."""
 
     __slots__ = ()
 

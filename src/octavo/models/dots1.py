@@ -20,7 +20,7 @@ WEIGHTS = WeightTable(names=shared_expert_names(), transforms=stacked_experts())
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The first layers have a plain MLP."""
+    """Configuration of dots.llm1. The first layers have a plain MLP."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

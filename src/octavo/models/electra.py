@@ -21,7 +21,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(bert.Config):
-    """A classification head has a gelu between its two linears."""
+    """ELECTRA's configuration. A classification head has a gelu between its two linears."""
 
     __slots__ = ()
 

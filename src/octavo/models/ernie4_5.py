@@ -39,7 +39,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; the weights of the chosen experts sum to 1."""
+    """ERNIE 4.5's configuration. The weights of the chosen experts sum to 1."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

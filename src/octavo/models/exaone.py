@@ -33,7 +33,7 @@ _KEYS = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration, read from EXAONE's own keys."""
+    """EXAONE 3's configuration, read from EXAONE's own keys."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -28,7 +28,7 @@ PATTERN = 4  # every fourth layer is global
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; the 1.2B model has no windows and rotates everywhere."""
+    """EXAONE 4's configuration. The 1.2B model has no windows and rotates in every layer."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -70,7 +70,7 @@ def _hf_windows(reader: ConfigReader) -> Windows:
     key, pattern = "sliding_window_pattern", reader.value("sliding_window_pattern")
     if not isinstance(pattern, str):
         return windows_of_pattern(reader, key, num_layers, PATTERN, window)
-    # "LLLG", repeated; the last layer is global in any case.
+    # "LLLG", repeated; the last layer is always global.
     if not pattern or set(pattern) - {"L", "G"}:
         raise reader.error(key, pattern, "must be a number, or letters L (local) and G (global)")
     local = [pattern[layer % len(pattern)] == "L" for layer in range(num_layers - 1)]

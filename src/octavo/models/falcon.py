@@ -30,11 +30,14 @@ WEIGHTS = WeightTable(
     },
     transforms=split_qkv(fused="by_head"),
 )
-_TWO_NORMS = "attention_layernorm"  # before the attention; input_layernorm is then that of the MLP
+_TWO_NORMS = "attention_layernorm"  # the norm before attention; input_layernorm is then the MLP's
 
 
 class Config(ClassicConfig):
-    """GGUF files have no key for the second norm: its weights are there or not. Their activation is always GELU."""
+    """Falcon's configuration.
+
+    GGUF files have no key for the second norm, only its weights if there are any. Their activation is always GELU.
+    """
 
     __slots__ = ()
 

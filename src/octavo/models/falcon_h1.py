@@ -28,7 +28,7 @@ from octavo.models._weights import ScaledRows, WeightTable
 
 ALIASES = ("falcon-h1",)
 
-_LOW = -1e6  # of multipliers
+_LOW = -1e6  # lower bound of multipliers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Multipliers:
     mlp_down: float = 1.0
     ssm_in: float = 1.0
     ssm_out: float = 1.0
-    ssm: tuple[float, ...] = (1.0,) * 5  # of the gate, x, b, c and the steps
+    ssm: tuple[float, ...] = (1.0,) * 5  # for the gate, x, b, c and the steps
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Multipliers:
@@ -58,7 +58,7 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with a state space and multipliers.
+    """Falcon H1's configuration, with a state space and multipliers.
 
     norm_before_gate: the state space's norm, if it has one, comes before its gate.
     """
@@ -95,7 +95,7 @@ def row_factors(cfg: Config) -> NDArray[np.float32]:
 WEIGHTS = WeightTable(
     names={
         **mamba_names(),
-        # The converter leaves out the end of this name.
+        # The converter omits the end of this name.
         **{f"blk.*.ffn_norm{end}": "layers.*.post_attention_layernorm.weight" for end in ("", ".weight")},
         "final_layernorm": "norm",
         "layers.*.pre_ff_layernorm": "layers.*.post_attention_layernorm",

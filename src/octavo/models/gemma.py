@@ -20,14 +20,14 @@ WEIGHTS = WeightTable(transforms=tuple(Fold(stem, 1.0, "safetensors") for stem i
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration."""
+    """Gemma 1's configuration. Bidirectional attention is refused."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         reader = reader.with_defaults({"head_dim": 256, "tie_word_embeddings": True})
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "bidirectional attention is not supported")
-        # The first files say gelu and mean its approximation.
+        # The first files name gelu but mean its approximation.
         return cls.read_hf(
             reader,
             attention=AttentionConfig(same_windows(reader)),

@@ -43,14 +43,14 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with the cap on the logits."""
+    """Gemma 2's configuration, with a soft cap on the logits."""
 
     logit_softcap: float | None = None
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         plain = cls.read_gguf(reader, shapes)
-        # The file lacks the scale of the query; only in the 27B model (46 layers) it differs from head_dim.
+        # The file lacks the query scale, which differs from head_dim only in the 27B model (46 layers).
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 46 else plain.head_dim
         window = reader.integer("attention.sliding_window", 4096)
         return replace(

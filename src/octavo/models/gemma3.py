@@ -51,14 +51,14 @@ GLOBAL_THETA = 1_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Config(gemma2.Config):
-    """Gemma's configuration; the global layers have no window."""
+    """Gemma 3's configuration, based on Gemma 2's. Global layers have no window."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": GLOBAL_THETA}), shapes)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
         theta = reader.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)
-        # The file lacks the scale of the query; only in the 27B model (62 layers) it differs from head_dim.
+        # The file lacks the query scale, which differs from head_dim only in the 27B model (62 layers).
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 62 else plain.head_dim
         return replace(
             plain,

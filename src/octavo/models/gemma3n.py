@@ -58,17 +58,17 @@ DEFAULTS: dict[str, object] = {
     "tie_word_embeddings": True,
 }
 _PATTERN = 5  # every fifth layer is global
-_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # if a file does not say it
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # if a file does not give it
 _SHARED = 15
 _STREAMS, _MAX_STREAMS = 4, 64
-_FLOOR = 1e-5  # of the mean square of a stream
+_FLOOR = 1e-5  # minimum mean square of a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Config(_per_layer.Config):
-    """The shared configuration with the streams and the sparse gates."""
+    """Gemma 3n's configuration, with streams and sparse gates."""
 
-    deviations: tuple[float | None, ...] = ()  # [num_layers]: of a gate, below which it is 0; None means not sparse
+    deviations: tuple[float | None, ...] = ()  # [num_layers]: deviations below which a gate is 0; None means not sparse
     num_streams: int = _STREAMS
     active: int = 0  # the stream that layers compute with
     scales_corrected: bool = True

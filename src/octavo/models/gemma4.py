@@ -32,7 +32,7 @@ WEIGHTS = WeightTable(
         "layers.*.router.per_expert_scale": "layers.*.mlp.expert_scale.weight",
         "layers.*.experts.gate_up_proj": _EXPERTS + "gate_up_proj.weight",
         "layers.*.experts.down_proj": _EXPERTS + "down_proj.weight",
-        # Quantized checkpoints have a tensor for each expert.
+        # Quantized checkpoints have one tensor per expert.
         **{f"layers.*.experts.*.{part}_proj": f"{_EXPERTS}*.{part}_proj" for part in _PARTS},
         "blk.*.ffn_gate_inp.scale": "layers.*.mlp.router_norm.weight",
         "blk.*.ffn_gate_up_exps": _EXPERTS + "gate_up_proj",
@@ -63,7 +63,7 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class Config(_per_layer.Config):
-    """The configuration. `head_dim`, `value_dim` and `num_kv_heads` describe the layers with a window."""
+    """Gemma 4's configuration. `head_dim`, `value_dim` and `num_kv_heads` describe the layers with a window."""
 
     global_head_dim: int = _GLOBAL_DIM
     global_kv_heads: int = 1
@@ -121,7 +121,7 @@ class Config(_per_layer.Config):
         windows = (
             *windows_from_hf(reader, _PATTERN, 512)[:-1],
             None,
-        )  # the last layer is global whatever the file says
+        )  # the last layer is global regardless of the file
         ropes = reader.section("rope_parameters")
         plain = cls.read_hf(
             _with_double_mlp(reader),

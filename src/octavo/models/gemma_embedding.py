@@ -26,7 +26,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
-    """In a layer with a window, a token sees half of the window before it and half after it."""
+    """EmbeddingGemma's configuration. In a layer with a window, a token sees half of the window on each side."""
 
     attention_scale: float = 1.0
 
@@ -39,7 +39,7 @@ class Config(EncoderConfig):
         pooling, is_ranker = pooling_of_gguf(reader)
         if is_ranker:
             raise reader.error("pooling_type", 4, "a head that scores texts is not supported by this architecture")
-        # llama.cpp's scale is that of head_dim for any number of layers.
+        # llama.cpp derives the scale from head_dim for any number of layers.
         return replace(cls._of(plain), attention_scale=plain.head_dim**-0.5, pooling=pooling)
 
     @classmethod

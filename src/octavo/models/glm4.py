@@ -25,7 +25,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration."""
+    """GLM 4 (0414)'s configuration. By default, half of each head rotates."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

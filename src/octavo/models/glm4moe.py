@@ -28,7 +28,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Multi-token-prediction (MTP) layers are not counted."""
+    """Configuration of GLM 4.5 and 4.6. Multi-token-prediction (MTP) layers are not counted."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -32,7 +32,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """In GGUF files the MLP's activation is always the tanh approximation of GELU."""
+    """GPT-2's configuration. In GGUF files the MLP's activation is always the tanh approximation of GELU."""
 
     __slots__ = ()
 

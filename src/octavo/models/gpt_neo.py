@@ -31,7 +31,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ClassicConfig):
-    """The shared configuration with windows.
+    """GPT-Neo's configuration, with windows.
 
     windows: window of each layer, in tokens.
     """

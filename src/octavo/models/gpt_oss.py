@@ -22,14 +22,14 @@ from octavo.models._weights import Permute, Split, Transpose, WeightTable
 ALIASES = ("gpt-oss",)
 
 PATTERN = 2  # every second layer has no window
-_ALPHA = 1.702  # of quick_gelu
+_ALPHA = 1.702  # slope of quick_gelu
 _EXPERTS = "layers.*.mlp.experts."
 _GATE_UP = _EXPERTS + "gate_up_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The even layers have a window."""
+    """Configuration of gpt-oss. The even layers have a window."""
 
     gate_limit: float = 7.0
 
@@ -37,7 +37,7 @@ class Config(DecoderConfig):
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         mlp = MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True))
         plain = cls.read_gguf(reader, shapes, mlp=mlp)
-        # llama.cpp rounds the borders of YaRN's ramp; the model was trained without.
+        # llama.cpp rounds the ends of YaRN's ramp; the model was trained without rounding.
         rope = rope_from_gguf(reader, plain.head_dim, plain.max_position_embeddings, truncate=False)
         window = reader.integer("attention.sliding_window")
         return replace(
@@ -78,7 +78,7 @@ WEIGHTS = WeightTable(
     names={
         "blk.*.post_attention_norm": "layers.*.post_attention_layernorm",
         "layers.*.mlp.router": "layers.*.mlp.gate",
-        # Unquantized experts are [in, out] and have no suffix; those of MXFP4 are [out, in].
+        # Unquantized experts are [in, out] and have no suffix; MXFP4 experts are [out, in].
         _GATE_UP: _EXPERTS + "gate_up_columns.weight",
         _GATE_UP + "_bias": _GATE_UP + ".bias",
         _EXPERTS + "down_proj": _EXPERTS + "down_columns.weight",

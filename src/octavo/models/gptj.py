@@ -38,7 +38,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """`rotary_dim` columns of each head rotate."""
+    """GPT-J's configuration. `rotary_dim` columns of each head rotate."""
 
     __slots__ = ()
 

@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """In GGUF files the MLP's activation is always GELU."""
+    """GPT-NeoX's configuration. In GGUF files the MLP's activation is always GELU."""
 
     __slots__ = ()
 

@@ -61,7 +61,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(granite.Config):
-    """Layers that have state-space weights have no attention. Most models do not rotate queries and keys."""
+    """Granite 4's configuration. Layers with state-space weights have no attention. Most models do not rotate queries
+    and
+    keys.
+    """
 
     shared_size: int = 0
     scan: ScanHeads = NO_HEADS
@@ -97,7 +100,7 @@ class Config(granite.Config):
             reader,
             attention=AttentionConfig(same_windows(reader)),
             rope=replace(hf_rope(reader), rotates=(positions == "rope",) * num_layers),
-            # Without experts there is the shared MLP alone.
+            # Without experts there is only the shared MLP.
             mlp=mlp if has_experts else replace(mlp, intermediate_size=shared),
         )
         return replace(

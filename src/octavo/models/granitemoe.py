@@ -47,7 +47,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(granite.Config):
-    """Every layer has experts; the weights of the chosen ones sum to 1."""
+    """Configuration of Granite with experts. Every layer has experts; the weights of the chosen ones sum to 1."""
 
     shared_size: int = 0
 

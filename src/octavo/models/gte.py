@@ -36,7 +36,7 @@ _FIXED = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "l
 
 
 class Config(EncoderConfig):
-    """The configuration, read from transformers' keys or the authors' own (`model_type` new)."""
+    """GTE's configuration, read from transformers' keys or the authors' own (`model_type` new)."""
 
     __slots__ = ()
 

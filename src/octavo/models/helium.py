@@ -17,7 +17,7 @@ WEIGHTS = WeightTable(transforms=rotary_pairs("safetensors"))
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration. llama.cpp has no such architecture: the published GGUF files call it llama."""
+    """Helium's configuration. llama.cpp has no such architecture, and the published GGUF files call it llama."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -26,7 +26,7 @@ _MAX_ALPHA = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration."""
+    """Hunyuan's configuration, with norms on heads after rotation."""
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:

@@ -31,7 +31,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(hunyuan_dense.Config):
-    """All layers have the same number of experts; the weights of the chosen ones sum to 1."""
+    """Configuration of Hunyuan with experts.
+
+    All layers have the same number of experts; the weights of the chosen ones sum to 1.
+    """
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

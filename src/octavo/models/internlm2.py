@@ -48,9 +48,9 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; biases are used if the checkpoint has them."""
+    """InternLM 2's configuration. Biases are used if the checkpoint has them."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        # Dynamic scaling, which most files ask for, starts beyond the positions of training.
+        # Dynamic scaling, which most files request, starts beyond the positions seen in training.
         return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)), rope=hf_rope(reader, theta=1e6))

@@ -36,7 +36,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """A layer's kind follows from its weights. Queries and keys are not rotated; expert weights do not sum to 1."""
+    """Jamba's configuration.
+
+    A layer's weights determine its kind. Queries and keys are not rotated; expert weights do not sum to 1.
+    """
 
     channels: Channels = NO_CHANNELS
 

@@ -28,7 +28,7 @@ WEIGHTS = WeightTable(
         "encoder.layer.*.mlp.gated_layers": _MLP + "gate_up_proj",
         "encoder.layer.*.mlp.wo": _MLP + "down_proj",
         "encoder.layer.*.mlp.layernorm": "layers.*.post_feedforward_layernorm",
-        # Those of the models for code.
+        # Names in the models for code.
         "encoder.layer.*.mlp.up_gated_layer": _MLP + "up_gate_proj",
         "encoder.layer.*.mlp.down_layer": _MLP + "down_proj",
         "encoder.layer.*.attention.self.layer_norm_q": _ATTENTION + "q_norm",
@@ -49,7 +49,7 @@ _GATED = {"geglu": "gelu", "reglu": "relu"}  # the activation of the gate by `fe
 
 @dataclass(frozen=True, slots=True)
 class Config(EncoderConfig):
-    """The shared configuration with the layout of the gated MLP.
+    """Configuration of Jina's BERT, with the layout of the gated MLP.
 
     stored: order of the halves of a GGUF file's fused `ffn_up`; empty if gate and up are separate tensors.
     """

@@ -35,14 +35,14 @@ _PLAIN = {
 }
 WEIGHTS = WeightTable(
     prefixes=XLM_ROBERTA.prefixes,
-    # A weight with products of tasks beside it has its own numbers under a name of parametrizations.
+    # A weight with task adapters is stored under the name that torch's parametrizations give it.
     names=_PLAIN | {f"{stem}.parametrizations.weight.original": f"{name}.weight" for stem, name in _PLAIN.items()},
     transforms=split_encoder(),
 )
 
 
 class Config(EncoderConfig):
-    """The configuration, read from transformers' keys or the authors' own (`model_type` xlm-roberta)."""
+    """Configuration of Jina Embeddings v3, read from transformers' keys or the authors' own (xlm-roberta)."""
 
     __slots__ = ()
 

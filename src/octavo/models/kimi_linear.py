@@ -34,7 +34,7 @@ _P, _MOE = "layers.*.self_attn.", "layers.*.block_sparse_moe."
 
 @dataclass(frozen=True, slots=True)
 class Config(deepseek2.Config):
-    """The configuration of the latent attention, with the delta rule.
+    """Kimi Linear's configuration, with latent attention and the delta rule.
 
     delta_dim: columns of a head of the delta rule.
     attends: the layers with attention instead of a delta rule.
@@ -102,7 +102,7 @@ WEIGHTS = WeightTable(
             _MOE + f"experts.*.{n}": f"layers.*.mlp.experts.*.{part}_proj"
             for n, part in zip(("w1", "w2", "w3"), ("gate", "down", "up"), strict=True)
         },
-        # transformers writes plain MLPs under the name of experts, too.
+        # transformers also writes plain MLPs under the experts' names.
         **{
             f"{_MOE}{kind}{part}_proj": f"layers.*.mlp.{kind}{part}_proj"
             for kind in ("", "shared_experts.")
@@ -139,7 +139,7 @@ def _delta_attention(g: Graph, cfg: Config, x: Value, p: str) -> Value:
     """
     dim = cfg.delta_dim
     q, k, v = (g.short_conv(g.linear(x, f"{p}{n}_proj"), f"{p}{n}_conv1d", "silu") for n in "qkv")
-    # Both of length one, and q divided by sqrt(dim).
+    # Both have length one; q is then divided by sqrt(dim).
     q, k = (g.rms_norm(y, None, _UNIT_EPS / dim, dim) * scale for y, scale in ((q, 1 / dim), (k, dim**-0.5)))
     gate, z = (g.linear(g.linear(x, f"{p}{n}_a_proj"), f"{p}{n}_b_proj") for n in "fg")
     out = g.kimi_delta_rule((q, k, v), gate, g.linear(x, p + "b_proj"), p + "decay.weight")

@@ -42,11 +42,11 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers that have convolution weights have no attention."""
+    """LFM2's configuration. Layers that have convolution weights have no attention."""
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
-        # One number a layer, 0 where there is a convolution.
+        # One number per layer, 0 for a convolution.
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         reader = reader.with_largest("attention.head_count_kv", num_layers)
         attention = AttentionConfig(same_windows_from_gguf(reader), qk_norm=True)

@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(lfm2.Config):
-    """The first layers have a plain MLP."""
+    """Configuration of LFM2 with experts. The first layers have a plain MLP."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -25,11 +25,11 @@ LayerPart = Callable[[Graph, Value, Any, int], Value]
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; biases are used if the checkpoint has them."""
+    """Llama's configuration. Biases are used if the checkpoint has them."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        # Mixtral has the name llama in GGUF files.
+        # GGUF files call Mixtral llama.
         return cls.read_gguf(reader, shapes, mlp=MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True)))
 
     @classmethod

@@ -21,18 +21,18 @@ ALIASES = ("llama4_text",)
 
 _INTERVAL = 4  # every fourth layer sees all tokens and does not rotate
 _CHUNK = 8192
-_FLOOR = 8192  # positions with the same factor of queries
+_FLOOR = 8192  # positions that share a factor of queries
 _GROWTH = 0.1
-_MIN_FLOOR, _MAX_GROWTH = 16, 100.0  # bound the table of factors
-_UNNORMED_EXPERTS = 128  # the model with so many experts has no norms of q and k; a GGUF file does not say it
-_SCALINGS = ("default", "linear", "llama3")  # those without a factor that a norm would take away
+_MIN_FLOOR, _MAX_GROWTH = 16, 100.0  # bounds the table of factors
+_UNNORMED_EXPERTS = 128  # the model with this many experts has no norms on q and k; GGUF files do not record that
+_SCALINGS = ("default", "linear", "llama3")  # scalings without a factor that a norm would cancel
 
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The configuration. `intermediate_size` is the width of an expert.
+    """Llama 4's configuration. `intermediate_size` is the width of an expert.
 
-    Queries grow in the layers that do not rotate.
+    In layers that do not rotate, queries grow with their positions.
     """
 
     def attention_params(self, layer: int) -> AttentionParams:
@@ -44,7 +44,7 @@ class Config(DecoderConfig):
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
-        # llama.cpp knows one pattern; a window of 0 turns it off, and a file has no place for other values.
+        # llama.cpp has one pattern; a window of 0 turns it off, and files cannot give other values.
         pattern = reader.integer("attention.sliding_window", _CHUNK, low=0) > 0
         rotates = rotating_layers(num_layers, _INTERVAL) if pattern else (True,) * num_layers
         part = MLPConfig.from_gguf(reader, _on_input(experts_from_gguf(reader, normalize=False)), shared="plain")
@@ -71,8 +71,8 @@ class Config(DecoderConfig):
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         rotates = rotating_layers(num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
         if reader.has("no_rope_layers") and reader.value("no_rope_layers") != []:
-            rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, in spite of the name
-        reader.integer("intermediate_size_mlp", 16384, high=MAX_WIDTH)  # of plain layers: their weights have it
+            rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, despite the name
+        reader.integer("intermediate_size_mlp", 16384, high=MAX_WIDTH)  # of plain layers; their weights show it
         section = rope_section(reader)
         kind = section.text("rope_type", section.text("type", "default"))
         qk_norm = reader.flag("use_qk_norm", True)

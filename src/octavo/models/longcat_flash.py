@@ -42,7 +42,7 @@ WEIGHTS = WeightTable(
     },
     transforms=(
         *latent_transforms("layers.*.self_attn.*."),
-        # transformers writes numbers that nothing reads for the experts that return their input.
+        # transformers writes unused numbers for the experts that return their input.
         *(
             Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", count=_num_experts)
             for part in ("gate", "up", "down")
@@ -53,7 +53,9 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(deepseek2.Config):
-    """The configuration. Query scaling is folded into the scores. The multi-token-prediction (MTP) layer is not used.
+    """LongCat Flash's configuration.
+
+    Query scaling is folded into the scores. The multi-token-prediction (MTP) layer is not used.
 
     num_experts: number of experts with weights.
     """

@@ -91,7 +91,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The shared configuration with state spaces; attention sizes are 1.
+    """Mamba 1's configuration, with state spaces. The sizes that describe attention are 1.
 
     inner_eps: epsilon of the norms of steps, b and c, or None if there are none.
     """

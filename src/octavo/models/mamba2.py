@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The shared configuration; attention sizes describe the state space's heads."""
+    """Mamba 2's configuration. The sizes that describe attention describe the state space's heads."""
 
     scan: ScanHeads = NO_HEADS
 

@@ -40,7 +40,7 @@ _SHARE, THETA, _LOCAL_THETA = 0.334, 5e6, 1e4
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The configuration. Multi-token-prediction (MTP) layers are not used.
+    """MiMo V2 Flash's configuration. Multi-token-prediction (MTP) layers are not used.
 
     num_kv_heads: number of kv heads in the layers without a window.
     """

@@ -23,7 +23,7 @@ _EMBEDDING, _DEPTH, _BASE = 12.0, 1.4, 256
 
 @dataclass(frozen=True, slots=True)
 class Config(deepseek2.Config):
-    """DeepSeek's configuration without experts, with three multipliers."""
+    """MiniCPM 3's configuration, based on DeepSeek's: no experts, and three multipliers."""
 
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -35,7 +35,7 @@ class Config(deepseek2.Config):
         head_dim = reader.integer("attention.key_length", low=rope_dim + 1, high=MAX_WIDTH)
         plain = cls.read_gguf(reader, shapes)
         value_dim = reader.integer("attention.value_length", plain.hidden_size // plain.num_heads, high=MAX_WIDTH)
-        # The factors of long-rope belong to the rotary columns alone.
+        # Long-rope's factors apply only to the rotary columns.
         rope = gguf_rope(reader.replaced("attention.key_length", rope_dim))
         latent = reader.integer("attention.kv_lora_rank", high=MAX_WIDTH)
         return plain._of_heads(latent, rope, head_dim - rope_dim, value_dim)._scaled(_EMBEDDING, _DEPTH, _BASE)

@@ -32,7 +32,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The weights of the chosen experts sum to 1. Multi-token-prediction (MTP) layers are not used."""
+    """MiniMax M2's configuration.
+
+    The weights of the chosen experts sum to 1. Multi-token-prediction (MTP) layers are not used.
+    """
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -27,7 +27,7 @@ _MIN_STEP = 16  # positions with the same factor: bounds the table of factors
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; Ministral 3 also scales queries."""
+    """Mistral's configuration. Ministral 3 also scales queries."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -43,7 +43,7 @@ class Config(DecoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         reader = reader.section("text_config") if reader.has("text_config") else reader
-        # The first Mistral had a window and left the key out; null means none.
+        # The first Mistral has a window although its file lacks the key; null means no window.
         default = None if reader.text("model_type", "mistral") == "ministral3" else 4096
         reader = reader.with_defaults({"sliding_window": default})
         window = reader.integer("sliding_window") if reader.has("sliding_window") else None

@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The weights of the chosen experts always sum to 1."""
+    """Mixtral's configuration. The weights of the chosen experts always sum to 1."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

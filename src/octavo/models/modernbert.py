@@ -42,7 +42,7 @@ _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
 
 
 class Config(EncoderConfig):
-    """A token in a local layer sees half of `local_attention` tokens on each side.
+    """ModernBERT's configuration. A token in a local layer sees half of `local_attention` tokens on each side.
 
     Local layers have their own rotary base.
     """

@@ -32,7 +32,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(EncoderConfig):
-    """The first two rows of the position table are never used."""
+    """MPNet's configuration. The first two rows of the position table are never used."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         if (buckets := reader.integer("relative_attention_num_buckets", _NUM_BUCKETS)) != _NUM_BUCKETS:
-            # transformers looks for 32 buckets in a table of any size.
+            # transformers uses 32 buckets of a table of any size.
             raise reader.error("relative_attention_num_buckets", buckets, f"must be {_NUM_BUCKETS}")
-        # Positions begin behind row 1, whatever the padding token is.
+        # Positions begin after row 1, whatever the padding token is.
         return cls.read_hf(reader, norm_eps=1e-12, position_offset=2, distance_bias="distance_bias.weight")

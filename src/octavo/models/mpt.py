@@ -31,13 +31,13 @@ _REFUSED = {"alibi": False, "prefix_lm": True, "qk_ln": True, "attn_uses_sequenc
 
 
 class Config(ClassicConfig):
-    """Models without ALiBi, which have learned positions, are refused: none was published."""
+    """MPT's configuration. Models with learned positions instead of ALiBi are refused: none was published."""
 
     __slots__ = ()
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        max_bias = reader.number("attention.max_alibi_bias", 8.0, high=64.0)  # 0 stands for no ALiBi
+        max_bias = reader.number("attention.max_alibi_bias", 8.0, high=64.0)  # 0 means no ALiBi
         limit = reader.optional_number("attention.clamp_kqv")
         config = cls.read_gguf(reader, shapes, activation="gelu", qkv_limit=limit)
         return replace(config, alibi_slopes=alibi_slopes(config.num_heads, max_bias))

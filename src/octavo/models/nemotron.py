@@ -21,7 +21,7 @@ WEIGHTS = WeightTable(transforms=tuple(Fold(stem, 1.0, "safetensors") for stem i
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration."""
+    """Nemotron's configuration, with a squared relu. By default, half of each head rotates."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

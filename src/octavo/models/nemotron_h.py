@@ -61,13 +61,13 @@ _KINDS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attenti
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """A layer's kind follows from its weights. Queries and keys are not rotated."""
+    """Nemotron H's configuration. A layer's weights determine its kind. Queries and keys are not rotated."""
 
     scan: ScanHeads = NO_HEADS
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        # One number a layer, 0 where the layer is of another kind.
+        # One number per layer, 0 for a layer of another kind.
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         for key in ("attention.head_count_kv", "feed_forward_length"):
             reader = reader.with_largest(key, num_layers)

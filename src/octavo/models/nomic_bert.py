@@ -47,7 +47,7 @@ _FIXED = {"activation_function": "swiglu", "prenorm": False, "qkv_proj_bias": Fa
 
 
 class Config(EncoderConfig):
-    """The configuration, read from transformers' keys or the older ones."""
+    """Nomic BERT's configuration, read from transformers' keys or from older ones."""
 
     __slots__ = ()
 

@@ -26,7 +26,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; the weights of all norms are ones, and no file stores them."""
+    """OLMo 1's configuration. The weights of all norms are ones, and no file stores them."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

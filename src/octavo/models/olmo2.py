@@ -23,13 +23,13 @@ WEIGHTS = WeightTable(
     }
 )
 PATTERN = 4  # OLMo 3: every fourth layer is global
-THETA_3 = 5e5  # of OLMo 3
+THETA_3 = 5e5  # rotary base of OLMo 3
 _LOCAL = "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; OLMo 3 scales positions in its global layers only."""
+    """Configuration of OLMo 2 and 3. OLMo 3 scales positions in its global layers only."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

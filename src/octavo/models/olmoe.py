@@ -19,7 +19,7 @@ WEIGHTS = WeightTable(transforms=stacked_experts())
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Every layer has experts."""
+    """OLMoE's configuration. Every layer has experts."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -25,7 +25,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """OPT-350m has norms after each part, no final norm, and embeddings of a different width."""
+    """OPT's configuration. OPT-350m has norms after each part, no final norm, and embeddings of a different width."""
 
     __slots__ = ()
 

@@ -18,12 +18,12 @@ WEIGHTS = WeightTable(
         "layers.*.mlp.fc2": "layers.*.mlp.down_proj",
         "final_layernorm": "norm",
     },
-    transforms=split_qkv(fused="apart", one_way=True),  # of older GGUF files
+    transforms=split_qkv(fused="apart", one_way=True),  # for older GGUF files
 )
 
 
 class Config(ClassicConfig):
-    """In GGUF files the MLP's activation is always the tanh approximation of GELU."""
+    """Configuration of Phi 1 and 2. In GGUF files the MLP's activation is always the tanh approximation of GELU."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; a window, if there is one, applies to every layer."""
+    """Phi 3's configuration. A window, if there is one, applies to every layer."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

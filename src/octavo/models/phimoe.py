@@ -18,12 +18,12 @@ from octavo.models._rope import rope_section
 
 WEIGHTS = mixtral.WEIGHTS
 _JITTER = 0.01
-_TOP_K = 2  # SparseMixer knows no other number
+_TOP_K = 2  # SparseMixer supports no other number
 
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Every layer has experts; the head has a bias if the checkpoint has it."""
+    """Configuration of Phi 3.5 MoE. Every layer has experts; the head has a bias if the checkpoint has one."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -34,7 +34,10 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Both file formats give twice the MLP's width. Contexts longer than in training are not stretched."""
+    """Qwen 1's configuration.
+
+    Both file formats give twice the MLP's width. Contexts longer than in training are not stretched.
+    """
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

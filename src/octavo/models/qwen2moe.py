@@ -28,7 +28,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers without a router have a plain MLP."""
+    """Configuration of Qwen 2 with experts. Layers without a router have a plain MLP."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

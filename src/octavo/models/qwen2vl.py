@@ -16,7 +16,10 @@ ALIASES = ("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text")
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration. The published files have no section about text: its keys are at the top level."""
+    """Configuration of Qwen 2 VL's text model.
+
+    The published files have no section about text: its keys are at the top level.
+    """
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -15,7 +15,7 @@ __all__ = ["Config", "build"]
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Upper layers may have a sliding window."""
+    """Qwen 3's configuration. Upper layers may have a sliding window."""
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:

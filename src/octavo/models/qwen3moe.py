@@ -20,7 +20,7 @@ WEIGHTS = WeightTable(transforms=stacked_experts())
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers without a router have a plain MLP."""
+    """Configuration of Qwen 3 with experts. Layers without a router have a plain MLP."""
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:

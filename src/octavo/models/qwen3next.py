@@ -30,14 +30,17 @@ _NO_HEADS = DeltaHeads(1, 1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers that have delta-rule weights have no attention; layers without a router have a plain MLP."""
+    """Qwen3-Next's configuration.
+
+    Layers that have delta-rule weights have no attention; layers without a router have a plain MLP.
+    """
 
     delta: DeltaHeads = _NO_HEADS
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         reader = without_heads(reader)
-        # A file of experts alone has no other MLP.
+        # A file in which all layers have experts has no other MLP.
         if reader.has("expert_feed_forward_length"):
             reader = reader.with_defaults({"feed_forward_length": reader.integer("expert_feed_forward_length")})
         inner, heads = reader.integer("ssm.inner_size", high=MAX_WIDTH), reader.integer("ssm.time_step_rank")

@@ -16,7 +16,7 @@ ALIASES = ("qwen3_vl", "qwen3_vl_text")
 
 @dataclass(frozen=True, slots=True)
 class Config(qwen3.Config):
-    """Qwen 3's configuration."""
+    """Configuration of Qwen 3 VL's text model, the same as Qwen 3's."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -27,7 +27,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(qwen3moe.Config):
-    """Qwen 3's configuration; the weights of the chosen experts sum to 1."""
+    """Configuration of the text model of Qwen 3 VL with experts. The weights of the chosen experts sum to 1."""
 
     expert_width: int = 0
 

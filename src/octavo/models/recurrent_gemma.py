@@ -20,7 +20,7 @@ from octavo.models._reading import ConfigReader
 from octavo.models._weights import Flatten, Fold, Softplus, Transpose, WeightTable
 
 _KIND = "gelu_tanh"
-_POSITIONS = 8192  # tokens of the training; config.json has no limit
+_POSITIONS = 8192  # context length in training; config.json has no limit
 _GATES = ("input", "recurrent")
 _BLOCK, _LRU = "layers.*.temporal_block.", "layers.*.recurrent."
 
@@ -48,7 +48,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers that have recurrence weights have no attention."""
+    """RecurrentGemma's configuration. Layers that have recurrence weights have no attention."""
 
     logit_softcap: float = 30.0
 

@@ -18,16 +18,16 @@ from octavo.models._mamba import StateSpaceConfig
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._weights import HeadSums, TokenShares, WeightTable
 
-_MIXES = "rwkvag"  # of what each share of the token before is, in the order of GGUF files
+_MIXES = "rwkvag"  # the inputs that mix in the previous token, in the order of GGUF files
 _DECAY = -math.exp(-0.5)  # the logarithm of the strongest decay
 _UNIT_EPS = 1e-12  # added to the squared lengths of keys
-_GROUP_EPS = 64e-5  # of the norm of heads in GGUF files
+_GROUP_EPS = 64e-5  # epsilon of the heads' norm in GGUF files
 _P, _FFN = "layers.*.attn.", "layers.*.ffn."
 
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """The configuration, where attention sizes describe the delta rule.
+    """RWKV 7's configuration. The sizes that describe attention describe the delta rule.
 
     num_heads, head_dim: heads of the delta rule.
     group_eps: epsilon of the norm of its heads.

@@ -17,7 +17,7 @@ WEIGHTS = WeightTable(names={"blk.*.post_attention_norm": "layers.*.post_attenti
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; biases are used if the checkpoint has them."""
+    """Seed-OSS's configuration. Biases are used if the checkpoint has them."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -19,7 +19,7 @@ THETA = 2e6
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration."""
+    """SmolLM 3's configuration. Some layers do not rotate."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -31,7 +31,7 @@ class Config(DecoderConfig):
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         rotates = rotating_layers(num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
         if reader.has("no_rope_layers"):
-            rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, in spite of the name
+            rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, despite the name
         windows = upper_windows(reader)
         if reader.flag("use_sliding_window", False) and not reader.has("layer_types"):
             window = reader.integer("sliding_window")

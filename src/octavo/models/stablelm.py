@@ -30,7 +30,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration.
+    """StableLM 2's configuration.
 
     parallel: attention and MLP read the same normed input.
     """
@@ -39,7 +39,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        # The 12B model says so by leaving out the norm of the MLP.
+        # In the 12B model, the only sign is that the MLP's norm is missing.
         parallel = "layers.0.post_attention_layernorm.weight" not in shapes
         qk_norm = "layers.0.self_attn.q_norm.weight" in shapes
         return cls.read_gguf(

@@ -37,7 +37,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(gpt2.Config):
-    """GPT-2's configuration; without `multi_query` every head has its own keys and values."""
+    """StarCoder's configuration, based on GPT-2's. Without `multi_query`, every head has its own keys and values."""
 
     __slots__ = ()
 

@@ -24,7 +24,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration; a window, if there is one, applies to every layer."""
+    """StarCoder 2's configuration. A window, if there is one, applies to every layer."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -72,12 +72,12 @@ Limits = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Layers that predict further tokens (MTP) are not used.
+    """Step 3.5's configuration. Multi-token-prediction (MTP) layers are not used.
 
-    num_heads: in layers without a window.
-    local_heads: in layers with one.
-    limits: of each layer's experts, or None for no limit.
-    shared_limits: of each layer's MLP, or of the expert that every token takes.
+    num_heads: number of heads in layers without a window.
+    local_heads: number of heads in layers with a window.
+    limits: limit of each layer's experts, or None for no limit.
+    shared_limits: limit of each layer's MLP, or of its shared expert.
     """
 
     local_heads: int = 1
@@ -132,7 +132,7 @@ class Config(DecoderConfig):
         return plain._with(reader, "num_sliding_attention_heads", _local_heads(reader), limits, shared)
 
     def _with(self, reader: ConfigReader, key: str, local_heads: int, limits: Limits, shared: Limits) -> Config:
-        """key: that of `local_heads`."""
+        """Return the configuration with these fields, checked. key: the key of `local_heads`."""
         if not any(self.attention.windows):
             local_heads = self.num_heads
         if local_heads % self.num_kv_heads:
@@ -142,7 +142,7 @@ class Config(DecoderConfig):
 
 
 def usual(reader: ConfigReader) -> ConfigReader:
-    """The configuration under the usual keys. Raises ModelLoadError for what the graph cannot do."""
+    """Return the configuration with the usual keys. Raises ModelLoadError if the graph does not support it."""
     for key, value in _FIXED.items():
         if reader.flag(key, value) != value:
             raise reader.error(key, not value, f"must be {str(value).lower()}")
@@ -166,7 +166,7 @@ def _windows(reader: ConfigReader, num_layers: int) -> Windows:
 
 
 def _by_layer(reader: ConfigReader, key: str, num_layers: int) -> Any:
-    """The value, or a list cut to the layers: published lists also have entries for layers that predict tokens."""
+    """Return the value, or a list cut to the number of layers: published lists also have entries for MTP layers."""
     value = reader.value(key)
     if not isinstance(value, (list, tuple, np.ndarray)):
         return value
@@ -176,7 +176,7 @@ def _by_layer(reader: ConfigReader, key: str, num_layers: int) -> Any:
 
 
 def _limits(reader: ConfigReader, key: str, num_layers: int) -> Limits:
-    """0 and null mean none."""
+    """Return the limits, with None in place of 0 and null."""
     values = _by_layer(reader, key, num_layers)
     if not isinstance(values, (list, tuple, np.ndarray)):
         values = [values] * num_layers
@@ -185,7 +185,7 @@ def _limits(reader: ConfigReader, key: str, num_layers: int) -> Limits:
 
 
 def rope_sections(reader: ConfigReader, windows: Windows) -> tuple[ConfigReader, ConfigReader]:
-    """The parts of config.json about the rotary embedding of layers without a window, and with one.
+    """Return the parts of config.json about the rotary embedding of layers without a window, and of layers with one.
 
     transformers writes one section for each kind of layer. The authors' files have lists by layer, and their scaling
     applies only to layers without a window.
@@ -205,7 +205,9 @@ def rope_sections(reader: ConfigReader, windows: Windows) -> tuple[ConfigReader,
 
 
 def _local_heads(reader: ConfigReader) -> int:
-    """The heads of layers with a window. Raises ModelLoadError if they differ in more than their number."""
+    """Return the number of heads in layers with a window. Raises ModelLoadError if these differ in more than that
+    number.
+    """
     other = reader.section("attention_other_setting")
     for key, usual_key in (("num_attention_groups", "num_key_value_heads"), ("head_dim", "head_dim")):
         value = reader.integer(usual_key)
@@ -228,7 +230,10 @@ def _gguf_routing(reader: ConfigReader) -> Routing:
 
 
 def _gguf_rope(reader: ConfigReader) -> RopeConfig:
-    """Layers without a window rotate half of the file's columns, with the first of its factors."""
+    """Read the rotary embedding of a GGUF file.
+
+    In layers without a window, half of the file's columns rotate, with the first half of its factors.
+    """
     if reader.text("rope.scaling.type", "none") != "none":
         raise reader.error("rope.scaling.type", reader.text("rope.scaling.type"), "must be none")
     head_dim, length = reader.integer("attention.key_length", low=2, high=MAX_WIDTH), reader.integer("context_length")
@@ -246,12 +251,12 @@ def _gguf_rope(reader: ConfigReader) -> RopeConfig:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
+    """Build the graph and return the logits [LOGITS, vocab]."""
     return llama.build(g, cfg, _attention, _mlp)
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """A sigmoid gate multiplies the output of each head."""
+    """Build attention in which a sigmoid gate multiplies the output of each head."""
     p, rope = f"layers.{layer}.self_attn.", cfg.rope_params(layer)
     assert rope is not None
     q, k, v, gate = (g.linear(x, f"{p}{n}_proj") for n in "qkvg")
@@ -262,7 +267,7 @@ def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
 
 
 def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """A layer with a router has experts, and one expert that every token takes."""
+    """Build a layer's MLP or, if the layer has a router, its experts and a shared expert."""
     stem, experts = f"layers.{layer}.mlp", cfg.mlp.experts
     assert experts is not None
     if f"{stem}.gate.weight" not in g.weights:
@@ -272,7 +277,7 @@ def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
 
 
 def _limited_mlp(g: Graph, x: Value, stem: str, limit: float | None) -> Value:
-    """limit: of the activated gate, and of the size of up."""
+    """Build a gated MLP. limit: maximum of the activated gate, and of the magnitude of up."""
     if limit is None:
         return gated_mlp(g, x, stem)
     gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))

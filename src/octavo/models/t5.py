@@ -77,13 +77,13 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ModelConfig):
-    """The configuration of both stacks.
+    """T5's configuration, for encoder and decoder.
 
     num_layers: number of layers of the decoder.
     max_position_embeddings: limit for a source and its answer together, in tokens.
-    scales_output: divide the last hidden states by the root of their width.
+    scales_output: divide the last hidden states by the square root of their width.
     start_token_id: the decoder's first token, which occurs in no text.
-    tie_word_embeddings: as the file says; a separate output head is used if the file has one.
+    tie_word_embeddings: as in the file; a separate output head is used if the file has one.
     """
 
     num_encoder_layers: int
@@ -130,7 +130,7 @@ class Config(ModelConfig):
         is_gated, name = kind.startswith("gated-"), kind.removeprefix("gated-")
         if name not in ACTIVATIONS:
             raise reader.error("feed_forward_proj", kind, f"must be one of {', '.join(ACTIVATIONS)}, or gated-NAME")
-        # transformers takes `gated-gelu` for the tanh form, which the models were trained with.
+        # transformers takes `gated-gelu` to mean the tanh form, with which the models were trained.
         activation = "gelu_tanh" if kind == "gated-gelu" else ACTIVATIONS[name]
         padding = reader.integer("pad_token_id", 0, low=0, high=vocab_size - 1)
         is_tied = reader.flag("tie_word_embeddings", True)
@@ -213,6 +213,6 @@ def _mlp(g: Graph, cfg: Config, x: Value, stem: str) -> Value:
     if cfg.is_gated:
         gate, up = (g.linear(x, f"{stem}.wi_{part}") for part in (0, 1))
         return g.linear(g.add(GatedActivation(gate, up, cfg.activation)), f"{stem}.wo")
-    # GGUF files have the same name for the product of a plain MLP and the second one of a gated one.
+    # GGUF files use one name for the first linear of a plain MLP and the second of a gated one.
     name = "wi" if f"{stem}.wi.weight" in g.weights else "wi_1"
     return g.linear(g.add(Activation(g.linear(x, f"{stem}.{name}"), cfg.activation)), f"{stem}.wo")

@@ -37,7 +37,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ModelConfig):
-    """The configuration of both stacks; fields not named otherwise describe the decoder.
+    """T5Gemma's configuration, for encoder and decoder; fields without another name describe the decoder.
 
     max_position_embeddings: limit for a source and its answer together, in tokens.
     """

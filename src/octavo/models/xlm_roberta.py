@@ -28,7 +28,9 @@ WEIGHTS = WeightTable(
 
 
 class Config(bert.Config):
-    """The padding token has a row in the position table, and the rows before it are never used."""
+    """XLM-RoBERTa's configuration. The padding token has a row in the position table; the rows before it are never
+    used.
+    """
 
     __slots__ = ()
 

@@ -20,8 +20,8 @@ from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import WeightTable
 
-_MIXER_EPS = 1e-5  # of the norms in state spaces, whatever that of the others is
-_LONG = 16384  # tokens, of models with use_long_context
+_MIXER_EPS = 1e-5  # epsilon of the state spaces' norms, regardless of the other norms
+_LONG = 16384  # tokens, for models with use_long_context
 _KINDS = ("mamba", "linear_attention", "hybrid")
 
 WEIGHTS = WeightTable(
@@ -37,7 +37,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration with shared blocks.
+    """Zamba 2's configuration, with shared blocks.
 
     shared: layers that follow a shared block; the blocks alternate in this order.
     num_blocks: number of shared blocks.
@@ -66,7 +66,7 @@ class Config(DecoderConfig):
             shared=_shared(reader, num_layers),
             num_blocks=reader.integer("num_mem_blocks", 1),
         )
-        # The width of the scores is that of half a head, as the other half belongs to the embeddings.
+        # Scores are scaled for half the width of a head, because the other half belongs to the embeddings.
         attention = replace(plain.attention, scale=(plain.head_dim / 2) ** -0.5)
         rotates = (reader.flag("use_mem_rope", False),) * num_layers
         return replace(plain, attention=attention, rope=replace(plain.rope, rotates=rotates))

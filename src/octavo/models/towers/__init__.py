@@ -42,7 +42,7 @@ class TowerConfigType(Protocol):
 
 
 class Tower(Protocol):
-    """A module of this package."""
+    """The interface of a module in this package."""
 
     MODEL_TYPES: tuple[str, ...]
     PROJECTORS: tuple[str, ...]

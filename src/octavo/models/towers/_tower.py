@@ -50,7 +50,7 @@ class TowerInputs:
 
 @dataclass(frozen=True, slots=True)
 class TowerConfig:
-    """Base of the families' `Config`.
+    """Base of the `Config` classes of image encoders.
 
     patch_values: numbers per patch.
     merge_size: side of a block in patches.

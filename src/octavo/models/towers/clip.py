@@ -35,7 +35,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration."""
+    """Configuration of CLIP's image encoder."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -74,7 +74,7 @@ def build(g: Graph, cfg: Config) -> Value:
     """Build the graph and return the embeddings [MERGED, output_width]."""
     patches = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch_embedding")
     h = g.add(AddRows(g.add(Input(1, CLASSED, cfg.hidden_size)), patches, PATCH_OF))
-    h = g.layer_norm(h, "pre_layrnorm", cfg.norm_eps)  # as the files spell it
+    h = g.layer_norm(h, "pre_layrnorm", cfg.norm_eps)  # spelled as in the files
     for i in range(cfg.num_layers):
         h = layer(g, cfg, h, i)
     return g.linear(g.layer_norm(g.add(Gather(h, BLOCKS)), "post_layernorm", cfg.norm_eps), "projection")

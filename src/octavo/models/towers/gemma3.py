@@ -29,7 +29,7 @@ from octavo.models.towers._tower import square_side, statistics
 MODEL_TYPES = ("gemma3",)
 PROJECTORS = ("gemma3",)
 
-_MERGE = 4  # patches at the side of a square; files do not say it
+_MERGE = 4  # side of a square in patches; not given in files
 
 WEIGHTS = WeightTable(
     prefixes=(*PREFIXES, "model.multi_modal_projector.", "multi_modal_projector."),
@@ -46,7 +46,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration."""
+    """Configuration of Gemma 3's image encoder."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -33,7 +33,7 @@ from octavo.models.towers._tower import TowerConfig, TowerInputs, gguf_sizes, pr
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 PROJECTORS = ("gemma4v", "gemma4uv")
 
-_MOST_TOKENS = 1120  # of an image, by the largest budget
+_MOST_TOKENS = 1120  # per image, with the largest budget
 _LAYER_NORM_EPS = 1e-5
 _TABLE, _BIAS, _SCALE = "places.weight", "std.bias", "std.weight"
 _LAYER = "encoder.layers.*."
@@ -101,11 +101,11 @@ _SEES_WINDOWS = Sight(both_ways=_MOST_TOKENS, only_windows=True)
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """The shared configuration with the forms of Gemma 4.
+    """Configuration of Gemma 4's image encoders.
 
     num_layers: 0 for the unified form.
     is_standard: rows are shifted and scaled.
-    is_planar: a GGUF file, which stores the values of a patch colour by colour.
+    is_planar: the file is GGUF and stores the values of a patch colour by colour.
     bounds: minimum and maximum of each linear's input and output, by name.
     """
 
@@ -151,7 +151,7 @@ class Config(TowerConfig):
         merge = reader.integer("projector.scale_factor", 3, high=16)
         if is_unified:
             sizes |= {"num_heads": 1, "patch_values": sizes["patch_values"] * merge**2}
-        # Files do not say it: in models with inputs of layers no token sees a later one.
+        # Not given in files: in models with per-layer inputs, no token sees a later one.
         is_causal = text.integer("embedding_length_per_layer_input", 0, low=0) > 0
         return cls(
             merge_size=1 if is_unified else merge,

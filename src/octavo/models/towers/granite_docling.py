@@ -26,13 +26,13 @@ from octavo.models.towers._tower import TowerInputs, layer_numbers
 MODEL_TYPES = ("granite_docling",)
 PROJECTORS = ()
 
-_NORM_EPS = 1e-5  # behind the layers
+_NORM_EPS = 1e-5  # after the layers
 WEIGHTS = WeightTable(prefixes=("model.vision_model.",), transforms=(UNFOLDED,))
 
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration with DeepStack.
+    """Configuration of granite-docling's image encoder, with DeepStack.
 
     text_width: width of the decoder.
     deepstack: layers after which features are taken.

@@ -28,7 +28,7 @@ from octavo.models.towers._tower import statistics
 MODEL_TYPES = ("idefics3", "smolvlm")
 PROJECTORS = ("idefics3",)
 
-_MERGE = 4  # patches at the side of a block, in files that do not say it
+_MERGE = 4  # side of a block in patches, for files that do not give it
 
 WEIGHTS = WeightTable(
     prefixes=(*PREFIXES, "model.connector.", "connector."),
@@ -39,7 +39,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration."""
+    """Configuration of Idefics 3's image encoder."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

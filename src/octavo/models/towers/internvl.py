@@ -102,7 +102,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """The shared configuration.
+    """Configuration of InternVL's image encoder.
 
     table_side: side of the square table of learned position embeddings, in patches. Tiles are squares of this size.
     is_rms: the layers use RMSNorm instead of LayerNorm.

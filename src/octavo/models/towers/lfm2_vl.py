@@ -58,7 +58,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration, except that tiles may have any shape."""
+    """Configuration of LFM2-VL's image encoder. Tiles may have any shape."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -79,7 +79,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """The shared configuration.
+    """Configuration of Pixtral's image encoder.
 
     theta: base of the rotary frequencies.
     text_eps: epsilon of the norm before the merger.

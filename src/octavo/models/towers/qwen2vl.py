@@ -46,10 +46,10 @@ WINDOWS = RowDomain("windows")
 """The patches of PATCHES window by window. Those of a window are a sequence."""
 
 _WINDOWED = IndexArray(WINDOWS, "patches")
-_WHOLE = IndexArray(PATCHES, "windows")  # the way back
+_WHOLE = IndexArray(PATCHES, "windows")  # back to the original order
 
 _NORM_EPS = 1e-6
-_WINDOW_SIDE = 112  # in pixels; older mmproj files do not say it
+_WINDOW_SIDE = 112  # in pixels; older mmproj files do not give it
 _SECTIONS = (16, 24, 24)
 _FULL_LAYERS = (7, 15, 23, 31)
 WEIGHTS = WeightTable(
@@ -74,7 +74,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """The shared configuration.
+    """Configuration of Qwen 2 VL's and 2.5 VL's image encoder.
 
     window: side of a window in blocks. 0 means no layer has windows, as in Qwen 2 VL with its LayerNorm and plain MLP.
     full_layers: layers that see the whole image regardless.
@@ -129,7 +129,7 @@ class Config(TowerConfig):
 
     @classmethod
     def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
-        model_type = "qwen2_5_vl" if reader.has("n_wa_pattern") else "qwen2_vl"  # whose videos have other positions
+        model_type = "qwen2_5_vl" if reader.has("n_wa_pattern") else "qwen2_vl"  # positions of videos differ
         return model_type, {}, {**qwen_pixels(reader, 14), **statistics(reader)}
 
     def most_rows(self, patches: int) -> dict[RowDomain, int]:

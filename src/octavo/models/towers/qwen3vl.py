@@ -71,7 +71,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(TowerConfig):
-    """The shared configuration.
+    """Configuration of Qwen 3 VL's image encoder.
 
     table_side: side of the square table of learned position embeddings.
     deepstack: layers after which features are taken, with the numbers of their mergers.

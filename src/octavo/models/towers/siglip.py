@@ -44,7 +44,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """The shared configuration, except that tiles may have any shape."""
+    """Configuration of SigLIP's image encoder. Tiles may have any shape."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
