@@ -25,7 +25,7 @@ from tools.field_entries import (
 CACHE_CONTROL = Entry(
     {"type": "ephemeral"},
     {"type": "forever"},
-    "`ephemeral`, `ttl` 5m or 1h: the prompt up to here is evicted after others; of more than four the last four count",
+    "`ephemeral`, `ttl` 5m or 1h: the prompt up to here is evicted after other prompts; only the last four marks count",
 )
 ASKED = {
     "model": OWN_MODEL,
@@ -41,7 +41,7 @@ ASKED = {
     "context_management": Entry(
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         {"edits": 1},
-        f"no edit is made; those that would change something are {NAMED}",
+        f"no edit is made; edits that would change the conversation are {NAMED}",
     ),
     "anthropic_version": AN_IGNORED_TEXT,
     **dict.fromkeys(("inference_geo", "speed", "fallback_credit_token", "user_profile_id"), AN_IGNORED_TEXT),
@@ -57,13 +57,13 @@ MESSAGES_ROUTE = Route(
     ASKED
     | {
         "thread": Entry({"type": "create"}, {"type": "continue"}, "only `create`", without_effect=NAMED),
-        "max_tokens": Entry(5, 0, "1 and more"),
+        "max_tokens": Entry(5, 0, "at least 1"),
         "stop_sequences": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
         "temperature": TEMPERATURE,
         "top_p": TOP_P,
         "top_k": TOP_K,
         "metadata": Entry({"user_id": "me"}, {"user_id": 1}, "`user_id`", without_effect=SPEAKS_ONLY),
-        "service_tier": Entry("auto", "priority", "auto, standard_only", without_effect="there is one tier"),
+        "service_tier": Entry("auto", "priority", "auto, standard_only", without_effect="there is only one tier"),
         "stream": FLAG,
         **OPTIONS,
     },

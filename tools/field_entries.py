@@ -59,7 +59,7 @@ class Route:
 
 
 FLAG = Entry(True, "yes", "true, false")
-OWN_MODEL = Entry("fake", "nobody", "a name in `/v1/models`; default: the first")
+OWN_MODEL = Entry("fake", "nobody", "the name of a model in `/v1/models`; the default is the first")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 PARAMETERS = {"type": "object", "properties": {}}
@@ -71,22 +71,22 @@ SPEAKS_ONLY = "describes the caller, not the answer"
 STRINGS = f"at most {MAX_LIST_ITEMS} strings of {MAX_STRING_CHARS} characters"
 
 TEMPERATURE = Entry(0.5, 2.5, "0 to 2, where 0 is greedy")
-TOP_P = Entry(0.5, 0, "above 0, to 1")
-TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
+TOP_P = Entry(0.5, 0, "above 0, at most 1")
+TOP_K = Entry(5, -2, "at least 1; 0 or -1 for off")
 USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
 OPTIONS = {
-    "priority": Entry(1, "high", "an integer; lower runs first"),
+    "priority": Entry(1, "high", "an integer; lower values run first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
-    "prompt_cache_key": Entry("k", 1, "text; requests with the same one go to the same replica, unless it is busy"),
-    "id_slot": Entry(1, -2, "the slot of `/slots/{id}`, 0 and more, or -1 for a free one"),
+    "prompt_cache_key": Entry("k", 1, "text; requests with the same key go to the same replica, unless it is busy"),
+    "id_slot": Entry(1, -2, "the number of the slot in `/slots/{id}`, or -1 for a free slot"),
     "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
-    "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
+    "prompt_logprobs_start": Entry(2, -1, "at least 0: the first position of `prompt_logprobs`"),
     "adapter": Entry("sql", 1, "the name of an adapter of this server; see docs/adapters.md"),
-    "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),
+    "prediction": Entry("Yes", 1, "text that the answer is expected to repeat for the most part, to make it faster"),
 }
 MOST_DRAFTS = Entry(4, -1, "the maximum number of guessed tokens per step, 0 for none")
-LEAST_DRAFTS = Entry(2, -1, "0 and more: fewer guesses are not computed")
-LIKELY_DRAFTS = Entry(0.5, 1.5, "0 to 1: guesses that are less likely to be right are not computed")
+LEAST_DRAFTS = Entry(2, -1, "at least 0; with fewer guesses than this, none are computed")
+LIKELY_DRAFTS = Entry(0.5, 1.5, "0 to 1; guesses that are less likely than this to be right are skipped")
 OPTIONS |= {
     "num_speculative_tokens": MOST_DRAFTS,
     "min_speculative_tokens": LEAST_DRAFTS,
@@ -98,6 +98,7 @@ LLAMA_DRAFTS = {
     "speculative.p_min": LIKELY_DRAFTS,
 }
 NAMED = "named in `x-octavo-ignored-fields`"
+WITHOUT_THINKING = f"{NAMED} if the model does not think"
 AN_IGNORED_FLAG = Entry(True, "yes", "true, false", without_effect=NAMED)
 AN_IGNORED_NUMBER = Entry(1, "x", "an integer", without_effect=NAMED)
 AN_IGNORED_TEXT = Entry("r", 1, "text", without_effect=NAMED)

@@ -52,6 +52,7 @@ from tools.field_entries import (
     TOP_K,
     TOP_P,
     USER,
+    WITHOUT_THINKING,
     Entry,
     Route,
 )
@@ -74,13 +75,13 @@ IGNORED_EVERYWHERE = {
 MM_KWARGS = {"mm_processor_kwargs": Entry({"a": 1}, 1, "an object", without_effect=NAMED)}
 MEDIA = {"media_io_kwargs": Entry({"image": {}}, 1, "an object", without_effect=NAMED), **MM_KWARGS}
 VECTORS = {"request_id": SESSION["request_id"], **MM_KWARGS}
-THOUGHTS_APART = "thoughts are always apart from the content"
-RETENTION = Entry("24h", "1y", "24h: for 24 hours the prompt is evicted after others; in_memory: no effect")
+THOUGHTS_APART = "reasoning is always separate from the content"
+RETENTION = Entry("24h", "1y", "24h: for 24 hours the prompt is evicted after other prompts; in_memory: no effect")
 CACHE_OPTIONS = Entry(
     {"ttl": "30m"},
     {"ttl": "1h"},
-    "`ttl` 30m: for 30 minutes the prompt is evicted after others, with `mode` explicit not all of it: a "
-    "conversation up to the parts that have a `prompt_cache_breakpoint`, which count without this field, too",
+    "`ttl` 30m: for 30 minutes the prompt is evicted after other prompts; with `mode` explicit only up to content "
+    "parts with a `prompt_cache_breakpoint`. Breakpoints work without this field, too",
 )
 SAMPLING = {
     "model": OWN_MODEL,
@@ -91,29 +92,29 @@ SAMPLING = {
         "`include_usage`, `continuous_usage_stats`",
         {"stream": True},
     ),
-    "n": Entry(2, 0, f"1 to {MAX_CHOICES}; beams at most `--max-num-seqs`"),
+    "n": Entry(2, 0, f"1 to {MAX_CHOICES}; with beam search at most `--max-num-seqs`"),
     "temperature": TEMPERATURE,
     "top_p": TOP_P,
     "top_k": TOP_K,
     "min_p": Entry(0.1, 1.5, "0 to 1"),
-    "typical_p": Entry(0.5, 0, "above 0, to 1"),
-    "repetition_penalty": Entry(1.1, 10.5, "above 0, to 10"),
+    "typical_p": Entry(0.5, 0, "above 0, at most 1"),
+    "repetition_penalty": Entry(1.1, 10.5, "above 0, at most 10"),
     "presence_penalty": Entry(0.5, 3, "-2 to 2"),
     "frequency_penalty": Entry(0.5, -3, "-2 to 2"),
-    "logit_bias": Entry({"5": 1}, {"5": 101}, f"token id: -100 to 100; at most {MAX_LOGIT_BIAS}"),
+    "logit_bias": Entry({"5": 1}, {"5": 101}, f"token ids with -100 to 100; at most {MAX_LOGIT_BIAS}"),
     "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1"),
     "stop": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
-    "stop_token_ids": Entry([5], [-1], f"at most {MAX_LIST_ITEMS} ids of the model"),
+    "stop_token_ids": Entry([5], [-1], f"at most {MAX_LIST_ITEMS} of the model's token ids"),
     "include_stop_str_in_output": FLAG,
     "bad_words": Entry(["x"], [""], STRINGS),
-    "allowed_token_ids": Entry([5, 6], [], "1 and more ids of the model"),
+    "allowed_token_ids": Entry([5, 6], [], "a list of at least 1 of the model's token ids"),
     "ignore_eos": FLAG,
     "min_tokens": Entry(2, -1, "0 to `max_tokens`", {"max_tokens": 5}),
-    "max_tokens": Entry(5, -2, "1 and more, cut to the rest of the context, or -1 for no limit"),
+    "max_tokens": Entry(5, -2, "at least 1, reduced to the rest of the context, or -1 for no limit"),
     "skip_special_tokens": FLAG,
     "spaces_between_special_tokens": Entry(True, False, "only true", without_effect="this is always done"),
     "prompt_logprobs": Entry(1, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, not streamed"),
-    "use_beam_search": Entry(True, "yes", "true, false; not with sampling fields", {"n": 2, "max_tokens": 3}),
+    "use_beam_search": Entry(True, "yes", "true, false; not together with sampling fields", {"n": 2, "max_tokens": 3}),
     "length_penalty": Entry(1.5, "x", "a number, with `use_beam_search`", BEAMS),
     "early_stopping": Entry(True, 3, 'true, false, "never", with `use_beam_search`', BEAMS),
     "response_format": Entry(
@@ -132,11 +133,11 @@ SAMPLING = {
     "n_predict": Entry(5, -2, "as `max_tokens`"),
     "repeat_penalty": Entry(1.1, 10.5, "as `repetition_penalty`"),
     "guided_grammar": Entry('start: "a"', 1, "a grammar in GBNF or Lark"),
-    "truncate_prompt_tokens": Entry(8, 0, "1 and more, or -1 for the maximum"),
+    "truncate_prompt_tokens": Entry(8, 0, "at least 1, or -1 for the maximum"),
     "truncation_side": Entry(
         "middle",
         "top",
-        "left, middle, right, for conversations also turns; with `truncate_prompt_tokens`",
+        "left, middle, right, and for conversations turns; with `truncate_prompt_tokens`",
         {"truncate_prompt_tokens": 8},
     ),
     **OPTIONS,
@@ -168,9 +169,9 @@ CHAT = Route(
         "tools": Entry([TOOL], [{"type": "retrieval", "function": {"name": "x"}}], "functions"),
         "tool_choice": Entry("required", "always", "none, auto, required, a function", {"tools": [TOOL]}),
         "parallel_tool_calls": Entry(False, "no", "true, false", {"tools": [TOOL]}),
-        "reasoning_effort": Entry("medium", 1, f"for the chat template; {NAMED} if it has none"),
-        "thinking": Entry({"type": "enabled"}, {"type": "x"}, f"enabled, disabled, adaptive; {NAMED} without thinking"),
-        "enable_thinking": Entry(True, "yes", f"true, false; {NAMED} without thinking"),
+        "reasoning_effort": Entry("medium", 1, f"an effort for the chat template; {NAMED} if it has no efforts"),
+        "thinking": Entry({"type": "enabled"}, {"type": "x"}, f"enabled, disabled, adaptive; {WITHOUT_THINKING}"),
+        "enable_thinking": Entry(True, "yes", f"true, false; {WITHOUT_THINKING}"),
         "verbosity": Entry("low", "mute", "low, medium, high", without_effect=NAMED),
         "prediction": Entry(
             {"type": "content", "content": "Yes"}, {"type": "x"}, "text that the answer may repeat, or `type: content`"
@@ -201,7 +202,7 @@ COMPLETIONS = Route(
     {"prompt": "Hi"},
     SAMPLING
     | {
-        "prompt": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_PROMPTS} of them"),
+        "prompt": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_PROMPTS} of these"),
         "max_completion_tokens": Entry(5, 0, "as `max_tokens`"),
         "echo": FLAG,
         "logprobs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),
@@ -227,9 +228,9 @@ EMBEDDINGS = Route(
             {"input": None, "messages": [*MESSAGES, {"role": "assistant", "content": "Yes"}]},
         ),
         "encoding_format": Entry("base64", "hex", "float, base64"),
-        "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
-        "pooling": Entry("last", "max", "mean, last, cls; of an encoder only its own"),
-        "truncate_prompt_tokens": Entry(8, -2, "1 and more, or -1 for the maximum"),
+        "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors are always normalized"),
+        "pooling": Entry("last", "max", "mean, last, cls; an encoder supports only its own"),
+        "truncate_prompt_tokens": Entry(8, -2, "at least 1, or -1 for the maximum"),
         "user": USER,
         **OPTIONS,
         **VECTORS,
@@ -243,15 +244,15 @@ POOLING = Route(
     {
         "model": OWN_MODEL,
         "input": Entry(["Hi", [5, "Ho"]], [], INPUTS),
-        "task": Entry("token_embed", "classify", "token_embed, embed; default: as the model was made"),
-        "truncate_prompt_tokens": Entry(8, -2, "1 and more, or -1 for the maximum"),
+        "task": Entry("token_embed", "classify", "token_embed, embed; the default depends on the model"),
+        "truncate_prompt_tokens": Entry(8, -2, "at least 1, or -1 for the maximum"),
         "user": USER,
         **OPTIONS,
     },
     {"data": "x"},
 )
 INSTRUCTION = Entry("Find animals.", 1, "text, for causal rerankers")
-TRUNCATION = Entry(8, 0, "1 and more, or -1 for the maximum")
+TRUNCATION = Entry(8, 0, "at least 1, or -1 for the maximum")
 RERANK = Route(
     "/v1/rerank",
     RerankRequest,
@@ -260,10 +261,10 @@ RERANK = Route(
         "model": OWN_MODEL,
         "query": Entry("Hi", 1, "text"),
         "documents": Entry(["Hi", {"text": "Ho"}], [], f"1 to {MAX_INPUTS} texts, or objects with `text`"),
-        "top_n": Entry(1, 0, "1 and more"),
+        "top_n": Entry(1, 0, "at least 1"),
         "return_documents": FLAG,
         "truncate_prompt_tokens": TRUNCATION,
-        "max_tokens_per_doc": Entry(8, "x", "another name of `truncate_prompt_tokens`"),
+        "max_tokens_per_doc": Entry(8, "x", "another name for `truncate_prompt_tokens`"),
         "instruction": INSTRUCTION,
         "user": USER,
         **OPTIONS,
@@ -288,7 +289,7 @@ SCORE = Route(
     {"top_n": 1},
 )
 CODEX = {"client_metadata": Entry({"a": "b"}, 1, "an object", without_effect=NAMED)}
-RESPONSES_TIER = Entry("auto", "slow", f"flex: the priority of batches; other names of OpenAI's are {NAMED}")
+RESPONSES_TIER = Entry("auto", "slow", f"flex: the priority of batches; OpenAI's other names are {NAMED}")
 RESPONSES = Route(
     "/v1/responses",
     ResponsesRequest,
@@ -313,7 +314,7 @@ RESPONSES = Route(
         "reasoning": Entry(
             {"summary": "auto"},
             {"summary": "short"},
-            f"`effort`, which is {NAMED} if the chat template has none; `summary` is {NAMED}",
+            f"`effort`, {NAMED} if the chat template has no efforts; `summary` is {NAMED}",
         ),
         "prompt_cache_options": CACHE_OPTIONS,
         "prompt_cache_retention": RETENTION,
@@ -331,14 +332,14 @@ RESPONSES = Route(
         "include": Entry(
             ["message.output_text.logprobs"],
             ["everything"],
-            f"`message.output_text.logprobs`, `reasoning.encrypted_content`; what OpenAI's tools have is {NAMED}",
+            f"`message.output_text.logprobs`, `reasoning.encrypted_content`; results of OpenAI's tools are {NAMED}",
         ),
         "metadata": Entry({"a": "b"}, {"a": 1}, "16 texts; echoed", without_effect=SPEAKS_ONLY),
         "truncation": Entry("auto", "left", "auto, disabled"),
         "user": USER,
         "safety_identifier": USER,
         "service_tier": RESPONSES_TIER,
-        "store": Entry(False, "no", "true, false; true if left out"),
+        "store": Entry(False, "no", "true (default), false"),
         "background": Entry(True, "no", "true, false; not with `store: false`"),
         "previous_response_id": Entry(None, "resp_1", "the id of a stored response"),
         "conversation": Entry(None, "conv_1", "only null", without_effect="there are no conversations"),
@@ -361,7 +362,7 @@ COMPACT = Route(
         "prompt_cache_retention": Entry("24h", 1, "text", without_effect=NAMED),
         "prompt_cache_options": Entry({"a": "b"}, 1, "an object", without_effect=NAMED),
         "stream": Entry(False, True, "only false", without_effect="the answer is never streamed"),
-        "max_output_tokens": Entry(5, -1, "1 and more; of the summary, 2048 if left out"),
+        "max_output_tokens": Entry(5, -1, "at least 1, for the summary; the default is 2048"),
         "tools": Entry([OWN_TOOL], 1, "a list", without_effect=NAMED),
         "parallel_tool_calls": Entry(True, "yes", "true, false", without_effect=NAMED),
         "reasoning": Entry({"effort": "low"}, 1, "an object", without_effect=NAMED),
@@ -379,7 +380,7 @@ BATCHES = Route(
     {
         "input_file_id": Entry("file-1", 1, "the id of a file with the purpose `batch`"),
         "endpoint": Entry("/v1/completions", "/v1/rerank", ", ".join(f"`{path}`" for path in ENDPOINTS)),
-        "completion_window": Entry("24h", "25d", "1m to 7d; 24h if left out"),
+        "completion_window": Entry("24h", "25d", "1m to 7d; the default is 24h"),
         "metadata": Entry({"a": "b"}, {"a": 1}, "16 texts; echoed", without_effect=SPEAKS_ONLY),
         "output_expires_after": Entry(
             {"anchor": "created_at", "seconds": 3600},
@@ -400,7 +401,7 @@ TOKENIZE = Route(
         "prompt": Entry("Hi", 1, "text; not with `messages`", A_PROMPT),
         **{name: CHAT.entries[name] for name in ("messages", "tools", "chat_template_kwargs")},
         **{name: CHAT.entries[name] for name in ("add_generation_prompt", "continue_final_message")},
-        "add_special_tokens": Entry(True, "yes", "true, false; true with `prompt` only", A_PROMPT),
+        "add_special_tokens": Entry(True, "yes", "true, false; true only with `prompt`", A_PROMPT),
         "return_token_strs": FLAG,
         "content": Entry("Hi", 1, "text, instead of the other fields", {"messages": None}),
         "add_special": Entry(True, "yes", "true, false; with `content`", A_CONTENT),
@@ -413,7 +414,7 @@ DETOKENIZE = Route(
     "/detokenize",
     DetokenizeRequest,
     {"tokens": [5]},
-    {"model": OWN_MODEL, "tokens": Entry([5, 6], [-1], f"at most {MAX_TOKENS} ids of the model")},
+    {"model": OWN_MODEL, "tokens": Entry([5, 6], [-1], f"at most {MAX_TOKENS} of the model's token ids")},
     {"skip_special_tokens": True},
 )
 ROUTES = (
@@ -435,18 +436,19 @@ ROUTES = (
 
 _HEAD = """# Fields of requests
 
-Written by `tools/openai_matrix.py` from the request models. A test sends a valid and an invalid value of every \
-field below: the valid one is answered with 200, the invalid one with a 400 that names the field. `null` is the same \
-as omitting a field. A field that is not listed is refused by name, because it may be misspelt. Fields that only \
-control another product's internals are accepted, named in the header `x-octavo-ignored-fields` of the answer, and \
-logged once. Messages of earlier turns may have any other keys. [protocols.md](protocols.md) describes the answers.
+`tools/openai_matrix.py` writes this page from the request models. A test sends a valid and an invalid value for every \
+field below and expects a 200 for the valid one and a 400 that names the field for the invalid one. `null` is the same \
+as omitting a field. A field that is not listed is refused with an error that names it, because it may be misspelt. \
+Fields that only control another product's internals are accepted, named in the answer's header \
+`x-octavo-ignored-fields`, and logged once. Messages of earlier turns may have any other keys. \
+[Other protocols](protocols.md) describes the answers.
 
 - Required and named tools (`tool_choice`) are enforced by a grammar in every tool format. Under `auto`, `strict` \
-tools are enforced after the marks of the format, in every format except gemma's; they are refused there and with beam \
-search. [protocols.md](protocols.md) describes the other text that is read as a call.
-- Tools together with a JSON format of the answer (`response_format`, `text.format`, `output_config.format`): a \
-grammar makes the answer a call or JSON of the schema. Tools cannot be combined with a regular expression, a choice or \
-a grammar.
+tools are enforced after the marks of the format. They are refused for gemma's format and with beam search. \
+[Other protocols](protocols.md#tool-calls) describes which other text is read as a call.
+- If a request has tools and a JSON format for the answer (`response_format`, `text.format`, `output_config.format`), \
+a grammar makes the answer either a call or JSON that matches the schema. Tools cannot be combined with a regular \
+expression, a choice or a grammar.
 - Hugging Face's `InferenceClient` names a model `dummy` if it is given only an address; pass `model` with each chat \
 request.
 """
@@ -457,7 +459,7 @@ def render() -> str:
     parts = [_HEAD]
     for route in ROUTES:
         title = f"`{route.path}`" + (f": `{route.nest}`" if route.nest else "")
-        parts.append(f"\n## {title}\n\n| Field | Values | |\n|---|---|---|\n")
+        parts.append(f"\n## {title}\n\n| Field | Values | Support |\n|---|---|---|\n")
         for name, entry in route.described().items():
             effect = f"accepted without effect: {entry.without_effect}" if entry.without_effect else "honoured"
             parts.append(f"| `{name}` | {entry.bounds} | {effect} |\n")
