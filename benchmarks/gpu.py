@@ -133,6 +133,7 @@ def described() -> dict[str, Any]:
         "triton": triton.__version__,
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
+        "command": "python benchmarks/gpu.py --minutes 9 --json gpu.json",
     }
 
 

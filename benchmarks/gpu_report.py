@@ -79,24 +79,24 @@ TARGETS = [
 
 _HEAD = """# Performance on a GPU
 
-The shapes are those of Llama 3.1 8B, the weights are random. Fractions are those of the bandwidth or of the matrix rate
-that was measured in the same run. A kernel's result is compared with float32 before it is timed (with states, only the
-tests do that; and where a note says otherwise), and a wrong one has no figure.
+The shapes are those of Llama 3.1 8B; the weights are random. Percentages are relative to the bandwidth or the matrix
+rate measured in the same run. Each kernel's result is compared with float32 before it is timed, and a wrong one has no
+figure. The kernels for states are compared only in the tests; notes name other exceptions.
 
     python benchmarks/gpu.py --minutes 9 --json gpu.json
 
-measures for nine minutes at most, and writes the JSON after every case. The same command goes on where the last one
-stopped, also after a crash: a case that did not end is not tried again on the same commit. `--only "bf16: decode"`
-measures the cases with these words in their name again, `--minutes 0` writes this page from the JSON. All cases should
-take about 30 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times the tiles
-that kernels may have. `benchmarks/gpu_session.py` is one command of at most nine minutes for all of a session: these
-cases, with the real models of a folder and the libraries of the extra `gpu-fast` if they are installed, and then
-`compare.py` with 1 to 16 threads of the same machine's processor.
+runs for at most nine minutes and updates the JSON after every case. The same command continues where the last one
+stopped, also after a crash; a case that did not finish is not tried again on the same commit. `--only "bf16: decode"`
+repeats the cases with these words in their name, and `--minutes 0` only writes this page from the JSON. All cases take
+about 30 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times possible tiles of
+the kernels. `benchmarks/gpu_session.py` runs everything in at most nine minutes: these cases, the real models in a
+folder, the libraries of the extra `gpu-fast` if they are installed, and `compare.py` with 1 to 16 threads of the
+machine's processor.
 
-Figures were measured at the commits that the page names. Since then prompts run in captured pieces, caches of eight
-bits are converted otherwise and filters count instead of sorting: none of that has yet run on a GPU.
+Since these commits, prompts run in captured pieces, caches of eight bits are converted differently, and filters count
+instead of sorting. None of that has run on a GPU yet.
 
-A case that names a commit was measured there: its kernels have not changed since.
+A case whose title names a commit was measured at that commit, and its kernels have not changed since.
 """
 
 

@@ -135,4 +135,6 @@ def test_each_target_that_is_not_met_has_the_limit_of_the_data_sheet(script: Cal
 def test_the_page_is_that_of_the_record(script: Callable[[str], ModuleType]) -> None:
     docs = ROOT / "docs"
     record = json.loads((docs / "lab" / "performance_gpu.json").read_text())
+    assert all(record["machine"][key] for key in ("device", "commit", "date", "command"))
+    assert all(case["commit"] for case in record["cases"].values())
     assert (docs / "lab" / "performance_gpu.md").read_text() == script("gpu_report").page(record)
