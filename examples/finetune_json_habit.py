@@ -2,9 +2,9 @@
 
     python examples/finetune_json_habit.py [MODEL]
 
-The data is `json_habit.jsonl` in this folder: 140 short questions with answers. The script trains an adapter, merges
-it into a copy of the model, and asks both models questions that are not in the data. It fails if fewer than --least of
-the answers show the habit with the adapter, if more than a tenth do without it, or if everything takes longer than
+The data is `json_habit.jsonl` in this folder: 140 short questions with answers. The script trains an adapter, merges it
+into a copy of the model, and asks both models questions that are not in the data. It fails if fewer than --least of the
+answers show the habit with the adapter, if more than a tenth do without it, or if everything takes longer than
 --minutes. Needs torch: pip install 'octavo[train]'.
 """
 

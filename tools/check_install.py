@@ -46,8 +46,7 @@ def installed_bytes(distribution: metadata.Distribution) -> int:
 
 def import_seconds() -> float:
     """Return the seconds that `import octavo` adds to interpreter startup when files are in the page cache: the best of
-    seven
-    runs.
+    seven runs.
     """
 
     def run(code: str) -> float:

@@ -1,8 +1,7 @@
 """Rotary embeddings with every scaling in use, as config.json and GGUF metadata describe them, reduced to `RopeParams`.
 
-`RopeConfig` is the rotary embedding of a decoder's layers.
-
-rotary_dim: the number of columns of a head that rotate. theta: the base of the frequencies.
+rotary_dim: number of columns of a head that rotate.
+theta: base of the frequencies.
 """
 
 from __future__ import annotations

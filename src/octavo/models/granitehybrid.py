@@ -62,8 +62,7 @@ WEIGHTS = WeightTable(
 @dataclass(frozen=True, slots=True)
 class Config(granite.Config):
     """Granite 4's configuration. Layers with state-space weights have no attention. Most models do not rotate queries
-    and
-    keys.
+    and keys.
     """
 
     shared_size: int = 0

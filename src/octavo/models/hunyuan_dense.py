@@ -41,7 +41,7 @@ class Config(DecoderConfig):
 
 
 def stretched_rope(reader: ConfigReader) -> RopeConfig:
-    """Return the rotary embedding, whose base `alpha` enlarges for every length."""
+    """Return the rotary embedding. If there is an `alpha`, it enlarges the base for sequences of any length."""
     plain = hf_rope(reader)
     theta = stretched_theta(reader, plain.rotary_dim)
     return plain if theta is None else hf_rope(reader, ConfigReader({"rope_theta": theta}))

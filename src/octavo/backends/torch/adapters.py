@@ -42,7 +42,8 @@ class RareChange:
 class PreparedFactors(NamedTuple):
     """The parts of an adapter.
 
-    pairs: an operation, the number of its weight, A [heads, rank, in], and B [heads, out, rank] including its scale.
+    pairs: tuples of an operation, the index of its weight, A [heads, rank, in], and B [heads, out, rank] including its
+    scale.
     """
 
     pairs: list[tuple[AddLowRank, int, Tensor, Tensor]]

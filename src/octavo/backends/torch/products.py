@@ -68,8 +68,7 @@ def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out
     """Compute kind(gate) * up in one launch, or return None if that is not possible.
 
     The rows of gate come before those of up in the matrix. One launch is possible for 16-bit inputs whose rows are
-    computed
-    one by one.
+    computed one by one.
     """
     if isinstance(matrix, Tensor):
         return dense_gate(x, matrix, bias, kind, out) if len(x) <= _FEW_ROWS else None

@@ -37,8 +37,7 @@ class StepRows:
 
     starts: where the tokens of each sequence start, [N + 1], on the host.
     saves: for each save, the number of tokens of each sequence after which its states are also saved; 0 means not
-    saved.
-    Empty if no states are saved.
+    saved. Empty if no states are saved.
     """
 
     token_ids: Tensor  # [T], grouped by sequence

@@ -290,7 +290,7 @@ def seen_blocks(
 
 
 def _first_blocks(batch: Batch, group: CacheGroup, chosen: NDArray[np.intp] | slice, block_size: int) -> Int32:
-    """Return the first block that any token of each sequence sees."""
+    """Return the first block of each sequence that any of its tokens sees."""
     has_tokens = np.diff(batch.query_start_loc)[chosen] > 0
     begins = np.where(has_tokens, batch.query_start_loc[:-1][chosen], 0)
     positions = np.where(has_tokens, batch.positions[begins], batch.seq_lens[chosen])

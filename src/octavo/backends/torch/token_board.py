@@ -99,8 +99,8 @@ class HeadStates:
         self._rows = self._rows.new_zeros((0, 0))
 
     def inputs(self, batch: Batch, columns: Sequence[int]) -> list[Tensor]:
-        """Return the inputs of a step, [rows, columns[i]] each: from its batch, or rows that earlier steps
-        left here.
+        """Return the inputs of a step, [rows, columns[i]] each, from its batch or from rows that earlier steps left
+        here.
         """
         if batch.hidden_at is None:
             return [sent(x, self._device) for x in batch.inputs]

@@ -58,8 +58,7 @@ def _scored(scores, j, i, slopes, limit, scale, SOFTCAP: tl.constexpr, WINDOW: t
     """Return scores [BM, BN] of queries at positions i [BM] and keys j [BN]; -inf for keys that a query does not see.
 
     The caller multiplies them by `scale`, which turns them into exponents of two. MASKED: whether any query must not
-    see
-    some of these keys.
+    see some of these keys.
     """
     distance = j[None, :] - i[:, None]
     if SOFTCAP > 0:
@@ -265,8 +264,7 @@ def _warps(rows: int, wide: int, kind: int) -> dict[str, int]:
     """Choose the number of warps and stages. kind: `CacheView.kind`.
 
     Kernels for eight-bit caches spend most of their time in arithmetic, for which fewer warps are just as fast. With
-    int8,
-    a tile's products are kept apart from the running sums; two warps have too few registers for both.
+    int8, a tile's products are kept apart from the running sums; two warps have too few registers for both.
     """
     if INTERPRETED:
         return {}
@@ -365,8 +363,7 @@ def prefill_attention(
     """Attend with any number of queries per sequence, its last tokens: q [T, heads, key dim] -> [T, heads, value dim].
 
     The step's keys and values are already in the cache. Everything else is as in `decode_attention`, which is better
-    for
-    single queries over long contexts.
+    for single queries over long contexts.
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])

@@ -30,8 +30,7 @@ class CacheView:
     """Views of one layer: [blocks, kv heads, slots, dim] with any strides, except that a slot's columns are contiguous.
 
     The engine's tensor is [block, layer, 2, head, slot, dim]. Number types: float32, float16 and bfloat16; float8
-    (E4M3,
-    E5M2) with one factor for all numbers; int8 with one factor per token and head.
+    (E4M3, E5M2) with one factor for all numbers; int8 with one factor per token and head.
     """
 
     keys: Tensor

@@ -76,10 +76,11 @@ def dense_linear(
 ) -> Tensor:
     """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
 
+    dtype: dtype of the result, by default that of x.
+    deterministic: accept any number of rows and use one tile and one order of additions for all of them, so that a
+    row's result does not depend on the other rows. x and weight must have the same dtype.
+
     Each row reads the weight again (at best from the L2 cache) and is computed as if it were alone. Sums are float32.
-    dtype: dtype of the result, by default that of x. deterministic: any number of rows, all with the same tile and the
-    same
-    order of additions, so that a row's result does not depend on the other rows; x and weight must have the same dtype.
     """
     require_columns(x, weight, residual)
     rows, width = x.shape

@@ -21,8 +21,7 @@ def fields_of(type_name: str, data: Bytes) -> Fields | None:
     """Return the fields of a tensor, data [*, out, bytes per row], or None for a type of plain numbers.
 
     In the types IQ1 to IQ3, a code selects a vector from a grid. Here each number of that vector becomes a code of 3 or
-    4
-    bits. This takes more memory than the file does, but the device needs no grids.
+    4 bits. This takes more memory than the file does, but the device needs no grids.
     """
     make = _FIELDS.get(type_name)
     if make is None:

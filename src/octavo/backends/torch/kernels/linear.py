@@ -117,9 +117,10 @@ def linear(
     """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
 
     x: float32, float16 or bfloat16, contiguous columns in the order of the codes (`Planes.ordered`), any row stride.
-    With
-    more than one row, tiles of the weight are rounded to its dtype. dtype: dtype of the result, by default that of x.
+    dtype: dtype of the result, by default that of x.
     deterministic: use the same tile for every M, so that a row's result does not depend on the other rows.
+
+    With more than one row, tiles of the weight are rounded to the dtype of x.
     """
     rows, width = x.shape
     features = p.shape[-2]

@@ -2,8 +2,8 @@
 
 A block has 128 columns and takes 16 * bits bytes in a plane of `bits`-bit codes. With S = 128 * bits / 8 columns in a
 set, byte j of a block holds the code of column i * S + j from bit i * bits upwards. Each set is therefore contiguous,
-and a kernel reads 16 bytes at a time without any shuffles. Codes of 3, 5 and 6 bits use two planes (2 + 1, 4 + 1 and
-4 + 2 bits), codes of 7 bits one plane of 8. Nothing is rounded: `dequantize` gives the float32 numbers of the
+and a kernel reads 16 bytes at a time without any shuffles. Codes of 3, 5 and 6 bits use two planes of 2 + 1, 4 + 1 and
+4 + 2 bits; codes of 7 bits use one plane of 8. Nothing is rounded: `dequantize` gives the float32 numbers of the
 canonical weight.
 """
 
@@ -37,10 +37,9 @@ class Planes:
     """A weight of shape [*, out, in]: scale * (value of code - zero) + minimum, in float32.
 
     decode: the value of a code: `integer` is the code itself; `table` an entry of the table; `e4m3`, `e5m2` and `e2m1`
-    the
-    number with these bits; `e2m1_doubled` twice that number. E2M1 codes come with their table as well, for products in
-    plain torch. The scale of a column is scales[column // group], times supers[column // super_group] if present; the
-    minimum is computed in the same way.
+    the number with these bits; `e2m1_doubled` twice that number. E2M1 codes come with their table as well, for products
+    in plain torch. The scale of a column is scales[column // group], times supers[column // super_group] if present;
+    the minimum is computed in the same way.
     scale_bits: how scales are stored: `plain` numbers, `e4m3` bits or `e8m0` exponents.
     inputs: the form in which the checkpoint quantizes the rows to be multiplied, or None if they are not rounded.
     """

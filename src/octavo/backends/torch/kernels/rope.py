@@ -21,8 +21,7 @@ class HeadSteps:
     """The steps between QKV and attention. Tensors are on the device.
 
     angles: float32 [positions, 2, rotary pairs], cosines and sines for each position (computed in float64), multiplied
-    by
-    the factor of the embedding; None means no rotation.
+    by the factor of the embedding; None means no rotation.
     q_norm, k_norm: RMSNorm weights [head dim].
     norms: whether q, k and v are normalized; the norm of v has no weight.
     query_scales: float32 [n], additional factors of queries by position (`AttentionParams.query_scales`).

@@ -32,8 +32,7 @@ def _unpacking(kind: str, offset: int, one: int, shift: int) -> tl.constexpr:
     zero.
 
     Placed in the lowest bits of `offset`, the bits of 128 (bfloat16) or 1,024 (float16), a code yields that number plus
-    the
-    code. The other operands are -(number + zero), as two pairs. one: the bits of 1.
+    the code. The other operands are -(number + zero), as two pairs. one: the bits of 1.
     """
     return tl.constexpr(
         f"{{ .reg .b32 t, a, b; shr.b32 t, $2, {shift}; prmt.b32 a, t, 0, 0x4140; prmt.b32 b, t, 0, 0x4342; "
