@@ -54,7 +54,7 @@ class CodedRows:
 
 
 def has_products_of(kind: InputKind, device: torch.device) -> bool:
-    """True if the device multiplies codes by codes: int8 from compute capability 8.0 on, E4M3 from 8.9 on."""
+    """Return True if the device multiplies codes by codes: int8 from compute capability 8.0 on, E4M3 from 8.9 on."""
     if device.type != "cuda":
         return True  # in plain torch or under the interpreter, where only the numbers matter
     return torch.cuda.get_device_capability(device) >= ((8, 9) if kind == "e4m3" else (8, 0))

@@ -58,7 +58,7 @@ class TrainingOptions:
 
 
 def bfloat16_is_faster() -> bool:
-    """True if this machine multiplies at least 1.5 times as fast in bfloat16 as in float32.
+    """Return True if this machine multiplies at least 1.5 times as fast in bfloat16 as in float32.
 
     The two types are measured alternately, so that other work on the machine slows both, and the best round counts. A
     tenth of a second is enough for many rounds, or for two if bfloat16 is emulated.

@@ -67,7 +67,7 @@ def buckets(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SpareRows:
-    """Where the padding rows of a step go: block number `num_blocks` and state `num_states`, one past the last."""
+    """The destination of padding rows: block number `num_blocks` and state `num_states`, each one past the last."""
 
     num_groups: int
     num_blocks: int

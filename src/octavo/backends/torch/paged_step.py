@@ -457,7 +457,7 @@ class PagedStep(TorchStep):
 
 
 def _weights_of(op: ShortConv | GatedDeltaRule | SelectiveScan) -> tuple[Parameter | None, ...]:
-    """Return the parameters in the kernel's order."""
+    """Return an operation's parameters in the order that its kernel takes."""
     if isinstance(op, ShortConv):
         return op.weight, op.bias
     return op.parameters

@@ -79,7 +79,7 @@ def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:
-    """True if the library can multiply these codes; types and devices that it refuses are not tried."""
+    """Return True if the library can multiply these codes; types and devices that it refuses are not tried."""
     if x.form != ("e4m3", 0) or len(x) < _SCALED_ROWS or (dtype or x.dtype) != torch.bfloat16:
         return False
     is_even = all(size % 16 == 0 for size in p.shape)

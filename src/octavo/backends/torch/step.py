@@ -112,7 +112,7 @@ class TorchStep(ABC):
     out: Tensor | None = None
 
     def begin(self, node: Node) -> None:  # noqa: B027 - steps without a workspace have nothing to do
-        """Set `out` for an operation."""
+        """Set `out` for the operation of a node."""
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002
         """Return memory of this shape and type that is valid while the operation runs; None means that torch should

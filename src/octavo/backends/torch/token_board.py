@@ -61,7 +61,7 @@ class TokenBoard:
         return replace(batch, token_sources=places)
 
     def has_guesses(self, batch: Batch) -> bool:
-        """True if some tokens of a placed batch are draft tokens from the board."""
+        """Return True if some tokens of a placed batch are draft tokens from the board."""
         sources = batch.token_sources
         return sources is not None and bool(sources.max(initial=-1) >= self._num_rows)
 

@@ -129,7 +129,7 @@ def plain_types(graph: Graph, dtype: torch.dtype) -> dict[Parameter, torch.dtype
 
 
 def is_coded(held: PackedType) -> bool:
-    """True if a matrix is held as codes."""
+    """Return True if a matrix is held as codes."""
     return held.packed_as == held.type_name and held.type_name not in DENSE_TYPES
 
 

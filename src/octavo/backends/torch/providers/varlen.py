@@ -49,7 +49,7 @@ def can(problem: PromptProblem) -> str | None:
 
 
 def reads_pages(block_size: int) -> bool:
-    """True if pages of `block_size` tokens need not be gathered."""
+    """Return True if pages of `block_size` tokens need not be gathered."""
     return {"block_table", "seqused_k"} <= _parameters() and block_size % _PAGE == 0
 
 
