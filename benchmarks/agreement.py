@@ -28,9 +28,9 @@ class Agreement:
     same_greedy: NDArray[np.bool_]
     """Whether both prefer the same token."""
     reference_nll: NDArray[np.float64]
-    """Minus the reference's log-probability of the token that follows in the text."""
+    """Negative log-probability that the reference gives to the next token of the text."""
     nll: NDArray[np.float64]
-    """The same of the engine."""
+    """Negative log-probability that the engine gives to it."""
 
     @classmethod
     def of_rows(cls, reference: Floats, logits: Floats, targets: NDArray[np.int64]) -> Agreement:
@@ -79,7 +79,7 @@ class Reference:
     tokens: NDArray[np.int32]
     """[windows, length + 1]; the last column is only predicted."""
     logits: Floats
-    """[windows, length, vocabulary], mapped."""
+    """[windows, length, vocabulary], memory-mapped."""
 
     @classmethod
     def open(cls, folder: Path) -> Reference:

@@ -27,7 +27,7 @@ from octavo.quality.texts import read_text
 from octavo.tokenizer import load_tokenizer
 
 TYPES = {"gptq-4bit": ("rtn-4bit",), "awq": ("rtn-4bit", "--asymmetric")}
-"""With what each is compared: rounding on the same kind of grid."""
+"""Each method -> what it is compared with: rounding on the same kind of grid."""
 RANDOM_TOKENS = 20_000
 COLUMNS = {"type": "type", "calibration": "calibration", "KL of prose": "prose", "KL of code": "code"}
 

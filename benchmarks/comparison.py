@@ -20,11 +20,11 @@ class Figures:
     engine: str
     version: str = ""
     weights_bytes: int = 0
-    """Of the file or directory that it reads."""
+    """Size of the file or folder that the engine reads."""
     values: dict[str, list[float]] = field(default_factory=dict)
-    """Of each measure one a turn, in its unit."""
+    """For each measure, one figure per turn, in its unit."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Measures without figures, and why."""
+    """Measures without figures, with the reason."""
 
     def add(self, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():

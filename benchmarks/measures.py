@@ -62,16 +62,16 @@ class Workload:
 
     measures: tuple[str, ...]
     run: Callable[[Asked, Collection[str]], dict[str, float]]
-    """Of an engine and the measures that are wanted: their figures."""
+    """Takes an engine and the wanted measures; returns their figures."""
     context: int
     """Tokens that one sequence needs."""
     sequences: int = 1
     warm_up: Callable[[Asked], object] | None = None
-    """A short run that makes what the first run would otherwise have to make."""
+    """A short run that does what would otherwise slow down the first run."""
     is_fresh: bool = False
-    """Wants a process that has done nothing but load the model."""
+    """Needs a process that has only loaded the model."""
     only: str | None = None
-    """The one engine that is asked."""
+    """The only engine that is measured."""
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

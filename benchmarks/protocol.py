@@ -28,16 +28,16 @@ class LoadOptions(NamedTuple):
     """The options with which an engine is loaded."""
 
     model: str
-    """A GGUF file, or what `convert.py` made of it."""
+    """A GGUF file, or the result of `convert.py` for it."""
     threads: int
     context: int
-    """Most tokens of one prompt and its answer."""
+    """Maximum tokens of one prompt and its answer."""
     sequences: int
-    """Most sequences at once."""
+    """Maximum number of sequences at once."""
     quantization: str | None = None
-    """How an unquantized checkpoint is quantized while it is loaded. Only octavo."""
+    """How an unquantized checkpoint is quantized while it is loaded. Only for octavo."""
     kv_dtype: str = "float16"
-    """How the cache holds numbers. `int8`, a scale with it: only octavo and llama.cpp, whose name for it is q8_0."""
+    """Number type of the cache. `int8` (with scales) is only for octavo and for llama.cpp, which calls it q8_0."""
 
 
 class Generated(NamedTuple):
@@ -46,16 +46,16 @@ class Generated(NamedTuple):
     first_s: float
     """Seconds until every prompt had its first token."""
     steps_s: float
-    """Seconds of all further tokens."""
+    """Seconds for all further tokens."""
     tokens: list[list[int]]
-    """Of each prompt, without the prompt itself."""
+    """New tokens of each prompt, without the prompt itself."""
 
 
 class Engine(Protocol):
     """The interface of a peer module. No cache may keep any part of a prompt for the next one."""
 
     version: str
-    """After `load`: the name, the version, and what else decides the speed."""
+    """After `load`: the name, the version, and everything else that determines the speed."""
 
     def load(self, options: LoadOptions) -> None:
         """Load the model."""

@@ -13,7 +13,7 @@ from octavo.unknown_options import advises
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CACHE_KEY_CHARS = 1024
 BATCH_PRIORITY = 1 << 30
-"""Priority from which no stream waits for a request: it runs in rows that hardly slow streams down."""
+"""Requests with at least this priority never delay streams: they use rows that hardly slow streams down."""
 MAX_PREDICTION_CHARS = 2**20
 MAX_ADAPTER_CHARS = 256
 

@@ -60,7 +60,7 @@ class ExecutorLimits:
 
 
 KeepJob: TypeAlias = Callable[[Callable[[], bool]], None]
-"""Writes packed weights for the next start. It asks its argument whether to give up."""
+"""Writes packed weights for the next start. It calls its argument to find out whether to give up."""
 
 
 @dataclass(frozen=True, slots=True)

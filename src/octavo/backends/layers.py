@@ -20,7 +20,7 @@ from octavo.quantization.packed import Weight
 
 Tokens = NDArray[np.int32]
 Values = tuple[Array, ...]
-"""What one layer hands to the next."""
+"""The values that one layer passes to the next."""
 
 
 def layers_of(graph: Graph) -> list[Graph]:

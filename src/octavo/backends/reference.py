@@ -136,7 +136,7 @@ def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
 
 
 _RankStep = Generator[tuple[Collective, Array], Array, StepOutput]
-"""A step of one rank: gives its value to each operation of the group, and takes the result."""
+"""A step of one rank. It yields its value for each operation of the group and receives the result."""
 
 
 def _of_one_rank(step: _RankStep) -> StepOutput:

@@ -18,10 +18,10 @@ from octavo.errors import ModelWriteError
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight, check_finite
 
 PIECE_VALUES = 1 << 19
-"""Values that are converted at a time: their temporaries take about four bytes each."""
+"""Number of values to convert at a time. Temporaries take about four bytes per value."""
 
 Importance = NDArray[np.float32]
-"""[columns], or [experts, columns] of a stack of matrices."""
+"""[columns], or [experts, columns] for a stack of matrices."""
 
 
 @dataclass(frozen=True, slots=True)

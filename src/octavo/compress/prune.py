@@ -40,7 +40,7 @@ _SPARSE_BLOCK = 128  # columns whose errors SparseGPT hands on at once
 _OF_FOUR = 4
 
 WorkReport = Callable[[str, int, int], None]
-"""Called with a name of the work, how much is done, and all of it."""
+"""Called with the name of the work, the amount done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)

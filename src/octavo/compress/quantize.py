@@ -27,7 +27,7 @@ from octavo.quantization.packed import DENSE_TYPES
 
 _LEAST_BLOCK = 32
 Report = Callable[[int, int], None]
-"""Bytes of the result that are done, and of the whole."""
+"""Called with the bytes of the result that are done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)

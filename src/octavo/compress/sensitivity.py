@@ -46,7 +46,7 @@ _SAMPLE_VALUES = 1 << 18  # of a matrix, for the errors of types
 Count = Callable[[int, int], None]
 LogProbs = NDArray[np.float32]
 RowDivergence = Callable[[LogProbs, LogProbs], NDArray[np.float64]]
-"""From log-probabilities and logits [rows, vocabulary] to KL divergences [rows]."""
+"""Computes KL divergences [rows] from log-probabilities and logits [rows, vocabulary]."""
 
 
 def _silent(_done: int, _total: int) -> None:

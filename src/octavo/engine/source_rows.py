@@ -12,7 +12,7 @@ from octavo.graph.source import SOURCE
 from octavo.prompt import SourceText
 
 RowsOfSource = Callable[[SourceText], "Float32 | None"]
-"""The rows of a source that its encoder has made."""
+"""Returns the rows that the encoder has computed for a source."""
 
 
 def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:

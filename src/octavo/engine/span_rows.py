@@ -14,7 +14,7 @@ from octavo.graph.values import TOKENS
 from octavo.prompt import Span
 
 RowsOf = Callable[[Span], "Float32 | None"]
-"""The rows of a span, those that an encoder has made included."""
+"""Returns the rows of a span, including rows that an encoder has computed."""
 
 
 def add_spans(batch: Batch, scheduled: Iterable[ScheduledSequence], rows_of: RowsOf) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CutOp = TypeVar("CutOp", bound="Op")
 
 Wish = ColumnStep | ColumnSplit
-"""The columns in which a value is wanted: a step at whose multiples ranks begin, or a split."""
+"""The columns in which a value is wanted: a split, or a step of which every rank's first column must be a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Addend:
 
 ADDEND = Addend()
 RankLayout = ColumnSplit | Addend | None
-"""None: whole on every rank."""
+"""None means that every rank has the whole value."""
 
 Made = tuple[Value, RankLayout]
 """An output on a rank, and its layout."""

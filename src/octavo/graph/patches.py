@@ -5,10 +5,10 @@ from __future__ import annotations
 from octavo.graph.values import IndexArray, RowDomain
 
 PATCHES = RowDomain("patches")
-"""The patches of the images of a step, the first input of the graph. Those of a tile are a sequence."""
+"""The patches of a step's images, the first input of the graph. The patches of a tile are a sequence."""
 
 MERGED = RowDomain("merged")
-"""The rows that an encoder makes of them: one for each position of a prompt."""
+"""The rows that an encoder computes from PATCHES: one for each position of a prompt."""
 
 BLOCKS = IndexArray(MERGED, "blocks")
-"""The patches of each."""
+"""The patches of each MERGED row."""

@@ -12,7 +12,7 @@ from octavo.graph.splits import ColumnSplit, HeadSplit, StateSplit
 from octavo.graph.values import Parameter, Value
 
 Steps = Callable[[Parameter], int]
-"""The number of columns at whose multiples a weight can be cut (`Weight.column_step`)."""
+"""Returns the step of a weight's columns: it can be cut at multiples of this number (`Weight.column_step`)."""
 
 
 class Wishes:

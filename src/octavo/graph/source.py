@@ -6,7 +6,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import RowDomain
 
 SOURCE = RowDomain("source")
-"""The rows of the texts whose answers begin in a step, side by side: the only input of a decoder beside its tokens."""
+"""The rows of the texts whose answers begin in a step, concatenated: a decoder's only input besides its tokens."""
 
 
 def source_width(graph: Graph) -> int:

@@ -16,10 +16,10 @@ from octavo.graph.ops.streams import Columns
 from octavo.graph.values import TOKENS, IndexArray, RowDomain, Value
 
 SPANS = RowDomain("spans")
-"""The values of the spans that a step computes positions of (`octavo.prompt.Span`): an input of the graph."""
+"""The values of the spans in which a step computes positions (`octavo.prompt.Span`): an input of the graph."""
 
 SPAN_ROWS = IndexArray(TOKENS, "spans")
-"""The row of SPANS that each token has in place of its embedding; -1: none."""
+"""The SPANS row that replaces each token's embedding; -1 means none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Sight:
 
 
 READS_ONLY = Sight()
-"""Rows of images in place of embeddings, and no other difference."""
+"""Rows of images replace embeddings; nothing else differs."""
 
 GIVES_VECTORS = Sight(gives_vectors=True)
-"""Vectors of images in place of the model's own."""
+"""Vectors of images replace the model's own."""
 
 
 def splice_spans(g: Graph, x: Value) -> Value:

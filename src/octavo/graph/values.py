@@ -27,10 +27,10 @@ TOKENS = RowDomain("tokens")
 """Every scheduled token of the step."""
 
 OUTPUTS = RowDomain("outputs")
-"""The rows that are wanted of a step: those of `Batch.logits_indices`, then those of `Batch.hidden_indices`."""
+"""The rows that a step is asked for: first those of `Batch.logits_indices`, then those of `Batch.hidden_indices`."""
 
 LOGITS = RowDomain("logits")
-"""The first of OUTPUTS, those of `Batch.logits_indices`. A backend may hold only some of them at once
+"""The first rows of OUTPUTS, given by `Batch.logits_indices`. A backend may hold only some of them at once
 (`ExecutorLimits.max_logits_rows`)."""
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import subprocess
 
 DownloadProgress = Callable[[str, int, int], None]
-"""Called with (what is being loaded, bytes done, bytes in all)."""
+"""Called with the name of the download, the bytes done, and the total."""
 
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.2
@@ -57,7 +57,7 @@ ALIASES = {
 }
 
 FromHub = Callable[[Alias, Path], Path]
-"""Brings an alias's file into the given folder. Raises ModelLoadError if the hub cannot be reached."""
+"""Downloads an alias's file to the given folder. Raises ModelLoadError if the hub cannot be reached."""
 
 
 def resolve_alias(alias: Alias, from_hub: FromHub, *, offline: bool, progress: DownloadProgress | None) -> Path:

@@ -22,7 +22,7 @@ from octavo.models._weights import Flatten, NegativeExp, Split, Transform
 
 _STEM = "layers.*.mamba."
 MIXER = "layers.*.mixer."
-"""The stem of the weights of families whose layers are one block."""
+"""The stem of the weights in families whose layers are a single block."""
 MIXER_NAMES = {"embeddings": "embed_tokens", "norm_f": "norm", "layers.*.norm": "layers.*.input_layernorm"}
 """Names in safetensors files of these families."""
 _POSITIONS = 1 << 20  # tokens; nothing in a state space limits them
@@ -30,7 +30,7 @@ _POSITIONS = 1 << 20  # tokens; nothing in a state space limits them
 _NO_LIMITS = ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 NO_HEADS = ScanHeads(1, 1, 1, 1)
-"""The heads of a configuration that no file has given yet."""
+"""Placeholder heads, until a file gives them."""
 
 StateSpaceT = TypeVar("StateSpaceT", bound="StateSpaceConfig")
 

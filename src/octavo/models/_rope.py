@@ -24,7 +24,7 @@ _FACTORS = (1e-3, 1e6)  # bounds on factors of positions, frequencies and rotati
 _ATTENTION = (1e-3, 1e3)
 _DIVISORS = (1e-3, 1e32)  # bounds on divisors of single frequencies
 STILL = 1e30
-"""The divisor of a frequency that does not turn."""
+"""The divisor of a frequency that does not rotate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Channels:
 
 
 NO_CHANNELS = Channels()
-"""Those of a configuration that no file has given yet."""
+"""Placeholder sizes, until a file gives them."""
 
 
 def channel_names(stem: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ from octavo.quantization.packed.grouped import packed
 VERSION = 1  # part of the fingerprint of a weight: raise it where a formula changes
 
 BLOCK = 64
-"""Numbers with one scale in NF4, FP4 and, by row, int4."""
+"""Numbers per scale in NF4, FP4 and, within a row, int4."""
 
 _ROWS = 64  # a multiple of this many rows holds whole blocks of NF4 and FP4 at any width
 _CHUNK_VALUES = 1 << 18  # in the processor's caches
@@ -138,7 +138,7 @@ def _fp8(values: Floats) -> Weight:
 METHODS: Mapping[str, Callable[[Floats], Weight]] = MappingProxyType(
     {"nf4": _codebook("NF4", NF4), "fp4": _codebook("FP4", FP4), "int8": _int8, "int4": _int4, "fp8": _fp8}
 )
-"""Each format by the name that the option has."""
+"""Option value -> function that quantizes."""
 
 
 def quantized_like(shape: tuple[int, ...], method: str) -> Weight:

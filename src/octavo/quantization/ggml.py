@@ -16,7 +16,7 @@ from octavo.quantization import ggml_blocks
 from octavo.quantization.ggml_blocks import codes, five_bits, floats, half, nibbles, product_of
 
 BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-"""Turns raw blocks [n, bytes per block] into values [n, values per block]."""
+"""Converts raw blocks [n, bytes per block] to values [n, values per block]."""
 
 # Name, id in a GGUF file, values and bytes of a block, decoder. Ids 4, 5 (Q4_2, Q4_3), 31 to 33 (Q4_0 interleaved by 4
 # and 8) and 36 to 38 (IQ4_NL interleaved) were removed from the format, and no reader accepts them any more.
@@ -67,7 +67,7 @@ BLOCK_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType({name: (n, size) f
 _DECODERS: Mapping[str, BlockDecoder] = MappingProxyType({name: decode for name, *_, decode in _TYPES})
 
 CHUNK_VALUES = 1 << 18
-"""Values that are decoded at a time, so that the temporaries of a decoder stay within a few megabytes."""
+"""Number of values to decode at a time, so that temporaries take only a few megabytes."""
 
 
 def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int:

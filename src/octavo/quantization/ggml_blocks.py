@@ -180,7 +180,7 @@ def _sign_factors(bits: Bytes) -> Floats:
 
 
 Parts = tuple[Floats, Floats, Floats]
-"""A factor of the block [n, 1], a factor of each equal share of it [n, shares], and values before both [n, ...]."""
+"""A block's factor [n, 1], the factors of its equal shares [n, shares], and the values before scaling [n, ...]."""
 
 
 def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:

@@ -27,7 +27,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = frozenset({"messages", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
-"""A message: `role`, `content` and other fields that the template knows, such as `tool_calls`."""
+"""A message: `role`, `content` and other fields that the template uses, such as `tool_calls`."""
 
 
 class TemplateProcess(ConfinedProcess):

@@ -14,7 +14,7 @@ from octavo.errors import ModelLoadError
 MAX_GROWTH = 64  # factor for the length of a text, for all replacements together
 
 Replacement = tuple[str, str]
-"""A text, and the one in its place."""
+"""(text, its replacement)."""
 
 
 @dataclass(frozen=True, slots=True)

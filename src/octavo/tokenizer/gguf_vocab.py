@@ -491,4 +491,4 @@ READERS: Mapping[str, Callable[[Mapping[str, object], _Tokens], Tokenizer]] = {
     "t5": _unigram,
     "rwkv": _longest_match,
 }
-"""The readers of vocabularies, by `tokenizer.ggml.model`."""
+"""`tokenizer.ggml.model` -> reader of the vocabulary."""

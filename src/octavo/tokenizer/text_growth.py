@@ -34,7 +34,7 @@ TEXT_PARTS = ("normalizer", "pre_tokenizer", "added_tokens")
 MODEL_PARTS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "max_input_chars_per_word")
 
 TextStep: TypeAlias = "Mapping[str, Any]"
-"""A normalizer or a pre-tokenizer as `tokenizer.json` has it."""
+"""A normalizer or pre-tokenizer, as in `tokenizer.json`."""
 
 
 class GrowthError(OctavoError):

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 EncodeMany: TypeAlias = Callable[[Sequence[str]], "list[list[int]]"]
-"""The token ids of several texts."""
+"""Returns the token ids of several texts."""
 
 PIECE_CHARS = 1 << 15
 _WINDOW_CHARS = 1 << 11  # search range for cuts before the end of a piece

@@ -34,7 +34,7 @@ PATTERN = (
     rf"[\p{{Han}}]+|{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTION}|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTION}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Chinese characters apart, words by their capitals, up to three digits, punctuation, white space."""
+"""Splits off runs of Chinese characters, words by their capitals, up to three digits, punctuation, and white space."""
 
 
 def read_tiktoken(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:

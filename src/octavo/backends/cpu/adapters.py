@@ -18,9 +18,11 @@ _T = TypeVar("_T", np.uint16, np.float32)
 _Numbers = tuple[NDArray[np.uint16], float]
 
 PreparedPart = tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], Float32, int, float]
-"""The number of a record and of its weight; A, B, and the gain of each column, each flat and empty where there is none;
-the rank, and the scale of the product of A and B. A and B are panels of 16 rows, [rows / 16, columns, 16], of bfloat16.
-Beside a table of embeddings they are rows of float16."""
+"""(number of the record, number of its weight, A, B, gain of each column, rank, scale of the product of A and B).
+
+A, B and the gain are flat, and empty if missing. A and B are panels of 16 rows, [rows / 16, columns, 16], in bfloat16.
+For a table of embeddings they are rows in float16.
+"""
 
 
 _NOTHING, _NO_GAIN = np.zeros(0, np.uint16), np.zeros(0, np.float32)

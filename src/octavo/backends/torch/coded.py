@@ -29,7 +29,7 @@ class CodeForm(NamedTuple):
 
 
 Find = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
-"""Finds memory of a shape and type that is planned for; None: there is none, and torch's allocator gives it."""
+"""Finds planned memory of this shape and type. None means that there is none and torch allocates the tensor."""
 
 
 def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG001

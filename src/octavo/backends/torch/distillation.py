@@ -82,7 +82,7 @@ def bfloat16_is_faster() -> bool:
 
 
 LossReport = Callable[[float, float], None]
-"""Called after each step with the share of the work that is done, and the loss of the step in nats."""
+"""Called after each step with the share of the work that is done, and the step's loss in nats."""
 
 
 def divergence_of(

@@ -28,9 +28,9 @@ from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
 WeightSource = Callable[[Parameter], Tensor]
-"""The numbers of a parameter, of its shape, with or without gradient."""
+"""Returns the numbers of a parameter in its shape, with or without gradient."""
 Product = Callable[[Tensor, Parameter], Tensor]
-"""Rows [rows, in] times the transpose of a matrix [out, in], in the type of the rows."""
+"""Multiplies rows [rows, in] by the transpose of a matrix [out, in]; the result has the type of the rows."""
 
 
 @dataclass(frozen=True, slots=True)

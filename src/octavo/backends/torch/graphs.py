@@ -31,7 +31,7 @@ class Replay(Protocol):
 
 
 Capture = Callable[[Callable[[], Tensor]], Replay]
-"""Captures a function that reads and writes tensors which stay where they are, and returns one."""
+"""Captures a function that reads and writes tensors at fixed addresses, and returns a tensor."""
 
 
 class CudaReplay:

@@ -18,14 +18,13 @@ from octavo.quantization.packed import GroupedWeight
 
 _POWERS = np.linspace(0, 0.95, 20)
 _SAMPLED_ROWS = 512
-"""Rows of the matrices on which scales are compared: the error of a row depends on no other."""
+"""Number of matrix rows on which scales are compared. The error of a row does not depend on other rows."""
 _STEPS, _RATE = 80, 0.1
-"""Of the descent, and how far a logarithm moves in the first of them. The others are shorter, in even decrements."""
+"""Steps of the gradient descent, and how far a logarithm moves in the first one. Later steps shrink linearly."""
 _SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the logarithms of the descent's scale."""
+"""Powers of the descent's scale to try."""
 _DAMPING = 0.1
-"""The share of the inputs' mean square that is added to each column's: other texts reach columns that this one hardly
-does."""
+"""Share of the inputs' mean square to add to each column's: other texts use columns that this one hardly uses."""
 
 
 def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequence[Floats], form: GridForm) -> Floats:

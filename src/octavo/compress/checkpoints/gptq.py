@@ -16,10 +16,10 @@ from octavo.quantization.ggml_blocks import Floats
 from octavo.quantization.packed import GroupedWeight
 
 BLOCK = 128
-"""Columns whose errors reach the later blocks in one product."""
+"""Number of columns whose errors are propagated to later blocks in one product."""
 DAMPING = 1.0
-"""The default. The paper's 0.01 is for 262,144 tokens of many documents. Corrections that fit a few thousand tokens do
-not fit other texts."""
+"""The default. The paper's 0.01 is for 262,144 tokens from many documents. Corrections fitted to a few thousand tokens
+do not fit other texts."""
 _MAX_DAMPING = 1.0
 
 

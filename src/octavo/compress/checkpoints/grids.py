@@ -15,9 +15,9 @@ from octavo.quantization.packed.grouped import packed
 _SMALLEST_SCALE = np.float32(2**-24)  # of float16
 _LARGEST_SCALE = np.float32(65504)
 _SHRINKS = np.linspace(1, 0.5, 11, dtype=np.float32)
-"""Shares of the range that the search for a grid tries: clipping the largest numbers makes all others finer."""
+"""Shares of the range that the search for a grid tries: clipping the largest numbers makes all others more precise."""
 _ZERO_SHIFTS = (0, -1, 1, 0)
-"""From the best zero so far; the last one fits the scale again."""
+"""Relative to the best zero so far. The last one fits the scale again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ TYPES: Mapping[str, tuple[MethodKind, int]] = {
     "w8a8": ("w8a8", 8),
     "mxfp4": ("mxfp4", 4),
 }
-"""What each type is called, with the way it is made and its bits."""
+"""Type name -> (method, bits)."""
 
 GROUPS = (128, 64, 32)
 _WITH_GROUPS: tuple[MethodKind, ...] = ("gptq", "rtn", "awq")
@@ -41,7 +41,7 @@ _WITH_INPUTS: tuple[MethodKind, ...] = ("gptq", "awq", "w8a8")
 _EVENNESS: Mapping[MethodKind, float] = {"gptq": 1.0, "awq": 0.5}
 _MXFP4_BLOCK = 32
 _STEPS: Mapping[MethodKind, tuple[int, int]] = {"awq": (8, 1), "mxfp4": (1, _MXFP4_BLOCK), "nf4": (1, 2), "fp4": (1, 2)}
-"""Multiples of rows and columns that a matrix needs."""
+"""The numbers of rows and columns of a matrix must be multiples of these."""
 
 
 @dataclass(frozen=True, slots=True)

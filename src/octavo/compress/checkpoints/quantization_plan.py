@@ -23,9 +23,9 @@ from octavo.models._weights import Fold, Permute, Split, Stack, Transform
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight
 
 _SMALLEST_ROWS = 32
-"""Matrices of fewer rows, such as the gate of a shared expert, are not worth quantizing."""
+"""Matrices with fewer rows, such as the gate of a shared expert, are not worth quantizing."""
 _KEEPS_COLUMNS = (Permute, Split, Stack, Fold)
-"""Transforms after which the columns of a matrix are what they were in the file."""
+"""Transforms that leave the columns of a matrix as they are in the file."""
 
 
 @dataclass(frozen=True, slots=True)

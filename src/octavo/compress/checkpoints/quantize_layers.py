@@ -26,7 +26,7 @@ from octavo.quantization.ggml_blocks import Floats
 from octavo.quantization.packed import DenseWeight, check_finite
 
 StepReport = Callable[[int, int], None]
-"""Steps that are done, and all of them: a text through a layer, or a matrix."""
+"""Called with the number of steps done and their total. A step is one text through a layer, or one matrix."""
 
 
 @dataclass(slots=True)

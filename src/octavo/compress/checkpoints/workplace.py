@@ -25,7 +25,7 @@ from octavo.loader.tensor_files import TensorFiles
 from octavo.quantization.checkpoints._stored import StoredTensor
 
 WORK = "work"
-"""The folder of it in the unfinished model's."""
+"""Name of the work folder inside the folder of the unfinished model."""
 _PLAN = "plan.json"
 _MAX_PLAN_BYTES = 1 << 22
 

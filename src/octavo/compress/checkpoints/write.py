@@ -29,7 +29,7 @@ from octavo.quantization.packed import DENSE_TYPES
 from octavo.tokenizer.template_files import named_template_paths
 
 VERSION = 5
-"""Of the work that a later run may take up: raise it where a formula changes."""
+"""Version of work that a later run may continue. Increase it when a formula changes."""
 
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _MAX_COPIED_BYTES = 1 << 28

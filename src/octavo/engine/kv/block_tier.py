@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 BlockRow = NDArray[np.uint8]
 StoredRecord: TypeAlias = "bytes | memoryview | BlockRow | None"
-"""`sealed` bytes; or those of a block that never left the memory of this process; None: it is gone."""
+"""`sealed` bytes, or the bytes of a block that never left this process's memory. None means that it is gone."""
 _T = TypeVar("_T")
 
 DIGEST_BYTES = 16

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 1.0
 _LINE_S = 30.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 class ProgressBar:

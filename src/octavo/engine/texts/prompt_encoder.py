@@ -22,7 +22,7 @@ OWN_VARIABLES = frozenset(
         *("tokenize", "bos_token", "eos_token", "max_tokens", "image_marks"),
     }
 )
-"""Names that `PromptEncoder.encode_chat` or a template has a meaning for: no further variable may have one of them."""
+"""Names with a meaning for `PromptEncoder.encode_chat` or a template. No additional variable may have one of them."""
 
 
 def plain_prompt(prompt: PromptInput) -> Any:

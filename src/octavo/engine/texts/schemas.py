@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from octavo.engine.texts.patterns import PatternError, translate_pattern
 
 OPTIONS = "x-guidance"
-"""The keyword with llguidance's options."""
+"""The keyword that contains llguidance's options."""
 
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from octavo.graph.ops.low_rank import LowRank
 
 Observer = Callable[[Parameter, Array, int | None], None]
-"""Called with a matrix, the rows [rows, in] that it multiplies, and of a stack of matrices the number of the one."""
+"""Called with a matrix, the rows [rows, in] that it multiplies and, for a stack of matrices, the matrix's number."""
 
 _T = TypeVar("_T")
 

@@ -20,10 +20,10 @@ ADAPTERS = RowDomain("adapters")
 """The adapters that an executor holds, by slot."""
 
 ADAPTER_SLOTS = IndexArray(TOKENS, "adapters")
-"""The slot of each token's adapter; -1: none."""
+"""The slot of each token's adapter; -1 means none."""
 
 HEAD_PLACE = "lm_head.weight"
-"""The place of the output head, also of one whose weight is the embedding."""
+"""The name of the output head, even if its weight is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from octavo.graph.values import IndexArray, RowDomain
 from octavo.models.towers._tower import in_blocks
 
 CLASSED = RowDomain("classed")
-"""The patches of each tile behind a row of its own. A tile is a sequence."""
+"""An extra row for each tile, followed by the tile's patches. A tile is a sequence."""
 
 PATCH_OF = IndexArray(CLASSED, "patches")  # -1 means the tile's own row
 

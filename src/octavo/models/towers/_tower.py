@@ -31,7 +31,7 @@ QWEN_NAMES = {
     "v.blk.*.attn_qkv": "blocks.*.attn.qkv",
     "v.blk.*.attn_out": "blocks.*.attn.proj",
 }
-"""Tensors in GGUF files -> those of safetensors, as far as the encoders of all Qwen models agree."""
+"""Tensor names in GGUF files -> names in safetensors files, as far as all of Qwen's encoders agree."""
 QWEN_UNFOLDED = Unfolded("patch_embed.proj", frames="patch_embed.later.*", kernel=lambda cfg: cfg.kernel(2))
 QWEN_QKV = Split("blocks.*.attn.qkv", tuple(f"blocks.*.attn.{part}_proj" for part in "qkv"), lambda cfg: cfg.qkv_rows)
 

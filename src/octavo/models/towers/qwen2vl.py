@@ -43,7 +43,7 @@ MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
 PROJECTORS = ("qwen2vl_merger", "qwen2.5vl_merger")
 
 WINDOWS = RowDomain("windows")
-"""The patches of PATCHES window by window. Those of a window are a sequence."""
+"""The patches of PATCHES, window by window. A window is a sequence."""
 
 _WINDOWED = IndexArray(WINDOWS, "patches")
 _WHOLE = IndexArray(PATCHES, "windows")  # back to the original order

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RowIndex = slice | NDArray[np.intp]
-"""Output rows: a slice, or their numbers in the order wanted."""
+"""Output rows: a slice, or row numbers in the desired order."""
 
 W = TypeVar("W", bound="Weight")
 

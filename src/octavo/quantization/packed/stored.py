@@ -16,7 +16,7 @@ from octavo.quantization.packed.base import Weight
 DENSE_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 )
-"""Types of plain numbers, and how numpy holds them."""
+"""Types of plain numbers -> numpy types that store them."""
 
 _CHUNK_VALUES = 1 << 20
 

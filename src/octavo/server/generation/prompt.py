@@ -43,7 +43,7 @@ _MOST_COUNTED = 1 << 17
 _LONG_TEXTS = CapacityLimiter(1)
 
 Prepared: TypeAlias = tuple[list[Prompt], int]
-"""Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
+"""Prompts or texts to embed, each of which fits the context, and the number of tokens that were truncated."""
 
 
 async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_answered: bool = True) -> Prepared:

@@ -13,7 +13,7 @@ from octavo.server.tool_parsers.grammar import write_call
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 MALFORMED = "INVALID_JSON"
-"""The name of arguments that are no object, where only an object will do."""
+"""The key for arguments that are not an object, where an object is required."""
 
 
 def for_tool_template(

@@ -46,9 +46,9 @@ _KEYWORDS: dict[str, Any] = {
 _LENGTH = re.compile("(min|max)(Length|Items|Properties)")
 
 SchemaNode = tuple[object, str]
-"""A schema within the schema, and its JSON pointer."""
+"""A schema within the schema, with its JSON pointer."""
 CheckKeyword = Callable[[str, Any, str, dict[str, Any]], Iterable[SchemaNode]]
-"""Checks a keyword, its value, the pointer to it, and its schema; returns the schemas that it has or refers to."""
+"""Checks a keyword, given its value, its pointer and its schema. Returns the schemas that it contains or refers to."""
 
 
 class SchemaError(Exception):

@@ -44,7 +44,7 @@ from octavo.server.protocols.protocol_fields import AnsweredFields
 from octavo.server.server_state import state_of
 
 NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
-"""The type of an event, None for the default, and its data."""
+"""(type of the event, its data). None means the default type."""
 B = TypeVar("B")
 R = TypeVar("R")
 S = TypeVar("S", bound="ChatSpec | TextSpec")

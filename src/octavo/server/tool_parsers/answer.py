@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
-"""A generator that reads a text. It yields where it needs more text, and returns its result."""
+"""A generator that reads a text. It yields when it needs more text, and returns its result."""
 Tool: TypeAlias = "dict[str, Any]"
 """A tool as a request gives it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 

@@ -14,11 +14,11 @@ from octavo.engine.texts.schemas import enforceable_lark
 from octavo.server.tool_parsers.answer import Tool
 
 TokenIds: TypeAlias = "Mapping[str, int]"
-"""The marks of a format that a vocabulary has as one token each."""
+"""Ids of a format's marks that are single tokens in the vocabulary."""
 
 WriteGrammar: TypeAlias = "Callable[[Sequence[Tool], bool, TokenIds], str]"
-"""Writes a grammar of one call to these tools, or of several if they may be `parallel`. A mark that is a token is that
-token in the grammar, because control tokens are never spelled out; other marks are plain text."""
+"""Writes a grammar of one call to these tools, or of several if calls may be `parallel`. A mark that is a token is a
+token in the grammar too, because control tokens are never spelled out. Other marks are plain text."""
 
 # A confused model fills JSON with white space up to the token limit. This many characters in a row are allowed.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"

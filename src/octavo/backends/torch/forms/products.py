@@ -58,7 +58,7 @@ def _fused_linear(op: FusedLinear, step: TorchStep) -> Tensor | CodedRows:
 
 
 Changes = Mapping[Parameter, RareChange]
-"""Those of an adapter, beside the weights of a mixture."""
+"""An adapter's changes to a mixture, by weight."""
 
 
 @form(MoE)

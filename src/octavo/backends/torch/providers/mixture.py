@@ -13,9 +13,9 @@ from octavo.backends.torch.plain import wide
 from octavo.graph.ops.moe import MoE
 
 Grouped = Callable[[Tensor, int, Tensor], Tensor]
-"""The product of sorted pairs [pairs, in] with stack 0, 1 or 2 (gate, up, down), and `ExpertOrder.ends`."""
+"""Multiplies sorted pairs [pairs, in] by stack 0, 1 or 2 (gate, up, down), given `ExpertOrder.ends`."""
 Gated = Callable[[Tensor, Tensor], Tensor]
-"""Gate and up [pairs, intermediate] -> the input of down."""
+"""Computes the input of down from gate and up [pairs, intermediate]."""
 
 
 class ExpertOrder(NamedTuple):

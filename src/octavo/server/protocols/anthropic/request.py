@@ -40,7 +40,7 @@ FIELD_NAMES = {
 }
 
 THREAD_UNSUPPORTED = "thread_unsupported_request"
-"""The code on which Claude Code sends a whole conversation, and does without threads from then on."""
+"""The error code at which Claude Code sends the whole conversation and stops using threads."""
 _NEUTRAL = SamplingParams()  # for a conversation whose tokens are only counted
 
 

@@ -42,7 +42,7 @@ class PromptObject(NullIsAbsent):
 
 
 MEDIA_MARKER = f"<__media_{secrets.token_hex(16)}__>"
-"""The mark of an image in a prompt, another one at each start, so that no text forges it: `/props` tells it."""
+"""The mark of an image in a prompt. It changes at every start, so that no text can forge it; `/props` returns it."""
 
 
 Piece: TypeAlias = Int | Text
