@@ -33,9 +33,10 @@ type:  ## for Linux, macOS and Windows
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
-check:  ## dependency directions, budgets, plain English
+check:  ## dependency directions, budgets, plain English, recorded figures
 	$(BIN)/python tools/check_structure.py
 	$(BIN)/python tools/check_prose.py
+	$(BIN)/python tools/make_figures.py --check
 
 test:
 	$(BIN)/pytest -n 2 --dist loadfile
