@@ -46,7 +46,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_REFRESH_S = 0.5  # of the progress bar
+_REFRESH_S = 0.5  # between updates of the progress bar
 
 _Item: TypeAlias = OutputDelta | PoolingOutput | OctavoError
 

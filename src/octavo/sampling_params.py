@@ -90,7 +90,7 @@ def changed(params: _Checked, **values: Any) -> _Checked:
     The values have their fields' types, tuples for lists. Use `dataclasses.replace` for values from elsewhere.
     """
     copy = object.__new__(type(params))
-    for item in fields(params):  # type: ignore[arg-type]  # of the dataclasses here and in generation_request
+    for item in fields(params):  # type: ignore[arg-type]  # a dataclass from here or from generation_request
         value = values.pop(item.name) if item.name in values else getattr(params, item.name)
         object.__setattr__(copy, item.name, value)
     if values:

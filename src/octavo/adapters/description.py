@@ -140,7 +140,7 @@ def _of_tensors(
     modules: Counter[str] = Counter()
     for name, shape in shapes.items():
         ending = next((each for each in endings if name.endswith(each)), None)
-        if ending is not None and len(shape) in (2, 3):  # of one matrix, or of each expert
+        if ending is not None and len(shape) in (2, 3):  # one matrix, or one per expert
             module, rank = wrapped.get(name, (name.removesuffix(ending), shape[-2]))
             ranks[rank] += 1
             modules[module.removesuffix(".weight").rpartition(".")[2]] += 1

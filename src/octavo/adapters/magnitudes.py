@@ -13,7 +13,7 @@ from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import HEAD_PLACE, LowRank
 from octavo.quantization.packed import Weight
 
-_ROWS = 1 << 12  # whose change is in memory at once
+_ROWS = 1 << 12  # rows of the change in memory at once
 
 
 def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, LowRank]:

@@ -26,9 +26,9 @@ from octavo.platform.background_work import give_way
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
-_MAX_NUMBER = 1e30  # of float32
+_MAX_NUMBER = 1e30  # fits float32
 
-PREFIX = "base_model.model."  # of all modules
+PREFIX = "base_model.model."  # of all module names
 # Endings of tensors' names. For an embedding, A has a column for each token.
 _FACTORS = {
     ".lora_A.weight": "a",
@@ -73,7 +73,7 @@ class AdapterScales:
     alpha: float
     ranks: ModulePatterns
     alphas: ModulePatterns
-    by_root: bool  # of the rank: rsLoRA
+    by_root: bool  # rsLoRA: divide by the square root of the rank
     targets: frozenset[str] = frozenset()
 
     def rank_of(self, module: str) -> float:

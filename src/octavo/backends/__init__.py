@@ -205,7 +205,7 @@ class PartExecutor(Protocol):
     threads in between.
     """
 
-    num_operations: int  # of a step
+    num_operations: int  # per step
 
     def submit_part(self, batch: Batch, begin: int, end: int) -> PendingStep:
         """Start operations [begin, end) of a step, after all earlier operations of the same batch. See `submit`.

@@ -193,7 +193,7 @@ def _new_draft(folder: Folder, stem: str) -> Iterator[tuple[str, int]]:
         draft = f".{stem}-{secrets.token_hex(8)}.draft"
         with folder.opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
             locks.lock(file)
-            if os.fstat(file).st_nlink > 0:  # else another process has removed it before it had its lock
+            if os.fstat(file).st_nlink > 0:  # otherwise another process removed it before we had the lock
                 yield draft, file
                 return
 

@@ -75,7 +75,7 @@ def _better(one: Ceiling, other: Ceiling) -> Ceiling:
 class ProfiledExecutor(Executor, Protocol):
     """An executor that times its operations."""
 
-    kv_element_bytes: float  # of an element in the cache, with its share of padding and scales, for `StepSizes`
+    kv_element_bytes: float  # per element in the cache, with its share of padding and scales, for `StepSizes`
 
     def start_profile(self) -> None:
         """Time operations from now on, counting from zero."""

@@ -12,7 +12,7 @@ from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 from octavo.quantization.packed import DenseWeight
 
 MAX_VALUE = 65504.0  # scales and offsets are half floats
-_LEAST_IMPORTANCE = 1e-4  # of the mean of the matrix: a column that calibration never saw still counts a little
+_LEAST_IMPORTANCE = 1e-4  # share of the mean, so that columns that calibration never saw still count a little
 
 
 def quantizer_types() -> frozenset[str]:

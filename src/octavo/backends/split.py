@@ -81,7 +81,7 @@ class SplitBackend:
     config: EngineConfig
     room: int | None = None
 
-    PAGES_WEIGHTS = True  # those on the CPU
+    PAGES_WEIGHTS = True  # applies to the weights on the CPU
 
     def device_limit(self) -> MemoryBudget:
         """Return the device memory that a model which is not yet loaded may use."""

@@ -72,7 +72,7 @@ class SplitExecutor:
     def submit(self, batch: Batch) -> PendingStep:
         self._moved.check(batch)
         values = dict(zip(self.sizes.parts[0].graph.inputs, batch.inputs, strict=False))  # the part checks their number
-        first = self.executors[0].submit(self._batch(0, batch, values))  # which checks the numbers
+        first = self.executors[0].submit(self._batch(0, batch, values))  # also checks the numbers
         return _SplitStep(self._thread.submit(self._run, first, batch, values))
 
     def _run(self, step: PendingStep, batch: Batch, values: dict[Value, Float32]) -> StepOutput:

@@ -38,7 +38,7 @@ class WaitMeter:
 
     def __init__(self) -> None:
         self._at = time.monotonic()
-        self._queued_s: dict[str, float] = {}  # of each thread
+        self._queued_s: dict[str, float] = {}  # by thread
         self._waited_s = 0.0
 
     def sample(self) -> float:

@@ -44,7 +44,7 @@ class BatchLine:
     custom_id: str
     url: str
     body: dict[str, Any]
-    num_bytes: int = field(default=0, compare=False)  # of the line
+    num_bytes: int = field(default=0, compare=False)  # length of the line
 
 
 @dataclass(frozen=True, slots=True)

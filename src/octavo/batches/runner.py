@@ -18,7 +18,7 @@ _WINDOW = 1000  # lines that are sorted, so that a shared beginning is computed 
 _PREFIX_CHARS = 4096
 _BUSY = (429, 503)
 _MAX_WAIT_S = 30.0
-_IN_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # as in a result; OpenAI's own server indents its answers
+_IN_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # results are one line each; OpenAI's own server indents its answers
 _MAX_FAULTS = 3  # an engine that ends with a line may have ended because of it
 
 
@@ -49,7 +49,7 @@ def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAns
     try:
         value = json.loads(body)
         body = body.translate(_IN_ONE_LINE)  # line ends can only be between values
-    except (ValueError, RecursionError):  # of a proxy
+    except (ValueError, RecursionError):  # not JSON, such as an answer from a proxy
         body = json.dumps(body.decode("utf-8", "replace")).encode()
     wait = headers.get("retry-after", "")
     return LineAnswer(

@@ -30,10 +30,10 @@ class OperationProfile:
     kernel: str
     count: int
     seconds: float
-    waiting_seconds: float  # of all threads, for the slowest of them at the barrier
+    waiting_seconds: float  # of all threads, waiting for the slowest one at the barrier
     bytes_moved: int
     flops: int
-    least_seconds: float  # by the measured ceilings
+    least_seconds: float  # according to the measured ceilings
 
     @property
     def fraction_of_ceiling(self) -> float:
@@ -50,7 +50,7 @@ class StepProfile:
     name: str
     num_rows: int
     context: int
-    num_steps: int  # that were measured; the figures are the mean of the fastest quarter
+    num_steps: int  # measured steps; the figures are means over the fastest quarter
     ceilings: Ceilings  # measured right before and after: the speed of a shared machine changes within seconds
     seconds: float
     operations: tuple[OperationProfile, ...]

@@ -30,7 +30,7 @@ from octavo.graph.values import LOGITS, TOKENS
 from octavo.loader.checkpoint import Checkpoint
 
 _FLOAT_BYTES = 4
-_STEP_TOKENS = 512  # of a prompt in one step
+_STEP_TOKENS = 512  # tokens of a prompt per step
 _MOST_DRAWS, _DRAWN_NUMBERS = 2000, 2_000_000
 
 

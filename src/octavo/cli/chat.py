@@ -173,7 +173,7 @@ class _Conversation:
         self._messages: list[dict[str, Any]] = []
         self._waiting: list[Path] = []  # images for the next message
         self._texts: list[str] = []  # texts of documents for the next message
-        self._items: dict[str, MediaItem | ItemSeries] = {}  # by path as written in the messages
+        self._items: dict[str, MediaItem | ItemSeries] = {}  # by path, as written in the messages
         self._clear("")
 
     @property

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from octavo.backends.torch.distillation import LossReport, TeacherTokens, TrainingOptions
 
 _REMEDY = "training needs torch: pip install 'octavo[train]'"
-_FORMAT = 2  # of the cache
+_FORMAT = 2  # version of the cache
 _AT_ONCE = 4  # texts of the teacher in a step
-_ROWS_AT_ONCE = 16  # of logits, which then stay in a cache
-_GROUPS_PER_TOKEN = 16  # of a row, for each of the likeliest tokens that are wanted
+_ROWS_AT_ONCE = 16  # rows of logits, few enough to stay in a CPU cache
+_GROUPS_PER_TOKEN = 16  # groups per row for each requested most likely token
 _LEAST_LOSS = np.float32(-6e-8)  # the smallest number below 0 as a float16: 0 stands for "not yet computed"
 
 

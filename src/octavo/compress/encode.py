@@ -67,8 +67,8 @@ class _Queue:
     def __init__(self, tensors: Sequence[Encoding], pool: ThreadPoolExecutor, ahead: int) -> None:
         self._pool = pool
         self._ahead = ahead
-        self._tensors = deque(tensors)  # that have not begun
-        self._tasks: Iterator[Callable[[], NDArray[np.uint8]] | None] = iter(())  # of the one that has
+        self._tensors = deque(tensors)  # tensors that have not been started
+        self._tasks: Iterator[Callable[[], NDArray[np.uint8]] | None] = iter(())  # of the started tensor
         self._running: deque[Future[NDArray[np.uint8]] | None] = deque()  # None ends a tensor
 
     def bytes_of_next(self) -> Iterator[NDArray[np.uint8]]:

@@ -35,7 +35,7 @@ from octavo.quantization.packed import DenseWeight
 
 Method = Literal["wanda", "sparsegpt"]
 _LAYER = re.compile(r"^layers\.(\d+)\.")
-_DAMPING = 0.01  # of the mean of the diagonal of the inputs' products
+_DAMPING = 0.01  # relative to the mean diagonal of the inputs' products
 _SPARSE_BLOCK = 128  # columns whose errors SparseGPT hands on at once
 _OF_FOUR = 4
 
@@ -409,7 +409,7 @@ def _sparsegpt(
     h[dead, dead] = 1
     w[:, dead] = 0
     h[np.diag_indices_from(h)] += _DAMPING * np.diag(h).mean()
-    upper = np.linalg.cholesky(np.linalg.inv(h)).T  # of the inverse: U^T U
+    upper = np.linalg.cholesky(np.linalg.inv(h)).T  # inverse = U^T U
     columns = w.shape[1]
     for begin in range(0, columns, _SPARSE_BLOCK):
         end = min(begin + _SPARSE_BLOCK, columns)

@@ -41,7 +41,7 @@ CANDIDATES = (
     "Q2_K", "IQ3_XXS", "Q3_K", "MXFP4", "IQ4_XS", "IQ4_NL", "Q4_K", "Q4_1", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0",
 )  # fmt: skip
 _PROBES = ("Q3_K", "IQ4_NL")  # about four bits: their errors are far above those of float32 arithmetic
-_SAMPLE_VALUES = 1 << 18  # of a matrix, for the errors of types
+_SAMPLE_VALUES = 1 << 18  # values per matrix from which errors of types are measured
 
 Count = Callable[[int, int], None]
 LogProbs = NDArray[np.float32]

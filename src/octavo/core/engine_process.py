@@ -131,7 +131,7 @@ class _EngineThread(threading.Thread):
     """An engine in this process, with as much of `subprocess.Popen`'s interface as possible."""
 
     def __init__(self, sock: socket.socket) -> None:
-        from octavo.core.service import EngineService  # of the engine's process, if it has one
+        from octavo.core.service import EngineService  # only in the engine's process, if it has one
 
         super().__init__(name="octavo-service", daemon=True)
         self.pid = os.getpid()

@@ -74,7 +74,7 @@ class ReplicaClient:
         The parameters and errors are those of `ProcessClient`.
         """
         self._count = config.data_parallel_size
-        self._config = config  # of each replica, once the first is loaded
+        self._config = config  # configuration of each replica, once the first is loaded
         self._stall_timeout_s = stall_timeout_s
         self._on_progress = on_progress
         self.replicas: list[Replica] = []

@@ -19,7 +19,7 @@ BLOCK_TOKENS = 32  # a prefix is known in pieces of this length
 RUNNING_TOKENS = 64
 # And a hint that requests belong together is worth as much: where two more run, the next one goes elsewhere.
 HINT_TOKENS = 2 * RUNNING_TOKENS
-MAX_HINTS = 4096  # that are remembered of a replica
+MAX_HINTS = 4096  # remembered per replica
 _DIGEST_BYTES = 16
 
 
@@ -62,10 +62,10 @@ class _Replica:
 
     capacity: int
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    hints: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # of the latest prompts, the latest last
+    hints: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # from the latest prompts, the latest last
     num_sequences: int = 0
-    waiting_tokens: int = 0  # of prompts without a first token
-    held_tokens: int = 0  # of all prompts and answers
+    waiting_tokens: int = 0  # tokens of prompts without a first token
+    held_tokens: int = 0  # tokens of all prompts and answers
     last_turn: int = 0
 
     def shared_tokens(self, prompt: RoutedPrompt) -> int:
@@ -101,7 +101,7 @@ class Visit:
     """One request at a replica. Every visit must end with `leave`."""
 
     def __init__(self, replica: _Replica, number: int, prompt: RoutedPrompt, new_tokens: int) -> None:
-        self.number = number  # of the replica
+        self.number = number  # number of the replica
         self._replica = replica
         self._num_sequences = prompt.num_sequences
         self._held_tokens, self._waiting_tokens = prompt.num_tokens, new_tokens

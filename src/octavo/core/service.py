@@ -108,7 +108,7 @@ class EngineService:
     # --- the thread that loads ---
 
     def _load(self, start: Start) -> None:
-        times = [time.monotonic()]  # of the start and of each progress
+        times = [time.monotonic()]  # times of the start and of each progress report
         reported_at = 0.0
 
         def progress(phase: str, done: int, total: int) -> None:
@@ -128,7 +128,7 @@ class EngineService:
         phases["cache"] = time.monotonic() - last
         if self._owns_process:
             gc.collect()
-            gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
+            gc.freeze()  # keep loaded objects out of collections, which would delay a step by milliseconds
         self._session = session
         self.send(Ready(replace(session.info, load_seconds=phases)))
         # Preparing the vocabulary takes half a second for 150,000 tokens, so do it before anybody streams.

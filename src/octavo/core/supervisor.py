@@ -83,7 +83,7 @@ class Supervisor:
         self.state = EngineState.LOADING
         self.reason: str | None = None
         self.info: ModelInfo | None = None
-        self._error: OctavoError | None = None  # as the engine said before its end
+        self._error: OctavoError | None = None  # the error that the engine reported before it ended
         self._heartbeat: Heartbeat | None = None
         self._heartbeat_at = 0.0
         self._progress_of_load = 0.0

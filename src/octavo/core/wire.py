@@ -283,7 +283,7 @@ def decode_request(message: Submit) -> GenerationRequest:
         fields = {name: msgspec.convert(value, types[name]) for name, value in message.request.items()}
         return GenerationRequest(prompt=_received(message.prompt), **fields)
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError) as error:
-        if isinstance(error.__cause__, UsageError):  # of the parameters' own check
+        if isinstance(error.__cause__, UsageError):  # raised by the parameters' own check
             raise error.__cause__ from None
         raise MalformedMessageError(str(error)) from None
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from octavo.graph.cache import CacheSizes
     from octavo.graph.ops.low_rank import LowRank
 
-_MAX_PART_BYTES = 1 << 30  # of one message: other messages of the ring wait for it
+_MAX_PART_BYTES = 1 << 30  # per message, because other messages in the ring wait for it
 
 
 class GroupExecutor:
@@ -69,7 +69,7 @@ class GroupExecutor:
         self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
         self.cache_sizes = cache_sizes
         self.weight_bytes = weight_bytes
-        self.own_weight_bytes = local.weight_bytes  # of rank 0
+        self.own_weight_bytes = local.weight_bytes  # weights on rank 0
         self.available_bytes = available_bytes
         self.mapped_bytes = local.mapped_bytes
         self.workspace_bytes = local.workspace_bytes
@@ -125,7 +125,7 @@ class GroupExecutor:
             self._tell(batch)
             self._pipeline.submit(staged)
             return staged
-        step = self._local.submit(own)  # which checks it
+        step = self._local.submit(own)  # checks it before the others receive it
         self._tell(batch)
         return _GroupStep(self, partial(self._end, step, gather))
 

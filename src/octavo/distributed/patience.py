@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from octavo.graph.ops.base import Op
 
 LEAST_S = 2.5
-MOST_WAITED_S = 10.0  # of a silence, for a disk or a processor: it does not count as time to compute
-_TIMES = 2.0  # what is expected
+MOST_WAITED_S = 10.0  # seconds of waiting for a disk or processor that do not count as computing time
+_TIMES = 2.0  # multiple of the expected time
 # A slow processor that other programs use as well. It counts until something was measured.
 _FLOPS_PER_S = 1e9
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from octavo.platform import shared_memory
 
-RING_BYTES = 1 << 20  # of a direction; longer messages pass in parts
+RING_BYTES = 1 << 20  # per direction; longer messages pass in parts
 
 
 class RingEndedError(Exception):

@@ -139,7 +139,7 @@ class GroupAdmission:
         self.stages = Stages(num_stages)
         self.arriving: dict[SequenceGroup, BlockLoad] = {}  # groups whose blocks are being loaded, not in the queue
         self._swapped: set[SequenceGroup] = set()  # preempted groups, whose blocks a store may have
-        self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table (`Sequence.row`)
+        self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # in the batch builder's table (`Sequence.row`)
         self.adapters: AdapterRegistry | None = None
         self._metrics = metrics
 

@@ -51,9 +51,9 @@ class ModelInfo:
     num_threads: int
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    texts: TextModel = field(default_factory=TextModel)  # what it can do with texts besides answering
+    texts: TextModel = field(default_factory=TextModel)  # its abilities with texts besides answering
     draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
-    max_drafts: int = 0  # of a sequence in one step
+    max_drafts: int = 0  # per sequence and step
     images: ImageSettings | None = None  # its image processor's; None if it only reads text
     pdf_as: PdfAs = "auto"  # how to read PDF documents whose message part does not specify it
     no_images: str = ""  # why a vision model reads only text; empty if it reads images or is not a vision model

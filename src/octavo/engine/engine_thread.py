@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 # long, a short wait saves that request from waiting for a whole step.
 _FOLLOW_UP_S = 0.008
 _LONG_STEP_S = 10 * _FOLLOW_UP_S
-_SAVE_AFTER_S = 0.1  # of idle time
+_SAVE_AFTER_S = 0.1  # seconds of idle time
 
 # Receives the items of one request on the engine's thread and must only pass them on: `PoolingOutput` for
 # PoolingParams, otherwise `OutputDelta`, or an `OctavoError` as the last item.

@@ -98,7 +98,7 @@ class EngineMetrics:
     time_per_output_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_BUCKETS_S))
     prompt_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))
     generated_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # over all choices
-    computed_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # of the prompt
+    computed_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # prompt tokens
     longest_choice: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # generated tokens
     preemptions: Histogram = field(default_factory=partial(Histogram, PREEMPTION_BUCKETS))
     params_n: Histogram = field(default_factory=partial(Histogram, CHOICE_BUCKETS))

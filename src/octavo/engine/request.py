@@ -79,15 +79,15 @@ class Sequence:
     hidden_rows: HiddenRows | None = None  # hidden states of its last tokens, for a head that drafts
     num_computed_tokens: int = 0
     block_tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty without blocks
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
+    block_hashes: list[bytes] = field(default_factory=list)  # chained hashes of the full blocks from the start
     row: int = -1  # its row in the batch builder; -1 if it has none
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
     arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # bytes of blocks loaded from a store, by key
     num_kept_blocks: int = 0  # blocks of its prompt passed to the store
     loads: list[LoadedBlock] = field(default_factory=list)  # blocks that its next step loads
     state_load: LoadedBlock | None = None  # the same for its states
-    state_slot: int = -1  # of its states after num_computed_tokens; -1 if none
-    draft_slots: list[int] = field(default_factory=list)  # of its states before each draft of the step in flight
+    state_slot: int = -1  # slot of its states after num_computed_tokens; -1 if none
+    draft_slots: list[int] = field(default_factory=list)  # slots of its states before each draft of the step in flight
     cumulative_logprob: float | None = None  # None if not requested
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry per generated token, if requested
     logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # rows not in logprobs yet
@@ -214,7 +214,7 @@ class Request:
     rotary: RotaryPositions | None = None  # for a prompt with images, where positions have several components
     adapter: HeldAdapter | None = None  # None for the base model
     adapter_start: int = 0  # the first token that it acts on
-    predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
+    predicted_ids: list[int] = field(default_factory=list)  # from `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)
     pending_groups: list[SequenceGroup] = field(default_factory=list)  # wait for the first to compute the prompt

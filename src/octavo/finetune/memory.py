@@ -16,7 +16,7 @@ from octavo.graph.values import LOGITS
 
 _FLOAT = 4
 _OF_ADAPTER = 4 * _FLOAT  # a number, its gradient and two moments
-_KEPT = 2  # of every value, for gradients: itself, and what the next operation makes of it in another type or order
+_KEPT = 2  # copies of every value kept for gradients: itself, and its conversion to the next operation's type or order
 _OF_SCORES = 3  # scores, masked scores, weights
 _OF_LOGITS = 3  # logits, gradients, and what the loss takes at a time
 

@@ -56,9 +56,9 @@ class Graph:
     def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
         self.weights = weights
         self.nodes: list[Node] = []
-        self.outputs: tuple[Value, ...] = ()  # of a step; set once the model is complete
+        self.outputs: tuple[Value, ...] = ()  # outputs of a step; set once the model is complete
         self.tap: Value | None = None  # [OUTPUTS, cols], returned with the hidden states and computed before them
-        self.borrowed: tuple[KVCache, ...] = ()  # of another graph, for operations that own none
+        self.borrowed: tuple[KVCache, ...] = ()  # caches of another graph, for operations without their own
         self._cache_layout: CacheLayout | None = None
         self._layer = ""
 
@@ -148,7 +148,7 @@ class Graph:
     def _head(self) -> Logits | AdaptedLinear | None:
         ops = {node.output: node.op for node in self.nodes}
         head = ops.get(self.output)
-        if isinstance(head, AllGather):  # of the vocabulary by rank
+        if isinstance(head, AllGather):  # gathers the vocabulary from all ranks
             head = ops[head.x]
         if isinstance(head, AddLowRank) and head.is_head:
             head = ops[head.y]

@@ -72,7 +72,7 @@ class CacheGroup:
     Blocks of all groups come from one pool and are equally large, with room for `CacheLayout.slots` layers.
     """
 
-    window: int | None  # of all its layers
+    window: int | None  # the window of all its layers
     layers: tuple[int, ...]
     chunked: bool = False  # and this, too
     # Not in the text from which names of blocks are made: operations name their domains there.

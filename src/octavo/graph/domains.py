@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAMES = {
     (TOKENS, "starts"): "query_start_loc",
     (OUTPUTS, SELECTED.name): "logits_indices and hidden_indices",
-}  # of fields of `Batch`
+}  # names of fields of `Batch`
 
 
 @dataclass(frozen=True, slots=True)

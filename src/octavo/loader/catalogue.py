@@ -207,7 +207,7 @@ def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str |
     """
     matcher = difflib.SequenceMatcher(b=name.lower())
     best, best_name = likeness, None
-    for known in (*also, *FAMILIES, *catalogue()):  # of equally similar names, the first
+    for known in (*also, *FAMILIES, *catalogue()):  # among equally similar names, the first
         matcher.set_seq1(known)
         if matcher.quick_ratio() > best and (ratio := matcher.ratio()) > best:
             best, best_name = ratio, known

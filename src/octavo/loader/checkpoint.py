@@ -42,7 +42,7 @@ MAX_ROPE_FACTORS = 1 << 12
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-_COMPARED_BYTES = 1 << 24  # of two tensors at a time
+_COMPARED_BYTES = 1 << 24  # compared at a time, per tensor
 # Tensors that checkpoints keep besides their weights: rotary frequencies, causal masks, constants of activations,
 # position ids, and tensors that are only needed for training with pairs of texts and images.
 _BUFFERS = (

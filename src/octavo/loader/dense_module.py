@@ -30,7 +30,7 @@ _ACTIVATIONS = {
 _CLASS = re.compile(r"torch\.nn\.(?:modules\.\w+\.)?(?P<name>\w+)", re.ASCII)
 # Values of keys that would change the meaning of the module.
 _ONLY: dict[str, object] = {"use_residual": False}
-_NAMES = ("module_input_name", "module_output_name")  # of what it reads and writes
+_NAMES = ("module_input_name", "module_output_name")  # names of its input and output
 _KEYS = {"in_features", "out_features", "bias", "activation_function", *_NAMES, *_ONLY}
 
 

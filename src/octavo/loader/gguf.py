@@ -51,7 +51,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 _NUMBERS |= {_BOOL: "<u1"}
 _LONGEST_RUN, _SHORTEST_RUN = 8192, 256  # strings of a list that are examined together
-_EXPECTED_STRING_BYTES = 24  # of a short string with its length
+_EXPECTED_STRING_BYTES = 24  # a short string with its length
 _SMALLEST_KEY_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 

@@ -41,7 +41,7 @@ _SIDE_FILES |= {
     "chat_template.jinja",
     "chat_template.json",
 }
-_SIDE_FILES |= {"preprocessor_config.json", "processor_config.json"}  # of images
+_SIDE_FILES |= {"preprocessor_config.json", "processor_config.json"}  # for images
 _MODULES = "modules.json"
 _SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[\w-]+\.jinja", re.ASCII)

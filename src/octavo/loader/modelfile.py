@@ -62,7 +62,7 @@ def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
         elif instruction == "ADAPTER":
             adapter = f"{name}-adapter"
             options |= {"lora_modules": {adapter: _path_or_name(path, value)}, "default_lora": adapter}
-        elif instruction != "LICENSE":  # which changes nothing
+        elif instruction != "LICENSE":  # a license changes nothing
             raise UsageError(
                 f"{where}: {instruction} is not supported; the supported instructions are FROM, PARAMETER, SYSTEM, "
                 "TEMPLATE, ADAPTER, LICENSE"

@@ -16,7 +16,7 @@ from octavo.errors import ModelWriteError
 from octavo.loader.atomic_file import AtomicFile, Chunk, check_free_space
 from octavo.loader.safetensors import INDEX_NAME, MAX_HEADER_BYTES, MAX_SHARDS, TYPE_BITS
 
-_ALIGNMENT = 8  # of the data, as the format asks
+_ALIGNMENT = 8  # of the data, as the format requires
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _PROBE_SIDE = 64  # side in pixels of a test picture, laid out to check that all parts fit together
-_MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10,080
+_MOST_PATCHES = 1 << 16  # per tile; published models have up to 10,080
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class VisionPart:
     weights: Weights
     processor: ImageProcessor
     tensors: frozenset[str]
-    path: Path  # of its file
+    path: Path  # path of its file
     file: TensorFiles | None = None  # a separate file
 
     def close(self) -> None:

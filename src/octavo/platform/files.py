@@ -21,7 +21,7 @@ if sys.platform == "linux":
 else:
     O_DIRECT = 0
 
-_POSITION = threading.Lock()  # of descriptors, where reading at an offset moves it
+_POSITION = threading.Lock()  # guards file positions where reading at an offset moves them
 
 
 def permissions(status: os.stat_result) -> int:
@@ -29,7 +29,7 @@ def permissions(status: os.stat_result) -> int:
     return 0 if sys.platform == "win32" else status.st_mode
 
 
-HAS_MODES = sys.platform != "win32"  # of owner, group and others
+HAS_MODES = sys.platform != "win32"  # for owner, group and others
 
 
 def user_id() -> int:

@@ -12,7 +12,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-_PLACE = 1 << 40  # of the byte that stands for the file on Windows, where nobody can read or write what is locked
+_PLACE = 1 << 40  # offset of the locked byte on Windows, where nobody can read or write locked bytes
 _POLL_S = 0.05
 
 

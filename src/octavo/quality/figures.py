@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.batch import Float32, Float64
 
-_ROWS = 32  # whose logits are computed with at once, so that they stay in the caches
+_ROWS = 32  # rows of logits to process at once, few enough to stay in the CPU caches
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from octavo.sampling_params import SamplingParams
 _MAX_ANSWER_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # names of one limit
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_OWN = ("batch_size", "max_batch_size", "device")  # that the harness sets: the engine makes its own batches
+_OWN = ("batch_size", "max_batch_size", "device")  # set by the harness and ignored: the engine makes its own batches
 
 
 @register_model("octavo")

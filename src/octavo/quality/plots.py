@@ -55,7 +55,7 @@ def _titled(title: str, models: Sequence[ComparedModel]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("$", r"\$")  # which would start a formula
+    return text.replace("$", r"\$")  # a dollar sign would start a formula
 
 
 def _by_size(axes: Any, models: Sequence[ComparedModel]) -> None:

@@ -194,4 +194,4 @@ def _digest(paths: Sequence[Path], progress: Callable[[int, int], None] | None) 
     return _digests[state]
 
 
-_digests: dict[tuple[tuple[Path, int, int, int], ...], bytes] = {}  # of this process
+_digests: dict[tuple[tuple[Path, int, int, int], ...], bytes] = {}  # computed by this process

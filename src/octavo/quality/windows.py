@@ -62,7 +62,7 @@ def strided_windows(token_ids: Sequence[int], size: int, stride: int) -> list[Wi
     for start in range(0, len(token_ids), stride):
         end = min(start + size, len(token_ids))
         if end > seen:
-            first = max(seen - start, 1)  # of a window that is as long as its stride, the first token has no context
+            first = max(seen - start, 1)  # if a window is as long as its stride, its first token has no context
             windows.append(Window(list(token_ids[start:end]), first, start + first))
         seen = end
         if end == len(token_ids):

@@ -139,7 +139,7 @@ def _id_of(config: EngineConfig, server: ServerConfig) -> str:
 class _Healthy:
     """The user's part of the deployment. Ray checks it from time to time, and replaces an unhealthy replica."""
 
-    app: OpenAIServer  # of Ray's wrapper
+    app: OpenAIServer  # set by Ray's wrapper
 
     def check_health(self) -> None:
         self.app.check_health()

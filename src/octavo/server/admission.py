@@ -119,7 +119,7 @@ class _Lane:
     places: Shares
     tokens: Shares
     tickets: dict[Ticket, None] = field(default_factory=dict)  # in order of arrival; clients may repeat an id
-    _mean_stay_s: float = 0.0  # of answered requests
+    _mean_stay_s: float = 0.0  # mean over answered requests
     _mean_in_flight: float = 0.0  # mean number of running sequences when requests ended
     _next_place_at: float = 0.0  # the retry time given to the last refused request
 

@@ -22,10 +22,10 @@ from octavo.errors import ModelLoadError, OctavoError
 from octavo.tokenizer.quiet_thread import run_quietly
 from octavo.tokenizer.vocabulary import library_errors_as
 
-MAX_STEPS = 256  # of normalizers, pre-tokenizers and decoders
+MAX_STEPS = 256  # most normalizers, pre-tokenizers and decoders
 MAX_NORMALIZED_BYTES = 32 << 20  # the library keeps 16 more bytes per byte
 MAX_LETTER_BYTES = 16  # maximum size of one letter, since added tokens can split a text into letters
-MAX_SPLIT_GROWTH = 64  # by pre-tokenizers; published ones have at most 16
+MAX_SPLIT_GROWTH = 64  # in pre-tokenizers; published ones have at most 16
 MAX_AFFIX_CHARS = 64  # for the marks inside and at the ends of words
 MAX_WORD_CHARS = 10_000  # WordPiece tries every part of a word
 _CHUNK_CHARS = 1 << 14

@@ -76,7 +76,7 @@ class Tokenizer:
     bos_token_id: int | None
     eos_token_ids: frozenset[int]  # all ids that end an answer: end of text, of turn and of message
     chat_template: TemplateSet | None
-    growth: TextGrowth = NO_GROWTH  # by the model's normalizer
+    growth: TextGrowth = NO_GROWTH  # growth of texts in the model's normalizer
     may_panic: bool = False  # the model has its own patterns, which may give up even on short texts
     separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
     marks_second: bool = False  # the tokens of a pair's second text have another type id

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from octavo.graph.layer_formats import LayerFormat
     from octavo.quantization.packed import Weight
 
-_ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
+_ELEMENT_BYTES = 4  # per value: the kernels compute in float32
 _PADDED_TO = 16  # dimensions of a value in the cache, and elements of a state
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
 _SCALE_BYTES = 2

@@ -101,7 +101,7 @@ class CpuExecutor:
         self._program = program
         self._graph = graph
         self._rows = RowNumbers.of(graph)
-        self.domain_names: frozenset[str] = frozenset()  # those that a batch may have, of other parts of a model too
+        self.domain_names: frozenset[str] = frozenset()  # domains of a batch, including other parts of a model
         self._values = {node.output: index for index, node in enumerate(graph.nodes)}
         self._values |= {node.output: self._values[node.op.x] for node in graph.nodes if isinstance(node.op, Send)}
         self._inputs = graph.inputs
@@ -120,7 +120,7 @@ class CpuExecutor:
         self.paging: Paging | None = None
         # As `octavo.backends.cpu.compile`, for a graph that has some of these matrices, too: they are not packed again.
         self.compile_beside: Callable[..., CpuExecutor] | None = None
-        self.guard: _native.MappingGuard | None = None  # of mapped weights
+        self.guard: _native.MappingGuard | None = None  # guards mapped weights
         self._short_tokens = 0  # steps with at most this many tokens are short
         self._last_tokens: Int32 = np.zeros(0, np.int32)  # [R], those that the last step draws
 

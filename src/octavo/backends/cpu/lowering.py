@@ -68,7 +68,7 @@ class Operands:
     ints: Named[int] = field(default_factory=list)
     floats: Named[float] = field(default_factory=list)
     tuples: Named[tuple[WeightOperand, ...]] = field(default_factory=list)
-    numbers: Mapping[IndexArray | RowDomain, int] = field(default_factory=dict)  # of index arrays and domains
+    numbers: Mapping[IndexArray | RowDomain, int] = field(default_factory=dict)  # by index array or domain
 
 
 def lower(

@@ -120,7 +120,7 @@ class PackCache:
             end = out.tell()
             out.seek(0)
             out.write(b"".join([self._key, *entries]))
-        return end  # of a longer file than was thought if the numbers of a matrix need its wider type
+        return end  # beyond the planned size if a matrix's numbers need its wider type
 
     def _read_header(self, header: bytes) -> list[tuple[str, int]]:
         """Return the packed type and checksum of each matrix."""

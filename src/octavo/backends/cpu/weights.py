@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from octavo.backends import PackCacheOptions
 
 _AHEAD = 4  # matrices, for each thread, that may be packed before the ones before them are written
-_LEAST_KEPT_BYTES = 16 << 20  # what is smaller is packed sooner than its file is read, so it is not kept unasked
+_LEAST_KEPT_BYTES = 16 << 20  # packing anything smaller is faster than reading its file, so it is kept only on request
 
 
 def load_matrices(

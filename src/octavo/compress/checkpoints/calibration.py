@@ -15,7 +15,7 @@ from octavo.loader.checkpoint import Checkpoint
 from octavo.tokenizer import load_tokenizer
 
 MAX_FILE_BYTES = 1 << 28
-_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's roles -> ours
 
 
 def read_calibration(path: Path, checkpoint: Checkpoint, max_chunks: int) -> list[Tokens]:

@@ -12,7 +12,7 @@ from octavo.quantization.ggml_blocks import Floats
 from octavo.quantization.packed import GroupedWeight
 from octavo.quantization.packed.grouped import packed
 
-_SMALLEST_SCALE = np.float32(2**-24)  # of float16
+_SMALLEST_SCALE = np.float32(2**-24)  # the smallest float16
 _LARGEST_SCALE = np.float32(65504)
 _SHRINKS = np.linspace(1, 0.5, 11, dtype=np.float32)
 """Shares of the range that the search for a grid tries: clipping the largest numbers makes all others more precise."""

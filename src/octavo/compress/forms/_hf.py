@@ -121,7 +121,7 @@ def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
     keys: JSONObject = {"rope_type": "llama3", "factor": short(factor), "low_freq_factor": 1.0}
     if not inner.any():  # any length between two frequencies would do; these are the published numbers
         return keys | {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    offset = -1 / 3  # of the published high factor, 4
+    offset = -1 / 3  # the published high factor is 4
     slope = float(((shares[inner] - offset) / plain[inner]).mean())
     if inner.sum() > 1:
         slope, offset = np.polyfit(plain[inner], shares[inner], 1)

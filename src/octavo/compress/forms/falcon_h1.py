@@ -43,7 +43,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
     of_scan = factors.ssm_in * _scan_factors(cfg)
     steps += [
         ScaledRows(_MAMBA + "in_proj", lambda _: of_scan.astype(np.float32)),
-        ScaledRows(_MAMBA + "conv1d", lambda _: 1.0 / row_factors(cfg)),  # those of a checkpoint have them
+        ScaledRows(_MAMBA + "conv1d", lambda _: 1.0 / row_factors(cfg)),  # a checkpoint's weights contain the factors
     ]
     config = replace(cfg, multipliers=Multipliers(), attention=replace(cfg.attention, scale=None))
     return Stored(config, weights, tuple(steps))

@@ -33,7 +33,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
         "embedding_length_per_layer_input": cfg.input_width,
         "final_logit_softcapping": cfg.logit_softcap or 0.0,  # llama.cpp takes 30 where there is none
     }
-    if reader.flag("use_double_wide_mlp", False) and not all(is_own):  # else none is double
+    if reader.flag("use_double_wide_mlp", False) and not all(is_own):  # otherwise no MLP is double
         width = cfg.mlp.intermediate_size
         keys["feed_forward_length"] = np.array([width // 2 if own else width for own in is_own], np.int32)
     return keys

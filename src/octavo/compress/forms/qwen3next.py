@@ -14,7 +14,7 @@ from octavo.models._weights import Permute, PermuteColumns, Transform
 from octavo.models.qwen3next import DELTA, Config
 
 _INTERVAL = 4  # every fourth layer has attention
-_SECTIONS = [11, 11, 10]  # of the rotary embedding, for images
+_SECTIONS = [11, 11, 10]  # sections of the rotary embedding, for images
 
 
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:

@@ -33,7 +33,7 @@ from octavo.quantization.packed import DENSE_TYPES
 
 logger = logging.getLogger(__name__)
 
-_GGUF_PREFIXES = ("v.", "mm.")  # of names in mmproj files; names in checkpoints begin differently
+_GGUF_PREFIXES = ("v.", "mm.")  # in mmproj files; names in checkpoints begin differently
 # llama.cpp adds learned places to float32 values, and convolves only with float32 and float16 kernels.
 _PLACES, _KERNELS = ("v.position_embd.", "v.class_embd"), ("v.patch_embd.", "mm.patch_merger.")
 

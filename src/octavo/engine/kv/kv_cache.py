@@ -51,7 +51,7 @@ class KVCacheManager:
         self.tier: BlockTier | None = None
         self.pins = Pins(self.pool)
         self.moves: list[PrefixMove] = []  # for the next step
-        self.moved_bytes = 0, 0  # of a block and of states (`CacheSizes.moved_bytes`, `CacheSizes.moved_state_bytes`)
+        self.moved_bytes = 0, 0  # per block, per states: `CacheSizes.moved_bytes`, `CacheSizes.moved_state_bytes`
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())

@@ -15,7 +15,7 @@ from octavo.loader.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from octavo.adapters.registry import AdapterRegistry
 
-_SHARE = 0.1  # of the memory left free by a loaded model
+_SHARE = 0.1  # share of the memory that a loaded model leaves free
 
 
 def adapter_registry(

@@ -43,7 +43,7 @@ class DraftNeeds:
     weight_bytes: int
     workspace_bytes: int
     kv_bytes_per_token: int
-    block_token_bytes: int  # of one token in a block of the target's cache, including its twin
+    block_token_bytes: int  # per token in a block of the target's cache, including its twin
     cost: float
     gain: float
     kv_bytes: int = 0  # for all users of a plan

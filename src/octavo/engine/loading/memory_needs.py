@@ -34,8 +34,8 @@ _DEFAULTS = EngineConfig()
 class FromDisk:
     """A model larger than memory whose weights are read from disk. Sizes are in bytes."""
 
-    memory_bytes: int  # that the weights may take
-    resident_bytes: int  # of the weights that stay in memory
+    memory_bytes: int  # memory that the weights may take
+    resident_bytes: int  # size of the weights that stay in memory
     resident_layers: int  # layers that are never read from the disk
     num_layers: int
     bytes_per_token: int  # read from the disk
@@ -55,20 +55,20 @@ class MemoryNeeds:
     quantization: str | None
     num_parameters: int
     num_active_parameters: int  # without the experts that a token does not use
-    experts: ExpertCost | None  # of a mixture
+    experts: ExpertCost | None  # cost of a mixture's experts
     bits_per_weight: float  # as stored
     weight_bytes: int
     kv_dtype: str  # as requested
     kv_format: str  # actual format, which may differ in some layers
     kv_bytes_per_token: int
-    state_bytes: int  # of one sequence, whatever its length
+    state_bytes: int  # per sequence, whatever its length
     workspace_bytes: int
     available_bytes: int  # on this machine or its container, before loading
     headroom_bytes: int
     model_context: int
     replicas: int
-    users: int  # of one replica
-    context: int  # of each user
+    users: int  # per replica
+    context: int  # per user
     kv_bytes: int  # for all users at that context
     total_bytes: int
     fits: bool  # everything is in memory
@@ -79,12 +79,12 @@ class MemoryNeeds:
     bytes_read_per_token: int  # in a decode step of all users at that context; weights are read once
     flops_per_token: int
     warnings: tuple[str, ...]  # about weight types that take more memory than in the file
-    ranks: tuple[RankNeeds, ...]  # of several processes; empty if one computes everything
+    ranks: tuple[RankNeeds, ...]  # needs of each process; empty if one computes everything
     gpu: DeviceNeeds | None  # with a GPU
     draft: DraftNeeds | None = None  # included in the sums
-    adapter_bytes: int = 0  # of max_loras adapters of max_lora_rank, included in the sums
-    images: ImageNeeds | None = None  # of the vision part, included in the sums
-    reader_bytes: int = 0  # of a source encoder, included in the sums
+    adapter_bytes: int = 0  # for max_loras adapters of max_lora_rank, included in the sums
+    images: ImageNeeds | None = None  # needs of the vision part, included in the sums
+    reader_bytes: int = 0  # size of a source encoder, included in the sums
 
 
 def memory_needs(

@@ -33,7 +33,7 @@ def cache_identity(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, e
     model = [content, checkpoint.architecture, config.dtype, config.quantization, *operations]
     described, sizes = backend_of(config).describe(), executor.cache_sizes
     layout = [
-        (_LAYOUT, __version__, config.block_size, config.kv_dtype, sizes),  # of `sizes` groups and types of layers
+        (_LAYOUT, __version__, config.block_size, config.kv_dtype, sizes),  # `sizes` has groups and types of layers
         # Other kernels, and other parts of a model, round sums in another order.
         (backend_name(config), described.kernels, described.products, config.deterministic),
         (config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel),

@@ -59,7 +59,7 @@ class HeadDrafter(ModelDrafter):
         self._is_read = np.zeros((limits.num_blocks + limits.max_num_seqs, size), bool)  # by block and offset
         self._copies: list[
             np.ndarray[tuple[int, int], np.dtype[np.int32]]
-        ] = []  # of blocks, still to be made in its cache
+        ] = []  # block copies still to be made in its cache
 
     def note_submitted(self, batch: Batch) -> None:
         """Record what a step of the target does to blocks. Steps must be recorded in order."""

@@ -54,7 +54,7 @@ _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{
 # without the line ends of Unicode, which `.` excludes in patterns.
 _TEXT = r'[^"\\\x00-\x1F\x7F\x85\u2028\u2029]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", f"{_TEXT}+"]
-_MAX_DEPTH = 96  # of a schema; llguidance refuses more than 128 itself
+_MAX_DEPTH = 96  # levels of a schema; llguidance itself refuses more than 128
 _MAX_NAMES = 2048  # properties of one object
 _MAX_REPEAT = 10_000  # longer than any answer; no automaton is that large
 _MAX_CHARS_SHOWN = 300

@@ -29,7 +29,7 @@ class AdaptedLinear(BesideWeights, Op):
     slots: Value  # [rows, 1]
     residual: Value | None
     weights: tuple[Parameter, ...]
-    biases: tuple[Parameter | None, ...]  # one a weight
+    biases: tuple[Parameter | None, ...]  # one per weight
     norm: Parameter | None = None
     eps: float = 0.0
     kind: str | None = None

@@ -93,7 +93,7 @@ class LayerCache:
     keys: Array  # [num_slots, num_kv_heads, key_dim]
     values: Array  # [num_slots, num_kv_heads, value_dim]
     block_size: int
-    group: int = 0  # whose block tables and slots are the layer's
+    group: int = 0  # the cache group that gives the layer its block tables and slots
     kv_dtype: KVDtype | None = None
     key_mean: Array | None = None
 

@@ -59,8 +59,8 @@ class AllReduce(Collective):
 class AllGather(Collective):
     """The columns of x of all ranks side by side, in rank order; ranks may have different numbers of columns."""
 
-    cols: int  # of all ranks
-    begin: int = 0  # those of earlier ranks
+    cols: int  # columns of all ranks
+    begin: int = 0  # number of columns on earlier ranks
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         fits = (

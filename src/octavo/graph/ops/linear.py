@@ -166,7 +166,7 @@ class FusedLinear(Op):
     x: Value
     residual: Value | None
     weights: tuple[Parameter, ...]
-    biases: tuple[Parameter | None, ...]  # one a weight
+    biases: tuple[Parameter | None, ...]  # one per weight
     norm: Parameter | None = None  # RMSNorm of x before the product
     eps: float = 0.0
     kind: str | None = None

@@ -143,8 +143,8 @@ class MoE(Op):
     up_bias: Parameter | None = None
     down_bias: Parameter | None = None  # [experts, hidden], plain
     expert_scale: Parameter | None = None  # [choices]
-    router_x: Value | None = None  # what the router reads; None means x
-    first_expert: int = 0  # that is here, of all
+    router_x: Value | None = None  # input of the router; None means x
+    first_expert: int = 0  # number of the first expert on this rank
     adds_identities: bool = True  # False if another rank does
     limits_activated: bool = False
 

@@ -18,8 +18,8 @@ from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
 from octavo.graph.splits import ColumnSplit, HeadSplit, Range, StateSplit, merged, side_by_side, split_heads
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
-MAX_TAPS = 8  # of a short convolution; native kernels keep them in registers
-MOST_ROWS = 256  # of a state of `DiagonalDeltaRule`; native kernels keep their gates on the stack
+MAX_TAPS = 8  # in a short convolution; native kernels keep them in registers
+MOST_ROWS = 256  # rows of a `DiagonalDeltaRule` state; native kernels keep their gates on the stack
 
 # From the rows of one sequence and its states before them, which it replaces in place, to their output.
 Advance = Callable[[slice, list[Array]], Array]

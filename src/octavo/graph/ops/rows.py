@@ -78,7 +78,7 @@ class _GivenRows(Op):
 
     x: Value
     given: Value  # [another domain, cols of x]
-    index: IndexArray  # of the rows of x
+    index: IndexArray  # selects rows of x
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         require(self.index.rows is self.x.rows, f"the index of {self.index.rows.name} is none of x {describe(self.x)}")

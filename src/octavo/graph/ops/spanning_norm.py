@@ -53,7 +53,7 @@ class GroupSums(Op):
     element_flops: ClassVar[int] = 3
 
     x: Value
-    sums: Value | None  # of x over all ranks
+    sums: Value | None  # sums of x over all ranks
     span: NormColumns
     power: int  # 1 or 2
 
@@ -86,7 +86,7 @@ class SpanningNorm(Op):
     x: Value
     sums: Value | None
     squares: Value
-    weight: Parameter | None  # of the rank's columns
+    weight: Parameter | None  # weight of the rank's columns
     bias: Parameter | None
     eps: float
     span: NormColumns

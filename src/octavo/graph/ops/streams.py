@@ -128,7 +128,7 @@ class MatchMagnitude(Op):
 
     x: Value  # [rows, n * width]
     target: Value  # [rows, width]
-    floor: float  # of the mean square of a stream
+    floor: float  # minimum mean square of a stream
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         fits = self.x.rows is self.target.rows and self.x.cols % self.target.cols == 0

@@ -18,7 +18,7 @@ from octavo.quantization.packed.grouped import packed, unpacked
 
 METHODS = ("awq",)
 
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of the codes of rows 0 to 7 in a word, from the lowest bits up
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # places of the codes of rows 0 to 7 in a word, from the lowest bits up
 
 
 class Format:

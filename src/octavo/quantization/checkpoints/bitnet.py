@@ -19,9 +19,9 @@ from octavo.quantization.packed import GGMLWeight, GroupedWeight, Weight
 
 METHODS = ("bitnet",)
 
-_BLOCK, _BLOCK_BYTES = 256, 66  # of TQ2_0: 64 bytes of codes and a scale
+_BLOCK, _BLOCK_BYTES = 256, 66  # TQ2_0: 64 bytes of codes and a scale
 _LEAST_MEAN = 1e-5
-_SHIFTS = np.array([0, 2, 4, 6], np.uint8)  # of the codes in a byte
+_SHIFTS = np.array([0, 2, 4, 6], np.uint8)  # bit offsets of the codes in a byte
 _PLAIN = ("embed_tokens", "lm_head")  # layers that are never rounded
 
 

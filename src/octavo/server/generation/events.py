@@ -137,7 +137,7 @@ class ChoiceReader:
         self._reasoning = reasoning
         self._max_calls = None if parallel_tool_calls else 1
         self._num_calls = 0
-        self._arguments: list[str] = []  # of the last call
+        self._arguments: list[str] = []  # pieces of the last call's arguments
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._is_over = False

@@ -37,10 +37,10 @@ from octavo.server.generation.well_formed_schema import (
     shown,
 )
 
-MAX_PROPERTIES = 5000  # of all objects together
+MAX_PROPERTIES = 5000  # in all objects together
 MAX_PROPERTIES_OF_ONE = 2048
-MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
-MAX_MAXIMUM = 2**31 - 1  # of maxLength, maxItems, maxProperties
+MAX_MINIMUM = 10_000  # for minLength, minItems, minProperties
+MAX_MAXIMUM = 2**31 - 1  # for maxLength, maxItems, maxProperties
 MAX_EXACT_NUMBER = 2**53
 MAX_PATTERN_CHARS = 8192
 MAX_TOOLS = 128

@@ -29,7 +29,7 @@ CLIENT_CLOSED_REQUEST = 499  # only for the log
 NUM_BUFFERED_BODIES = 32
 
 _LINGER_S = 2.0
-_PLAIN_TYPES = (b"application/x-www-form-urlencoded", b"text/plain")  # of JSON from curl, see `access`
+_PLAIN_TYPES = (b"application/x-www-form-urlencoded", b"text/plain")  # curl sends JSON with these types; see `access`
 _CLOSE = {"Connection": "close"}
 
 RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], None]  # route, method, status, error code

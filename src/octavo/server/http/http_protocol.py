@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_chunks = 0
         self._num_extension_bytes = 0
         self._is_in_body = False
-        self._refusal: ApiError | None = None  # of this request or connection; once set, nothing is parsed any more
+        self._refusal: ApiError | None = None  # refuses this request or connection; once set, nothing more is parsed
         self._last_data_s = 0.0
 
     # Connection

@@ -26,7 +26,7 @@ from octavo.prompt import MAX_VALUES_BYTES, MediaItem
 from octavo.server.config import ServerConfig
 from octavo.server.models.media_fetcher import MediaFetcher
 
-MAX_PIXELS = 256_000_000  # of all images in a request, at their original size
+MAX_PIXELS = 256_000_000  # in all images of a request together, at their original size
 MAX_FILE_BYTES = 20 << 20  # for a file that is fetched, or read from this machine
 # Of the tiles of all images in a request, including dropped messages, and therefore several times a prompt's limit.
 _MAX_TILE_BYTES = 4 * MAX_VALUES_BYTES

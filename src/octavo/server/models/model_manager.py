@@ -89,7 +89,7 @@ class ModelEntry:
         self.config = config
         self.created = int(time.time())
         self.residency: _Residency | None = None  # the latest
-        self.info: ModelInfo | None = None  # as of the last time that it was loaded
+        self.info: ModelInfo | None = None  # from the last time that it was loaded
         self.texts: TokenizerTexts | None = None  # likewise
         self.last_error: OctavoError | None = None  # error of the last attempt to load it
         self.failed_at = 0.0

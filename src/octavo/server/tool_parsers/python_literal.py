@@ -28,7 +28,7 @@ def python_literal(answer: Answer, put: Callable[[str], object], *, quote: str =
 
     quote: a mark around texts without escapes, in addition to Python's quotation marks
     """
-    closing: list[str] = []  # of the open brackets
+    closing: list[str] = []  # closing brackets for the open ones
     is_key = [False]  # for each level: whether a key comes next
     follows: list[bool] = []  # for each open bracket: whether it has an item
     while True:

@@ -25,7 +25,7 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
     def __post_init__(self) -> None:
         self._content: list[dict[str, Any]] = []
         self._is_open = False
-        self._arguments = ""  # of the open tool use
+        self._arguments = ""  # arguments of the open tool use
         self._hidden = ""  # thinking that is not to be shown
         thinking = self.request.thinking
         self._hides_thinking = thinking is not None and thinking.display == "omitted"

@@ -42,7 +42,7 @@ class OllamaWriter(BlockWriter[R]):
         self._num_written_logprobs = 0
         self._token_ids: list[int] = []
         self._open_call: dict[str, Any] | None = None
-        self._arguments = ""  # of the open call
+        self._arguments = ""  # arguments of the open call
         self._last: dict[str, Any] = {}
 
     @abstractmethod

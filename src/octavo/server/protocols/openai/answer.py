@@ -222,7 +222,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._offsets: dict[int, TextOffsets] = {}  # of each choice
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._num_chars: dict[int, int] = {}  # length of each choice's text so far, without the prompt
         self._ended: set[int] = set()  # choices whose text is complete
 

@@ -29,8 +29,8 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         self._numbers = itertools.count()
         self._output: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None  # the open item
-        self._part: dict[str, Any] = {}  # of the open item
-        self._arguments = ""  # of the open call
+        self._part: dict[str, Any] = {}  # part of the open item
+        self._arguments = ""  # arguments of the open call
         self._offered = {item.wire_name: item for item in offered_tools(self.request.tools)}
         self._response = self._empty_response()
 
