@@ -49,8 +49,9 @@ def commit() -> str:
 def measurement(command: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return a table of the documentation, measured here and now, as `tools/make_figures.py` reads it."""
     found = machine()
+    processor_name = f"{found['processor']}, family {found['family']}"
     return {
-        "machine": f"{found['processor']} ({', '.join(found['extensions'])}), {found['cores']} cores",
+        "machine": f"{processor_name} ({', '.join(found['extensions'])}), {found['cores']} cores",
         "commit": commit(),
         "date": date.today().isoformat(),
         "command": command,

@@ -288,7 +288,9 @@ def main() -> int:
     print(bar_table(rows))
     if given.record is not None:
         shown = [[row["what"], f"{row['value']:.2f}", row["bar"]] for row in rows]
-        record(given.record, "vision", measurement("python benchmarks/vision.py", ["", "value", "bar"], shown))
+        options = [f"--turns {given.turns}", *(f"--only {part}" for part in given.only or ())]
+        command = " ".join(["python benchmarks/vision.py", *options, *(["--realtime"] if given.realtime else [])])
+        record(given.record, "vision", measurement(command, ["what", "value", "bar"], shown))
     return int(any(row["met"] == "NO" for row in rows))
 
 

@@ -81,8 +81,9 @@ def test_a_run_measures_writes_and_judges(bars: Any, tmp_path: Path, monkeypatch
         return subprocess.CompletedProcess(command, 0, json.dumps(report(worst_gain=0.9)))
 
     monkeypatch.delenv("OCTAVO_ISA", raising=False)
+    found = {"processor": "a CPU", "family": "25/1", "extensions": ["avx2"], "cores": 2}
     for module in (bars, sys.modules[bars.measurement.__module__]):
-        monkeypatch.setattr(module, "machine", lambda: {"processor": "a CPU", "extensions": ["avx2"], "cores": 2})
+        monkeypatch.setattr(module, "machine", lambda: found)
         monkeypatch.setattr(module, "commit", lambda: "abc")
     monkeypatch.setattr(bars.subprocess, "run", run)
     file = tmp_path / "speculation.json"
@@ -94,5 +95,5 @@ def test_a_run_measures_writes_and_judges(bars: Any, tmp_path: Path, monkeypatch
     assert asked[-1][0][-4:] == ["--kind", "rename in a file", "--kind", "types in a file"]
     assert json.loads(file.read_text())["steps"] == {}, "the other figures of the page stay"
     written = json.loads(file.read_text())["bars"]
-    assert written["machine"] == "a CPU (avx2), 2 cores"
+    assert written["machine"] == "a CPU, family 25/1 (avx2), 2 cores"
     assert len(written["rows"]) == 9
