@@ -89,6 +89,10 @@ def test_every_quantity_in_a_sentence_is_recorded_or_no_measurement(page: str) -
     assert figures.unrecorded(page, text, measured, unmeasured.get(page, ())) == [], "see tools/make_figures.py"
 
 
+def test_the_list_of_unmeasured_quantities_names_pages() -> None:
+    assert set(tomllib.loads(figures.UNMEASURED.read_text())) <= set(figures.TEXTS)
+
+
 @pytest.mark.parametrize(
     ("sentence", "found"),
     [
