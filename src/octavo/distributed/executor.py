@@ -125,7 +125,7 @@ class GroupExecutor:
             self._tell(batch)
             self._pipeline.submit(staged)
             return staged
-        step = self._local.submit(own)  # checks it before the others receive it
+        step = self._local.submit(own)  # checks it before the other ranks receive it
         self._tell(batch)
         return _GroupStep(self, partial(self._end, step, gather))
 
