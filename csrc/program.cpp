@@ -366,7 +366,7 @@ void Program::submit(PendingStep& pending) {
             PendingStep& step = *static_cast<PendingStep*>(pointer);
             step.program_->run(step, worker, position);
         },
-        &pending);
+        &pending, is_part);
     pending.pool_ = pool_;
 }
 

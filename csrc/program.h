@@ -155,7 +155,7 @@ class Program {
         Step step{};
         int32_t result = -1;
         // Runs only records [first_record, end_record); -1: to the end. Values stay in the workspace between the parts
-        // of a step.
+        // of a step. A part may have a single record and no boundary, so it starts on all workers and needs `wait`.
         int32_t first_record = 0, end_record = -1;
         void (*finale)(void* context, Worker& worker, int32_t first_row, int32_t end_row) = nullptr;
         void* finale_context = nullptr;

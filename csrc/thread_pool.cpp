@@ -96,25 +96,26 @@ void ThreadPool::check_process() const {
             "load it in the process that uses it, or start processes with the spawn method");
 }
 
-void ThreadPool::begin(Job job, void* context, int members, Waiter waiter) {
-    job_ = job;
-    context_ = context;
-    members_ = members;
+void ThreadPool::begin(const Queued& next) {
+    job_ = next.job;
+    context_ = next.context;
+    members_ = next.on_all ? options_.count : std::max(options_.count - 1, 1);
     position_ = 0;
-    waiter_.store(of_job(job_number_.value.load(std::memory_order_relaxed) + 1, waiter), std::memory_order_release);
+    const uint32_t number = job_number_.value.load(std::memory_order_relaxed) + 1;
+    waiter_.store(of_job(number, next.on_all ? expected : absent), std::memory_order_release);
     advance(job_number_);
 }
 
-uint32_t ThreadPool::start(Job job, void* context) {
+uint32_t ThreadPool::start(Job job, void* context, bool on_all) {
     check_process();
     const std::lock_guard<std::mutex> guard(queue_mutex_);
     const uint32_t number = last_job() + 1;
     const bool is_idle = is_done(last_job());
     last_job_.store(number, std::memory_order_relaxed);
     if (is_idle)
-        begin(job, context, std::max(options_.count - 1, 1), absent);
+        begin({job, context, on_all});
     else
-        queued_ = Queued{job, context};
+        queued_ = Queued{job, context, on_all};
     return number;
 }
 
@@ -122,20 +123,10 @@ uint32_t ThreadPool::start(Job job, void* context) {
 void ThreadPool::end() {
     const std::lock_guard<std::mutex> guard(queue_mutex_);
     if (queued_) {
-        begin(queued_->job, queued_->context, std::max(options_.count - 1, 1), absent);
+        begin(*queued_);
         queued_.reset();
     }
     advance(finished_);  // last, because whoever sees it may join the next job
-}
-
-void ThreadPool::run(Job job, void* context) {
-    check_process();
-    last_job_.store(last_job() + 1, std::memory_order_relaxed);
-    begin(job, context, options_.count, admitted);
-    if (options_.tiles) load_tile_configuration();
-    take_part(options_.count - 1, 0);
-    if (options_.tiles) release_tiles();
-    wait(last_job());
 }
 
 bool ThreadPool::is_done(uint32_t number) const {
@@ -146,8 +137,7 @@ void ThreadPool::wait(uint32_t number) {
     if (is_done(number)) return;
     if (!is_done(number - 1)) wait(number - 1);
     check_process();
-    uint32_t expected = of_job(number, absent);
-    if (waiter_.compare_exchange_strong(expected, of_job(number, asking), std::memory_order_seq_cst) && join(number)) {
+    if (join(number)) {
         if (options_.tiles) load_tile_configuration();
         take_part(options_.count - 1, position_);
         if (options_.tiles) release_tiles();
@@ -162,8 +152,17 @@ void ThreadPool::wait(uint32_t number) {
     }
 }
 
-// Waits for the next boundary of the job; false if the job ended first. A pool of one worker has nobody to wait for.
+// Makes the calling thread a worker of the job; false if another thread is, or if the job ended first.
 bool ThreadPool::join(uint32_t number) {
+    uint32_t state = of_job(number, expected);
+    if (waiter_.compare_exchange_strong(state, of_job(number, admitted), std::memory_order_seq_cst)) return true;
+    state = of_job(number, absent);
+    return waiter_.compare_exchange_strong(state, of_job(number, asking), std::memory_order_seq_cst) &&
+           wait_for_boundary(number);
+}
+
+// Returns false if the job ended first. A pool of one worker has nobody to wait for.
+bool ThreadPool::wait_for_boundary(uint32_t number) {
     if (threads_.empty()) return true;
     Spin spin(options_.barrier_spin_us);
     for (;;) {

@@ -24,7 +24,7 @@ struct PoolOptions {
 
 // A job runs on `count` workers: the pool's threads and the thread that waits for the job. The pool's threads start
 // without that thread, which joins at the next boundary of the job. A thread that has other work first therefore delays
-// nobody, and no two threads share a processor.
+// nobody, and no two threads share a processor. A job that is too short for a boundary starts on all workers instead.
 class ThreadPool {
   public:
     // `position`: the boundary at which this worker joins; 0 at the start.
@@ -45,7 +45,8 @@ class ThreadPool {
     // ends, without waiting for a caller. `context` must live until the job is done. `has_room` must be true. A pool of
     // one worker runs jobs in `wait`. Throws std::runtime_error in a process that was forked after the pool was
     // created, because threads do not survive a fork.
-    uint32_t start(Job job, void* context);
+    // `on_all`: the waiting thread takes part from the start, so the job stops at its first barrier until `wait`.
+    uint32_t start(Job job, void* context, bool on_all = false);
 
     // False while one job runs and another waits.
     bool has_room() const { return is_done(last_job() - 1); }
@@ -57,8 +58,8 @@ class ThreadPool {
     // True if `wait` would return at once.
     bool is_done(uint32_t number) const;
 
-    // Runs a job on all workers from its start. No other job may be running.
-    void run(Job job, void* context);
+    // Runs a job on all workers from its start.
+    void run(Job job, void* context) { wait(start(job, context, true)); }
 
     // A barrier between two parts of a job. All workers of the job call it with the same `position` > 0, the next part.
     // The waiting thread may join here, which changes `worker.count`.
@@ -67,7 +68,7 @@ class ThreadPool {
     // Counts barriers, so it changes as long as jobs make progress.
     uint32_t progress() const { return generation_.value.load(std::memory_order_relaxed); }
 
-    // The number of the most recent job of `start` or `run`.
+    // The number of the most recent job.
     uint32_t last_job() const { return last_job_.load(std::memory_order_relaxed); }
 
   private:
@@ -92,23 +93,26 @@ class ThreadPool {
         Memory scratch;
     };
 
-    // The state of the thread that waits for the job: absent, asking to join, admitted, or too late.
-    enum Waiter : uint32_t { absent, asking, admitted, too_late };
+    // The state of the thread that waits for the job: absent, expected from the start, asking to join, admitted, or too
+    // late.
+    enum Waiter : uint32_t { absent, expected, asking, admitted, too_late };
     // The value of `waiter_`. It includes the job, so that a latecomer cannot get into the next one.
-    static uint32_t of_job(uint32_t number, Waiter waiter) { return number << 2 | waiter; }
+    static uint32_t of_job(uint32_t number, Waiter waiter) { return number << 3 | waiter; }
     struct Queued {
         Job job;
         void* context;
+        bool on_all;
     };
     // The place of a barrier: inside a part of the job, between two parts, or after the last.
     enum class Place { inside, between, end };
 
     void check_process() const;
-    void begin(Job job, void* context, int members, Waiter waiter);
+    void begin(const Queued& next);
     void end();
     void work(int index);
     void take_part(int index, size_t position);
     bool join(uint32_t number);
+    bool wait_for_boundary(uint32_t number);
     void stop();
     void barrier(int index, Place place, size_t position = 0);
     bool is_last_to_arrive(int index, int members);

@@ -17,6 +17,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.domains import domain_needs
 from octavo.graph.ops.attention import AttentionParams, Rope, RopeParams
+from octavo.graph.ops.base import StepSizes
 from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
 from octavo.graph.ops.linear import Input
 from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
@@ -206,6 +207,26 @@ def test_parts_of_a_step_make_what_the_whole_step_makes(checked: bool) -> None:
         with pytest.raises(ValueError, match="no such part"):
             executor.submit_part(encoder_batch(), begin, end)
     executor.close()
+
+
+def test_a_part_with_one_operation_runs_on_all_threads() -> None:
+    """Without a boundary inside the part, the thread that waits for it takes part from the start."""
+    g = Graph({"w.weight": (512, 512)})
+    g.output = g.linear(g.add(Input(0, PATCHES, 512)), "w")
+    weight = DenseWeight(np.ones((512, 512), np.float16))
+    executor = cpu.compile(g, {"w.weight": weight}, replace(LIMITS, further_rows={PATCHES: 300}), num_threads=2)
+    batch = encoder_batch()
+    batch.inputs = (np.ones((300, 512), np.float32),)
+    batch.domains = {"patches": DomainRows(300, np.array([0, 300], np.int32))}
+    linear, sizes, shares = executor.num_operations - 1, StepSizes(1, 1, 1, 1, further_rows={PATCHES: 300}), []
+    for _ in range(20):
+        executor.submit_part(batch, 0, linear).wait()
+        executor.start_profile()
+        executor.submit_part(batch, linear, linear + 1).wait()
+        time = executor.profile(sizes)[linear]
+        shares.append(time.busy_seconds / time.seconds)
+    executor.close()
+    assert max(shares) > 1.5  # of two threads
 
 
 @pytest.mark.parametrize("name", COMPILERS)

@@ -18,12 +18,14 @@ struct Board {
     std::vector<long> slots;
     long round = 0, played = 0;
     std::vector<const Board*>* order = nullptr;
+    bool on_all = false;  // all workers take part from the start
     std::vector<int> failures;
 };
 
 // The thread that waits comes in at any of the boundaries.
 void play(void* context, octavo::Worker& worker, size_t position) {
     Board& board = *static_cast<Board*>(context);
+    if (board.on_all && (position != 0 || worker.count != board.pool->count())) ++board.failures[worker.index];
     if (board.order && worker.index == 0 && position == 0) board.order->push_back(&board);
     for (long phase = static_cast<long>(position); phase < PHASES; ++phase) {
         const long value = board.round * PHASES + phase;
@@ -82,7 +84,8 @@ int stress(int workers, int rounds, octavo::PoolOptions options) {
     board.failures.assign(workers, 0);
     for (; board.round < rounds; ++board.round) {
         if (board.round % 50 == 0) usleep(3000);  // long enough for the workers to sleep
-        if (board.round % 7 == 0) {
+        board.on_all = board.round % 7 == 0;
+        if (board.on_all) {
             pool.run(play, &board);
             continue;
         }
