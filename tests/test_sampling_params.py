@@ -287,5 +287,5 @@ def test_a_changed_copy_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_an_unknown_argument_gets_advice(kind: type[Any], name: str, advice: str) -> None:
-    with pytest.raises(TypeError, match=f"{kind.__name__} has no '{name}'; {re.escape(advice)}"):
+    with pytest.raises(TypeError, match=f"{kind.__name__} has no option '{name}'; {re.escape(advice)}"):
         kind(**{name: 1})

@@ -33,12 +33,12 @@ _SAME: dict[str, tuple[str, dict[Any, Any]]] = {
 _ADVICE = {
     "swap_space": "host_cache_memory keeps evicted blocks in main memory",
     "cpu_offload_gb": "gpu_layers sets how many layers the GPU computes",
-    "trust_remote_code": "leave it out, Octavo runs no code from models",
-    "load_format": "leave it out, Octavo recognizes the format",
+    "trust_remote_code": "leave it out; Octavo runs no code from models",
+    "load_format": "leave it out; Octavo recognizes the format",
     "tokenizer_mode": "leave it out",
     "enforce_eager": "leave it out",
     "model_path": "pass the model as the first argument",
-    "logits_all": "leave it out, SamplingParams(prompt_logprobs=0) returns them",
+    "logits_all": "leave it out; SamplingParams(prompt_logprobs=0) returns them",
     "embedding": "leave it out",
     "verbose": "leave it out",
     "use_beam_search": "use LLM.beam_search",
@@ -85,7 +85,7 @@ def advises(cls: _Class) -> _Class:
             known = [field.name for field in fields(cls)]
             for name in values:
                 if name not in known:
-                    raise TypeError(f"{cls.__name__} has no {name!r}; {advice_on(name, known)}") from None
+                    raise TypeError(f"{cls.__name__} has no option {name!r}; {advice_on(name, known)}") from None
             raise
 
     cls.__init__ = constructor

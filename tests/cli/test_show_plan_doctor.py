@@ -422,7 +422,7 @@ main(sys.argv[1:])
     assert result.returncode == 0
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem.startswith("the native library cannot be loaded")
-    assert problem.endswith("install octavo again")
+    assert problem.endswith("reinstall octavo")
     assert "circular" not in problem
 
 
@@ -447,6 +447,11 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     assert "Check this machine" in result.stdout
     imported = set(result.stdout.splitlines()[-1].split())
     assert not imported & {"numpy", "rich", "octavo.config", "octavo.cli.options", "octavo.cli.run"}
+
+
+def test_every_summary_of_a_command_fits_into_80_columns() -> None:
+    room = 80 - 2 - 6 - max(map(len, _COMMANDS))
+    assert not [name for name, (_, summary) in _COMMANDS.items() if len(summary) > room]
 
 
 def test_unknown_commands_are_exit_code_2() -> None:

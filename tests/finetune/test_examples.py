@@ -116,12 +116,12 @@ def test_long_examples(tokenizer: Tokenizer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{", "line 2: not JSON"),
-        ("[1]", "an object is needed"),
+        ("{", "line 2: it is not valid JSON"),
+        ("[1]", "it must be an object"),
         ('{"question": "a"}', "it has 'question'; write"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "no message of the assistant behind another one"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "no assistant message after another message"),
         ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}', "line 2: "),
-        ('{"messages": []}', "nothing is learnt"),
+        ('{"messages": []}', "nothing to learn"),
         *(
             (json.dumps({**chat("a", "b"), "chat_template_kwargs": given}), "chat_template_kwargs is")
             for given in ([1], "a", {"add_generation_prompt": True}, {"max_tokens": 1})

@@ -122,7 +122,11 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("step35", {"yarn_only_types": ["sliding_attention"]}, "yarn_only_types is .*: must be empty or full_attention"),
     ("step35", {"layer_types": ["full_attention"]}, "layer_types is .*: must have 5 values"),
     ("step35", {"sliding_window": None}, "sliding_window is missing"),
-    ("step35", {"num_sliding_attention_heads": 5}, "num_sliding_attention_heads is 5: is no multiple of 2 kv heads"),
+    (
+        "step35",
+        {"num_sliding_attention_heads": 5},
+        "num_sliding_attention_heads is 5: must be a multiple of 2 kv heads",
+    ),
     ("step35", {"num_sliding_attention_heads": 2**17}, "head_dim is 16: makes more than 1048576 columns"),
     ("step35", {"attention_other_setting": {"head_dim": 8}}, "head_dim is 8: must be 16, as in the other layers"),
     ("step35", {"swiglu_limits": [-1.0] * 5}, r"swiglu_limits\[0\] is -1\.0"),
@@ -304,7 +308,7 @@ def test_lists_of_step_35_in_gguf_files_go_on_with_layers_that_predict_further_t
     [
         ({"attention__head_count": [4]}, r"attention\.head_count is \[4\]: must have 2 values"),
         ({"attention__head_count_kv": [2, 1, 1]}, r"attention\.head_count_kv is .*: differs between layers"),
-        ({"attention__head_count": [4, 5, 5]}, r"attention\.head_count is 5: is no multiple of 2 kv heads"),
+        ({"attention__head_count": [4, 5, 5]}, r"attention\.head_count is 5: must be a multiple of 2 kv heads"),
         ({"expert_gating_func": 1}, r"expert_gating_func is 1: must be 2 \(sigmoid\)"),
         ({"rope__scaling__type": "yarn"}, r"rope\.scaling\.type is 'yarn': must be none"),
         ({"swiglu_clamp_exp": [float("nan")] * 3}, r"swiglu_clamp_exp\[0\] is nan"),

@@ -76,7 +76,10 @@ def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) 
 @click.option("-m", "--model", shell_complete=complete_model, help="path, hub id or short name")
 @with_engine_options
 def run_batch(*, source: Path, output: Path, model: str | None, engine_options: Options) -> None:
-    """Answer all requests in a file: `octavo batch` with vLLM's options."""
+    """Answer all requests in a file, with vLLM's options.
+
+    See `octavo batch --help` for the formats.
+    """
     _run(source, output, engine_options, {"model": model})
 
 

@@ -101,9 +101,10 @@ def throughput(*, model: str, as_json: bool, engine_options: Options, **load: in
 @_as_json
 @with_engine_options
 def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
-    """Show the time of each operation in a step and the best possible on this machine.
+    """Show each operation's time in a step, and the best possible.
 
-    Also available as: octavo bench --profile.
+    The best possible follows from the measured bandwidth and speed of this machine. `octavo bench --profile` is the
+    same command.
     """
     from octavo.bench import profile as measure
 
@@ -119,12 +120,17 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
 @_number("--turns", 3, "measured rounds, each without and with drafts")
 @_number("--output-len", 300, "maximum tokens per answer")
 @_number("--users", 1, "concurrent prompts; 8 runs all kinds at once")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="of the answers")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="temperature of the answers"
+)
 @click.option("--kind", "kinds", multiple=True, help="kind of text to measure [default: all eight]; may be repeated")
 @_as_json
 @with_engine_options
 def speculation(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
-    """Measure the speedup from drafts by kind of text, and check that answers stay the same."""
+    """Measure how much drafts speed up each kind of text.
+
+    Also checks that answers stay the same.
+    """
     from octavo.bench import speculation as measure
 
     report = _measured(measure, model, engine_options, load)

@@ -20,7 +20,10 @@ _FOLDER = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR
 
 @click.group()
 def cache() -> None:
-    """List or delete the prompts kept by `octavo serve --prompt-cache-dir DIR`."""
+    """List or delete the prompts that `octavo serve` keeps on disk.
+
+    DIR is the folder of `octavo serve --prompt-cache-dir DIR`.
+    """
 
 
 @cache.command("list")

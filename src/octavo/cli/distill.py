@@ -33,7 +33,11 @@ from octavo.errors import UsageError
 @click.option("--batch", type=click.IntRange(1), default=4, show_default=True, help="text pieces per step")
 @click.option("--length", type=click.IntRange(2), default=256, show_default=True, help="tokens per piece")
 @click.option(
-    "--max-pieces", type=click.IntRange(1), default=512, show_default=True, help="most pieces, spread over the text"
+    "--max-pieces",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="maximum number of pieces, spread over the text",
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="learning rate")
 @click.option(
@@ -48,7 +52,7 @@ from octavo.errors import UsageError
     type=click.FloatRange(0, min_open=True),
     default=1.0,
     show_default=True,
-    help="softmax temperature of both models; other than 1, only the teacher's top tokens count",
+    help="softmax temperature of both models; unless it is 1, only the teacher's top tokens count",
 )
 @click.option(
     "--top-k", type=click.IntRange(2), default=64, show_default=True, help="top tokens of the teacher to keep"
@@ -57,10 +61,10 @@ from octavo.errors import UsageError
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed for the order of the pieces")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 def distill(**options: Any) -> None:
-    """Train STUDENT to imitate TEACHER, and write it as the GGUF file DST.
+    """Train STUDENT to imitate TEACHER; DST is a GGUF file.
 
-    Both need the same vocabulary. All weights of the student are trained, on the CPU, with bfloat16 products where that
-    is faster. The teacher's top tokens are computed once per text and cached. Needs torch: pip install
+    Both models need the same vocabulary. All weights of the student are trained, on the CPU, with bfloat16 products
+    where that is faster. The teacher's top tokens are computed once per text and cached. Needs torch: pip install
     'octavo[train]'.
     """
     from octavo import env

@@ -27,9 +27,12 @@ _SAMPLE_S = 0.25
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
 def doctor(*, as_json: bool) -> None:
-    """Check this machine: processor, instruction sets, threads, memory, cache folder, dependencies."""
+    """Check this machine: processor, memory, cache, dependencies.
+
+    Also shows the instruction sets, and the number of threads with the reasons for it.
+    """
     findings = examine()
     if as_json:
         write_json(findings)

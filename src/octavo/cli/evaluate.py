@@ -39,7 +39,8 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
     type=click.Choice(["chunks", "strided"]),
     default="chunks",
     show_default=True,
-    help="how to measure perplexity: chunks scored by second half (llama.cpp), or windows that score each token once",
+    help="how to measure perplexity: chunks whose second half is scored (llama.cpp), or windows that score each token "
+    "once",
 )
 @click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens per window")
 @click.option(
@@ -66,9 +67,10 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 @with_engine_options
 def evaluate(*, model: str, tasks: tuple[Path, ...], as_json: bool, engine_options: Options, **given: Any) -> None:
-    """Measure the quality of a model: perplexity, divergence from a reference, or tasks.
+    """Measure the quality of a model: perplexity, KL or tasks.
 
-    MODEL is a path, a hub id or a short name.
+    MODEL is a path, a hub id or a short name. Measures the perplexity on a text and, with --reference, the KL
+    divergence from that model; with --task, the share of correct answers.
     """
     from octavo.quality.texts import read_text
 

@@ -64,7 +64,12 @@ _STOPPED = 130
     show_default=True,
     help="share of the lines held out to measure the loss on",
 )
-@click.option("--held-out-every", type=click.IntRange(1), metavar="STEPS", help="[default: ten times per run]")
+@click.option(
+    "--held-out-every",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="steps between measurements of that loss [default: ten times per run]",
+)
 @click.option(
     "--target-modules",
     default="all-linear",
@@ -89,11 +94,12 @@ _STOPPED = 130
 @click.option("--force", is_flag=True, help="replace ADAPTER if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def finetune(model: str, data: Path, output: Path | None, **options: Any) -> None:
-    """Train a LoRA adapter for MODEL on the answers in FILE, on the CPU.
+    """Train a LoRA adapter for MODEL on the answers in FILE.
 
-    The loss covers only answers: the assistant's messages, completions, or all of a text. The weights of MODEL are not
-    changed, and GGUF files of any type work. ADAPTER is a folder in PEFT's format. An interrupted run resumes with the
-    same command; its state is in ADAPTER.partial. Needs torch: pip install 'octavo[train]'.
+    The loss covers only answers: the assistant's messages, completions, or all of a text. Training runs on the CPU. The
+    weights of MODEL are not changed, and GGUF files of any type work. ADAPTER is a folder in PEFT's format. An
+    interrupted run resumes with the same command; its state is in ADAPTER.partial. Needs torch: pip install
+    'octavo[train]'.
     """
     from octavo.finetune.finetune import FinetuneOptions, open_finetuning, run_folder
     from octavo.finetune.finetune import finetune as train

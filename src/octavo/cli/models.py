@@ -33,7 +33,7 @@ def pull(*, models: tuple[str, ...], revision: str | None) -> None:
 def list_models(*, every: bool, as_json: bool) -> None:
     """List the models on this machine.
 
-    Shows downloaded models, your own GGUF files that you used, and names made by `octavo create` or `octavo cp`.
+    Shows downloaded models, your own GGUF files that you have used, and names made by `octavo create` or `octavo cp`.
     """
     from octavo.loader.library import age, installed
     from octavo.loader.named_models import every as every_name

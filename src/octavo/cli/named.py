@@ -16,7 +16,15 @@ from octavo.errors import UsageError
 
 @click.command()
 @click.argument("name")
-@click.option("-f", "--file", type=click.Path(path_type=Path), default="Modelfile", show_default=True, metavar="FILE")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    default="Modelfile",
+    show_default=True,
+    metavar="FILE",
+    help="path of the Modelfile",
+)
 def create(*, name: str, file: Path) -> None:
     """Create a named model with its own settings from a Modelfile.
 

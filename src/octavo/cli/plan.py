@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 )
 @click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="concurrent requests")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
-@click.option("--simulate", "simulated", metavar="TEXT", help=simulate.HELP)
+@click.option("--simulate", "simulated", metavar="NAME=NUMBER,...", help=simulate.HELP)
 @with_plan_options
 def plan(
     *, model: str, ctx: int | None, users: int, as_json: bool, simulated: str | None, engine_options: Options
 ) -> None:
-    """Show how much memory a model needs and how much context fits on this machine. Reads only the headers.
+    """Show how much memory a model needs and how much context fits.
 
-    MODEL is a path, a hub id or a short name; for a model that is not downloaded, only the headers are fetched.
-    A model larger than the memory runs from disk; the plan measures the disk and shows how fast that is.
+    MODEL is a path, a hub id or a short name. Only headers are read, and only they are fetched if the model is not
+    downloaded. A model larger than the memory runs from disk; the plan measures the disk and shows how fast that is.
     The exit code is 3 if the model cannot run with the context given by --ctx or, without --ctx, with any context.
     """
     from octavo.engine.loading.devices import free_memory
@@ -140,8 +140,8 @@ def _draft_facts(draft: DraftNeeds) -> str:
     name = "the model's own head" if draft.is_head else f"-md {draft.model}"
     return (
         f"{name}: {size(draft.weight_bytes + draft.workspace_bytes)} more, "
-        f"{size(draft.kv_bytes_per_token)} of cache per token; a guess takes {draft.cost:.2f} of a step, "
-        f"{draft.gain:.1f} times as fast if 8 of 10 guesses are right"
+        f"{size(draft.kv_bytes_per_token)} of cache per token; a draft token costs {draft.cost:.2f} of a step; "
+        f"{draft.gain:.1f} times as fast if 8 of 10 draft tokens are right"
     )
 
 
@@ -190,7 +190,7 @@ def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
 
 
 def _adapter_facts(needs: MemoryNeeds) -> str:
-    return f"{size(needs.adapter_bytes)} with max_loras adapters of max_lora_rank beside all weights, counted above"
+    return f"{size(needs.adapter_bytes)} for max_loras adapters of max_lora_rank on all weights, counted above"
 
 
 def _replica_facts(needs: MemoryNeeds) -> str:

@@ -30,7 +30,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
     metavar="TEXT",
-    help="text to measure the importance of the parts on",
+    help="text on which the importance of the parts is measured",
 )
 @click.option("--layers", type=click.IntRange(0), default=0, metavar="N", help="remove N layers, by block influence")
 @click.option("--heads", type=_SHARE, metavar="SHARE", help="remove this share of each layer's head groups")
@@ -62,7 +62,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 )
 @with_report_options
 def prune(**options: Any) -> None:
-    """Remove the least important parts of SRC and write the GGUF file DST.
+    """Remove the least important parts of SRC; DST is a GGUF file.
 
     The result is an ordinary model with fewer layers, heads or columns, or with zeros among its weights; you can
     quantize it like any other. --report shows the loss in quality; `octavo distill SRC DST` recovers some of it.

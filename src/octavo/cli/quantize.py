@@ -95,13 +95,14 @@ float_type = click.option(
 @click.option("--dry-run", is_flag=True, help="only show the types and the size")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def quantize(**options: Any) -> None:
-    """Quantize SRC to DST, a GGUF file or the folder of a Hugging Face checkpoint.
+    """Quantize SRC to DST: a GGUF file or a checkpoint folder.
 
     SRC is a GGUF file or a safetensors checkpoint with float32, float16 or bfloat16 weights. A GGUF file that is
-    already quantized is accepted with a warning. The checkpoint types are gptq-4bit (2, 3, 4, 8), rtn-4bit (the same,
-    rounded to nearest), awq, nf4, fp4, int8 (bitsandbytes), fp8, w8a8 and mxfp4 (compressed-tensors; if DST ends with
-    .gguf, mxfp4 is the GGUF mixture of that name); they need a safetensors checkpoint as SRC. DST appears only when it
-    is complete.
+    already quantized is accepted with a warning. DST appears only when it is complete.
+
+    These types write a checkpoint and need one as SRC: gptq-4bit (or 2, 3, 8 bits), rtn-4bit (rounded to nearest; or
+    2, 3, 8 bits), awq, nf4, fp4, int8 (bitsandbytes), fp8, w8a8 and mxfp4 (compressed-tensors). If DST ends with
+    .gguf, mxfp4 is the GGUF mixture of that name.
     """
     from octavo.compress.quantize import choose_types, nearest_file_type, parse_mixture
     from octavo.compress.source import open_source
@@ -208,7 +209,7 @@ def _choices_of_size(
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def convert(**options: Any) -> None:
-    """Convert SRC, a safetensors checkpoint or a GGUF file, to DST with float weights.
+    """Convert SRC to DST with float weights: GGUF or safetensors.
 
     DST is a GGUF file or, with --to safetensors, a new folder. It keeps the configuration, vocabulary, chat template
     and sampling defaults of SRC; anything that its format cannot hold is an error. DST appears only when it is
@@ -358,7 +359,7 @@ def _importance(model: SourceModel, path: Path | None, chunks: int, save: Path |
         return None
     matrix = _measured(model, path, chunks) if is_text(path) else read_importance(path)
     if not any(tensor.name in matrix.squares for tensor in model.tensors):
-        raise UsageError(f"{path}: none of its names is a tensor of this model; give this model's own file")
+        raise UsageError(f"{path}: none of its names is a tensor of this model; give a file made for this model")
     if save is not None:
         write_importance(save, matrix)
     return matrix
@@ -414,7 +415,7 @@ def _bytes_of(text: str | None) -> int | None:
 
 def check_destination(source: Path, destination: Path, may_replace: bool) -> None:
     if destination.suffix != ".gguf":
-        raise UsageError(f"{destination}: the name of the result must end with .gguf")
+        raise UsageError(f"{destination}: the name must end with .gguf")
     check_folder(destination)
     if destination.exists():
         if os.path.samefile(source, destination):

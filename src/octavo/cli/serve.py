@@ -77,10 +77,10 @@ def serve(
     engine_options: Options,
     default_sampling: Options,
 ) -> None:
-    """Serve models over HTTP, compatible with OpenAI, Anthropic and other APIs.
+    """Serve models over HTTP with OpenAI, Anthropic and other APIs.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. Requests name a file by its name without the suffix,
-    or by its path. Several models need names and are loaded on demand.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Requests refer to a
+    model file by its name without the suffix, or by its path. Several models are loaded on demand; each needs a name.
 
     Exit codes: 2 for an invalid option, 3 if the model cannot be loaded, 4 if the port or the memory is not
     available, 5 if the engine died too often.

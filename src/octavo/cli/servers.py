@@ -47,9 +47,10 @@ def ps(*, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="stop every server of this user")
 @click.option("--now", is_flag=True, help="do not wait for running requests")
 def stop(*, target: str | None, every: bool, now: bool) -> None:
-    """Stop a server once its running requests have finished (see `octavo serve --drain`).
+    """Stop a server once its running requests have finished.
 
-    Without an argument, asks first, because another shell may have started the server.
+    They get the time set by `octavo serve --drain`. Without an argument, the command asks first, because another shell
+    may have started the server.
     """
     chosen = _chosen(running_servers(), target, every)
     for server in chosen:

@@ -33,10 +33,10 @@ _ORIGIN = {"name": "name", "organization": "made by", "size_label": "size label"
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 @with_model_options
 def show(*, model: str, as_json: bool, engine_options: Options) -> None:
-    """Describe a model: architecture, formats, sizes, context, template, licence. Reads only its headers.
+    """Describe a model: architecture, sizes, context and licence.
 
-    MODEL is a path, a hub id or a short name; for a model that is not downloaded, only the headers are fetched. It may
-    also be the path of a LoRA adapter: shows its ranks, modules and size.
+    MODEL is a path, a hub id or a short name. Only headers are read, and only they are fetched if the model is not
+    downloaded. MODEL may also be the path of a LoRA adapter; this shows its ranks, modules and size.
     """
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.named_models import find

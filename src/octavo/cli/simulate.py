@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "compare ways to divide the model over machines with these figures, in bytes, seconds and operations per second: "
-    "'nodes=2+8,sockets=2,bandwidth=2e11,compute=8e12,memory=2e11' (per socket), and latency, link (between machines), "
-    "local_latency, local_link (between sockets), efficiency"
+    "nodes (such as 2+8), sockets, bandwidth, compute and memory of a socket, latency and link between machines, "
+    "local_latency and local_link between sockets, efficiency"
 )
 _NODES = (2, 4, 8, 16, 32, 64)
 _SHOWN = 4  # choices shown per number of machines
@@ -97,7 +97,7 @@ def _assumptions(load: Load, sampling: str) -> list[str]:
     how = (
         "from all logits, which the ranks of a stage gather"
         if load.whole_logits
-        else "from the best candidates of each rank, which count nothing"
+        else "from the best candidates of each rank, whose exchange is not counted"
     )
     found = [
         "Computed, not measured: a step takes as long as its bytes or operations, plus its exchanges. Scheduling, "

@@ -24,7 +24,7 @@ class SourceTensor:
 
     make: returns its numbers, as stored.
     release: frees their pages.
-    stored: names of the tensors in the source that it is made of.
+    stored: names of the source tensors that it is made from.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SourceModel:
         return str(self.metadata.get("general.architecture", ""))
 
     def facts(self, has_importance: bool) -> ModelFacts:
-        """Return what the rules of mixtures need to know. Missing keys count as one."""
+        """Return the model facts that the rules of mixtures depend on. A missing metadata key counts as 1."""
 
         def largest(key: str, default: int) -> int:
             numbers = np.atleast_1d(np.asarray(self.metadata.get(f"{self.architecture}.{key}", default)))

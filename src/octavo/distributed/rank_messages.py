@@ -60,7 +60,7 @@ class Tensor(msgspec.Struct, array_like=True):
         """Return the array. Raises MalformedRankMessageError unless the number of bytes matches the shape."""
         dtype = _TYPES.get(self.dtype)
         if dtype is None or any(n < 0 for n in self.shape) or prod(self.shape) * dtype.itemsize != len(self.data):
-            raise MalformedRankMessageError(f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
+            raise MalformedRankMessageError(f"{len(self.data)} bytes do not make {self.dtype} of shape {self.shape}")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
     def array_of(self, dtype: type[np.generic], ndim: int) -> NDArray[Any]:
@@ -68,7 +68,7 @@ class Tensor(msgspec.Struct, array_like=True):
         array = self.array()
         if array.dtype != dtype or array.ndim != ndim:
             raise MalformedRankMessageError(
-                f"{array.dtype} of shape {array.shape} is no {np.dtype(dtype)} of {ndim} dimensions"
+                f"{array.dtype} of shape {array.shape} is not {np.dtype(dtype)} with {ndim} dimensions"
             )
         return array
 
@@ -327,9 +327,9 @@ def _sampling_of(tensors: list[Tensor]) -> SamplingBatch | None:
         return None
     rows, *arrays = [tensor.array() for tensor in tensors]
     if rows.ndim != 2 or rows.dtype != np.uint8 or rows.shape[1] != SAMPLING_ROW.itemsize:
-        raise MalformedRankMessageError(f"{rows.dtype} of shape {rows.shape} are no rows of sampling options")
+        raise MalformedRankMessageError(f"{rows.dtype} of shape {rows.shape} are not rows of sampling options")
     if len(arrays) - len(_SAMPLING) not in (0, 1):
-        raise MalformedRankMessageError("sampling options with other arrays")
+        raise MalformedRankMessageError("sampling options with an unexpected number of arrays")
     fields: dict[str, Any] = dict(zip((*_SAMPLING, "allowed_mask"), arrays, strict=False))
     return SamplingBatch(rows.view(SAMPLING_ROW)[:, 0] if len(rows) else np.zeros(0, SAMPLING_ROW), **fields)
 
@@ -355,12 +355,12 @@ def _moved_of(tensors: list[Tensor], block_bytes: int, state_bytes: int) -> dict
     if not tensors:
         return {}
     if len(tensors) != 6:
-        raise MalformedRankMessageError("moved blocks with other arrays")
+        raise MalformedRankMessageError("moved blocks with an unexpected number of arrays")
     found: dict[str, Any] = {}
     for name, arrays, num_bytes in (("block", tensors[:3], block_bytes), ("snapshot", tensors[3:], state_bytes)):
         saves, loads, data = (tensor.array() for tensor in arrays)
         if data.ndim != 2 or data.shape[1] < num_bytes:
-            raise MalformedRankMessageError(f"bytes of shape {data.shape} are none of {num_bytes} bytes each")
+            raise MalformedRankMessageError(f"bytes of shape {data.shape} are not blocks of {num_bytes} bytes")
         found[f"{name}_saves"] = BlockBytes(saves, np.empty((len(saves), num_bytes), np.uint8))
         found[f"{name}_loads"] = BlockBytes(loads, data[:, :num_bytes])
     return found
@@ -383,7 +383,7 @@ def batch_of(
     block_bytes, state_bytes: sizes of the rank's part.
     """
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
-        raise MalformedRankMessageError("a step with other arrays")
+        raise MalformedRankMessageError("a step with an unexpected number of arrays")
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
     for name, tensor in zip(_OPTIONAL, message.optional, strict=True):
         found[name] = None if tensor is None else tensor.array()
@@ -406,9 +406,9 @@ def hello(rank: int, token: str, challenge: bytes) -> Hello:
 def problem_with(message: Hello, token: str, challenge: bytes, ranks: Collection[int]) -> str | None:
     """Return the reason to refuse a rank, or None."""
     if not hmac.compare_digest(message.proof, proof_of(token, challenge)):
-        return "the token is another one"
+        return "its OCTAVO_CLUSTER_TOKEN is different; set the same on all machines"
     if (message.version, message.protocol) != (__version__, PROTOCOL):
-        return f"it runs octavo {message.version}, this one is {__version__}: install the same on all machines"
+        return f"it runs octavo {message.version}, the leader {__version__}: install the same version on all machines"
     if message.rank not in ranks:
         return f"rank {message.rank} is not one of {min(ranks)} to {max(ranks)}"
     return None

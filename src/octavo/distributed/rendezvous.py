@@ -51,7 +51,7 @@ def accept_ranks(
         listener = socket.create_server(address, family=family, backlog=_MOST_STRANGERS)
     except OSError as error:
         raise UsageError(
-            f"master {address[0]}:{address[1]} is no address of this machine, or in use: {error}"
+            f"master {address[0]}:{address[1]} is not an address of this machine, or is in use: {error}"
         ) from None
     greeted: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
     found: dict[int, Connection] = {}
@@ -71,7 +71,7 @@ def accept_ranks(
             with suppress(queue.Empty):
                 rank, connection = greeted.get(timeout=max(min(end - time.monotonic(), _RETRY_S), 0.01))
                 if rank in found:
-                    _refuse(connection, f"rank {rank} is here already")
+                    _refuse(connection, f"rank {rank} is already connected")
                 else:
                     found[rank] = connection
             if time.monotonic() > end:
@@ -79,7 +79,7 @@ def accept_ranks(
                     connection.close()
                 missing = ", ".join(map(str, sorted(set(ranks) - set(found))))
                 raise EngineDeadError(
-                    f"rank {missing} did not come to {address[0]}:{address[1]} within {timeout_s:.0f} s: start the "
+                    f"rank {missing} did not connect to {address[0]}:{address[1]} within {timeout_s:.0f} s: start the "
                     "same command on the other machines with their --node-rank"
                 )
     return found
@@ -94,7 +94,7 @@ def connect(address: tuple[str, int], token: str, rank: int, timeout_s: float) -
             return found
         if time.monotonic() > end:
             where = f"{address[0]}:{address[1]}"
-            raise EngineDeadError(f"the leader at {where} cannot be reached for {timeout_s:.0f} s: {found}")
+            raise EngineDeadError(f"the leader at {where} could not be reached within {timeout_s:.0f} s: {found}")
         time.sleep(_RETRY_S)
 
 
@@ -103,7 +103,7 @@ def _attempt(address: tuple[str, int], token: str, rank: int) -> Connection | Ex
         connection = Connection(socket.create_connection(address, timeout=_HELLO_S))
         challenge = connection.receive(HELLO_BYTES)
         if not isinstance(challenge, Challenge):
-            raise ConnectionEndedError("it is no leader of ranks")
+            raise ConnectionEndedError("it is not a leader of ranks")
         connection.send(hello(rank, token, challenge.nonce))
         connection.settimeout(None)
     except (OSError, ConnectionEndedError) as error:
@@ -151,7 +151,7 @@ class _Door:
             connection.settimeout(None)
             self._greeted.put((message.rank, connection))
         except ConnectionEndedError as error:
-            logger.warning("a connection from %s is no rank: %s", peer, error)
+            logger.warning("a connection from %s is not from a rank: %s", peer, error)
             connection.close()
         finally:
             self._room.release()

@@ -64,7 +64,7 @@ def read_examples(path: Path, tokenizer: Tokenizer, max_tokens: int) -> Examples
     examples.digest = digest.hexdigest()
     if not examples.texts:
         raise UsageError(
-            f"{path}: no line has an answer within {max_tokens} tokens; write {_FORMS}, one object a line, or raise "
+            f"{path}: no line has an answer within {max_tokens} tokens; write {_FORMS}, one object per line, or raise "
             "--sequence-length",
             param="data",
         )
@@ -103,13 +103,13 @@ def _take(examples: Examples, line: int, marked: _Marked, max_tokens: int) -> No
 
 def _record(line: bytes) -> Mapping[str, Any]:
     if len(line) > MAX_LINE_BYTES:
-        raise UsageError(f"it has {len(line):,} bytes; at most {MAX_LINE_BYTES:,} are read: cut it into several lines")
+        raise UsageError(f"it has {len(line):,} bytes; the limit is {MAX_LINE_BYTES:,}: split it into several lines")
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"not JSON: {error}") from error
+        raise UsageError(f"it is not valid JSON: {error}") from error
     if not isinstance(record, dict):
-        raise UsageError(f"it is {record!r:.40}; an object is needed: {_FORMS}")
+        raise UsageError(f"it is {record!r:.40}; it must be an object: {_FORMS}")
     return record
 
 
@@ -158,7 +158,7 @@ class _Reader:
         """
         answers = [i for i, message in enumerate(messages) if i >= max(first, 1) and _is_answer(message)]
         if not answers:
-            raise UsageError("the conversation has no message of the assistant behind another one; nothing is learnt")
+            raise UsageError("the conversation has no assistant message after another message: nothing to learn")
         turns = [self._turn(messages[: i + 1], record) for i in answers]
         whole, _ = turns[-1]
         if all(list(whole[: len(ids)]) == list(ids) for ids, _ in turns):
@@ -182,8 +182,8 @@ class _Reader:
             asked = self._encoder.encode_chat(messages[:-1], add_generation_prompt=False, **extra)
             if _common(asked, ids) < len(asked):
                 raise UsageError(
-                    f"the chat template changes the messages before message {len(messages)} once it is there; "
-                    'write this line as {"prompt": ..., "completion": ...} with the text of the template'
+                    f"the chat template renders earlier messages differently once message {len(messages)} follows; "
+                    'write this line as {"prompt": ..., "completion": ...} with the text that the template makes'
                 )
         ends = [i for i in range(begin, len(ids)) if ids[i] in self._tokenizer.eos_token_ids]
         return ids, (begin, ends[-1] + 1 if ends else len(ids))

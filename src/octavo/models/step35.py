@@ -136,7 +136,7 @@ class Config(DecoderConfig):
         if not any(self.attention.windows):
             local_heads = self.num_heads
         if local_heads % self.num_kv_heads:
-            raise reader.error(key, local_heads, f"is no multiple of {self.num_kv_heads} kv heads")
+            raise reader.error(key, local_heads, f"must be a multiple of {self.num_kv_heads} kv heads")
         checked_columns(reader, "head_dim", self.head_dim, local_heads)
         return replace(self, local_heads=local_heads, limits=limits, shared_limits=shared)
 

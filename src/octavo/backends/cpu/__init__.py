@@ -12,7 +12,7 @@ from octavo.errors import OctavoError
 try:
     from octavo.backends.cpu import _native as _native  # here, so that the error is one line
 except ImportError as error:
-    raise OctavoError(f"the native library cannot be loaded ({error}): install octavo again") from error
+    raise OctavoError(f"the native library cannot be loaded ({error}): reinstall octavo") from error
 
 if TYPE_CHECKING:
     from octavo.backends.cpu.backend import *  # noqa: F403
