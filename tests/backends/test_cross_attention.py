@@ -319,12 +319,12 @@ def test_what_a_graph_may_not_do() -> None:
     g = Graph(SHAPES)
     encoded, h = g.add(Input(0, FRAMES, WIDTH)), g.embedding("embed")
     for op, message in (
-        (CrossAttention(h, h, h, HEADS, 0, TOKENS), "a cache of tokens"),
+        (CrossAttention(h, h, h, HEADS, 0, TOKENS), "tokens cannot be cached as other rows"),
         (CrossAttention(h, h, h, HEADS, 0, FRAMES), r"k \[tokens, 16\] is not \[frames"),
         (CrossAttention(encoded, encoded, encoded, HEADS, 0, FRAMES), r"q \[frames, 16\] is not \[tokens"),
-        (CrossAttention(h, encoded, None, HEADS, 0, FRAMES), "both or neither"),
-        (CrossAttention(h, encoded, encoded, replace(HEADS, window=3), 0, FRAMES), "a window"),
-        (CrossAttention(h, None, None, HEADS, 0, FRAMES), "no such cache of layer 0"),
+        (CrossAttention(h, encoded, None, HEADS, 0, FRAMES), "k and v must be given together"),
+        (CrossAttention(h, encoded, encoded, replace(HEADS, window=3), 0, FRAMES), "no window"),
+        (CrossAttention(h, None, None, HEADS, 0, FRAMES), "layer 0 has no such cache"),
     ):
         with pytest.raises(GraphError, match=message):
             g.add(op)

@@ -83,7 +83,7 @@ def test_one_attention_a_layer(g: Graph) -> None:
     x = g.embedding("embed_tokens")
     g.attention(x, x, x, ATTENTION, sinks="layers.3.self_attn.sinks")
     assert g.kv_caches == [ATTENTION.cache]
-    with pytest.raises(GraphError, match="layer 0 has a cache already"):
+    with pytest.raises(GraphError, match="layer 0 already has a cache"):
         g.attention(x, x, x, ATTENTION)
 
 

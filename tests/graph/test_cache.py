@@ -110,10 +110,10 @@ def test_a_layer_has_one_cache() -> None:
     g = Graph({"embed.weight": (VOCAB, 8)})
     x = g.embedding("embed")
     g.add(RunningSum(x, 0))
-    with pytest.raises(GraphError, match="embed: running_sum: there is a state 0 already"):
+    with pytest.raises(GraphError, match="embed: running_sum: state 0 already exists"):
         g.add(RunningSum(x, 0))
     g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5))
-    with pytest.raises(GraphError, match="embed: attention: layer 0 has a cache already"):
+    with pytest.raises(GraphError, match="embed: attention: layer 0 already has a cache"):
         g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5))
 
 

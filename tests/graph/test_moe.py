@@ -248,9 +248,9 @@ WRONG = {
     "down": (lambda: MoE(X, *WEIGHTS[:3], WEIGHTS[1], Routing(2)), r"g is \[4, 6, 8\], not \[4, 8, 6\]"),
     "scoring": (
         lambda: MoE(X, *WEIGHTS, Routing(2, "silu")),
-        "scoring 'silu' is none of softmax, sigmoid",
+        "scoring is 'silu'; it must be one of softmax, sigmoid",
     ),
-    "mixed": (lambda: MoE(X, *WEIGHTS, Routing(2, "sparsemixer")), "sparsemixer has no groups, and its weights"),
+    "mixed": (lambda: MoE(X, *WEIGHTS, Routing(2, "sparsemixer")), "sparsemixer allows no groups"),
     "top_k": (lambda: MoE(X, *WEIGHTS, Routing(5)), "top_k 5 of 4 experts"),
     "groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=3)), "num_groups 3 does not divide 4 experts"),
     "top_groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=2, top_groups=3)), "top_groups 3 of 2 groups"),
@@ -262,7 +262,7 @@ WRONG = {
     ),
     "experts beside identities": (
         lambda: MoE(X, *WEIGHTS, Routing(2, num_identities=1)),
-        "4 experts from 0 on are no part of 3",
+        "experts 0 to 3 are not part of 3",
     ),
     "limit": (lambda: MoE(X, *WEIGHTS, Routing(2), limit=0.0), "limit 0.0 is not positive"),
     "router_x": (

@@ -281,7 +281,7 @@ def test_a_cache_that_is_read_must_be_there() -> None:
         g = Graph({})
         q, k, v = (g.add(Input(i, TOKENS, cols)) for i, cols in enumerate((24, 12, 12)))
         g.attention(q, k, v, p)
-        with pytest.raises(GraphError, match=rf"no such cache of layer {other.layer} to read"):
+        with pytest.raises(GraphError, match=f"layer {other.layer} has no such cache to read"):
             g.attention(q, None, None, other)
 
 
@@ -384,7 +384,7 @@ WRONG = {
     "logits rows": (lambda: Logits(X, Parameter("w", (4, 8))), "select_rows first"),
     "norm": (lambda: RMSNorm(X, Parameter("n", (3,)), 1e-5), r"not a multiple of n \[3\]"),
     "norm without weight": (lambda: RMSNorm(X, None, 1e-5, 3), "not a multiple of a group of 3"),
-    "key without value": (lambda: Attention(X, X, None, HEADS), "both or neither"),
+    "key without value": (lambda: Attention(X, X, None, HEADS), "k and v must be given together"),
     "chunk": (lambda: FusedAttention(X, AttentionParams(0, 1, 1, 4, 1.0, chunked=True), None), "needs a window"),
     "layer norm": (lambda: LayerNorm(X, Parameter("n", (4,)), None, 1e-5), r"n is \[4\], not \[8\]"),
     "layer norm of groups": (
@@ -413,14 +413,14 @@ WRONG = {
     ),
     "columns of a latent": (
         lambda: LatentAttention(X, X, X, X, AttentionParams(0, 2, 1, 12, 1.0, value_dim=8)),
-        "a latent has 8 columns, no multiple of 16",
+        "a latent has 8 columns, not a multiple of 16",
     ),
     "parts of a latent": (
         lambda: LatentAttention(X, X, X, X, AttentionParams(0, 2, 1, 20, 1.0, value_dim=16)),
         r"q \[tokens, 8\] is not \[tokens, 32\]",
     ),
     "matrices of heads": (lambda: HeadLinear(X, Parameter("w", (2, 16, 5))), "does not fit w"),
-    "rows of heads": (lambda: HeadLinear(X, Parameter("w", (2, 6, 4))), "6 rows a head, no multiple of 16"),
+    "rows of heads": (lambda: HeadLinear(X, Parameter("w", (2, 6, 4))), "6 rows per head, not a multiple of 16"),
     "gate and up": (
         lambda: FusedLinear(X, None, (Parameter("w", (4, 8)),), (None,), kind="silu"),
         r"gate and up have \[4\] features",

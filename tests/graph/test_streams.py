@@ -107,7 +107,7 @@ def test_ids_beyond_a_table_take_its_first_row() -> None:
 
 WRONG = {
     "columns": (lambda: Columns(Y, 4, 7), "has no 7 columns from 4 on"),
-    "square": (lambda: MixStreams(X, ONE_EACH), "no square"),
+    "square": (lambda: MixStreams(X, ONE_EACH), "do not make a square"),
     "streams": (lambda: AddToStreams(X, Y, None, (1.0,)), "is not 1 streams"),
     "factors": (lambda: AddToStreams(X, Y, SQUARE, (1.0,) * 3), "not one for each of 3"),
     "target": (lambda: MatchMagnitude(Y, X, 1e-5), "not several times as wide"),

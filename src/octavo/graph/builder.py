@@ -436,7 +436,7 @@ class Graph:
         if isinstance(cache, KVCache):
             self._check_cache(op, cache)
         if isinstance(cache, StateCache) and any(cache.index == other.index for other in self.state_caches):
-            raise GraphError(f"{self._layer}: {op.name}: there is a state {cache.index} already")
+            raise GraphError(f"{self._layer}: {op.name}: state {cache.index} already exists")
         output = Value(len(self.nodes), rows, cols, self)
         self.nodes.append(Node(op, output, self._layer))
         return output
@@ -444,9 +444,9 @@ class Graph:
     def _check_cache(self, op: Op, cache: KVCache) -> None:
         """Raise GraphError if another operation owns the cache, or if this operation reads a cache that none owns."""
         if op.owns_cache and any(cache.layer == other.layer for other in self.kv_caches):
-            raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
+            raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} already has a cache")
         if not op.owns_cache and not self._has_cache(cache):
-            raise GraphError(f"{self._layer}: {op.name}: there is no such cache of layer {cache.layer} to read")
+            raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has no such cache to read")
 
     def _has_cache(self, cache: KVCache) -> bool:
         return cache in self.kv_caches or cache in self.borrowed

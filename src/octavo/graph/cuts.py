@@ -221,7 +221,7 @@ def elements(vector: Parameter, ranges: Sequence[Range]) -> Parameter:
     if len(ranges) == 1:
         return part_of(vector, 0, *ranges[0])
     if vector.part is not None:
-        raise GraphError(f"{vector.label} is a part already and cannot be cut again")
+        raise GraphError(f"{vector.label} is already a part and cannot be cut again")
     (begin, end), *more = ranges
     part = Part(0, begin, end, tuple(more))
     return replace(vector, shape=(part.count,), part=part)
@@ -232,7 +232,7 @@ def part_of(parameter: Parameter, dimension: int, begin: int, end: int) -> Param
     if (begin, end) == (0, parameter.shape[dimension]):
         return parameter
     if parameter.part is not None:
-        raise GraphError(f"{parameter.label} is a part already and cannot be cut again")
+        raise GraphError(f"{parameter.label} is already a part and cannot be cut again")
     shape = list(parameter.shape)
     shape[dimension] = end - begin
     return replace(parameter, shape=tuple(shape), part=Part(dimension, begin, end))

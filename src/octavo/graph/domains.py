@@ -73,7 +73,7 @@ def _add_needs(graph: Graph, found: dict[RowDomain, DomainNeeds], op: Op) -> Non
         known = found.setdefault(need.index.rows, DomainNeeds(need.index.rows))
         same = [each for each in known.indices if each.index == need.index]
         if same and same[0] != need:
-            raise GraphError(f"{op.name}: another operation reads {known.name(need.index.name)} in another way")
+            raise GraphError(f"{op.name}: another operation reads {known.name(need.index.name)} differently")
         if not same:
             found[need.index.rows] = replace(known, indices=(*known.indices, need))
         found.setdefault(need.source, DomainNeeds(need.source))
@@ -84,8 +84,8 @@ def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
     for need in domain_needs(graph):
         if need.domain not in limits:
             raise UsageError(
-                f"the graph has rows of {need.domain.name}, of whose number an executor must know a limit; give it in "
-                "ExecutorLimits.further_rows"
+                f"the graph has rows of {need.domain.name}; an executor must know their maximum number: "
+                "set it in ExecutorLimits.further_rows"
             )
 
 
@@ -172,10 +172,10 @@ def check_sequences(batch: Batch, max_sequences: int, max_length: int) -> None:
     if count > max_sequences:
         raise UsageError(f"a step with {count} requests exceeds the executor's limit of {max_sequences}")
     if len(starts) != count + 1:
-        raise ValueError(f"query_start_loc has {len(starts)} entries, not one more than there are requests, {count}")
+        raise ValueError(f"query_start_loc has {len(starts)} entries; {count} requests need {count + 1}")
     check_range("seq_lens", lengths, max_length + 1)
     if (lengths < starts[1:] - starts[:-1]).any():
-        raise ValueError(f"seq_lens {lengths.tolist()} are less than the tokens of the step")
+        raise ValueError(f"seq_lens {lengths.tolist()} are smaller than the numbers of tokens in the step")
 
 
 def check_range(name: str, numbers: Int32, end: int, *, first: int = 0) -> None:

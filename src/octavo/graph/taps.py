@@ -46,4 +46,4 @@ def _input_of(graph: Graph, layer: int) -> Value:
     for node in graph.nodes:
         if node.layer_index == layer and node.op.inputs:
             return node.op.inputs[0]
-    raise GraphError(f"there is no layer {layer} to tap: the model has {len(numbers)}")
+    raise GraphError(f"there is no layer {layer} to tap: the model has {len(numbers)} layers")

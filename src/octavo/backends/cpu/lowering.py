@@ -111,7 +111,7 @@ def _append(value: typing.Any, kind: typing.Any, operands: Operands, op: str, na
         operands.ints.append((name, operands.numbers[value]))
     elif kind is str:
         if value is not None and value not in KINDS:
-            raise GraphError(f"{op}.{name}: {value!r} is none of {', '.join(KINDS)}")
+            raise GraphError(f"{op}.{name} is {value!r}; it must be one of {', '.join(KINDS)}")
         operands.ints.append((name, KINDS.index(value or "none")))
     elif dataclasses.is_dataclass(kind):
         _flatten(value, typing.cast(type, kind), operands, op)

@@ -44,4 +44,4 @@ def evaluate(node: Node, step: TorchStep) -> None:
 def check_operation(node: Node) -> None:
     """Raise GraphError naming the operation if it has no torch form."""
     if type(node.op) not in FORMS:
-        raise GraphError(f"{node.layer}: {node.op.name}: the torch backend has no form of this operation")
+        raise GraphError(f"{node.layer}: {node.op.name}: the torch backend does not support this operation")

@@ -142,7 +142,7 @@ class Attention(Op):
         require_distance_bias(self.distance_bias, p.num_heads)
         heads = {"q": (p.num_heads, p.head_dim), "k": (p.num_kv_heads, p.head_dim)}
         heads["v"] = (p.num_kv_heads, p.cache.value_dim)
-        require((self.k is None) == (self.v is None), "k and v are given both or neither")
+        require((self.k is None) == (self.v is None), "k and v must be given together")
         for name, (count, dim) in heads.items():
             value: Value | None = getattr(self, name)
             if value is not None:
@@ -205,8 +205,8 @@ class FusedAttention(Op):
         )
         require_parameter(self.q_norm, p.head_dim)
         require_parameter(self.k_norm, p.head_dim)
-        require(self.norms_q or self.q_norm is None, "the weight of a norm that q does not have")
-        require(self.norms_k or self.k_norm is None, "the weight of a norm that k does not have")
+        require(self.norms_q or self.q_norm is None, "a norm weight is given for q, which has no norm")
+        require(self.norms_k or self.k_norm is None, "a norm weight is given for k, which has no norm")
         return TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
@@ -279,11 +279,14 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
     require(min(dims) > 0, f"heads, head_dim and value_dim must be positive: {p}")
     require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
     require(p.window is None or p.window > 0, f"window {p.window} is not positive")
-    require(p.sees_spans >= 0 and not (p.sees_spans and p.chunked), f"spans of {p.sees_spans} tokens, or in chunks")
+    require(
+        p.sees_spans >= 0 and not (p.sees_spans and p.chunked),
+        f"spans of {p.sees_spans} tokens cannot be combined with chunks",
+    )
     require(p.window is not None or not p.chunked, "chunked attention needs a window, the length of a chunk")
     require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
     slopes = p.alibi_slopes
-    require(slopes is None or len(slopes) == p.num_heads, f"not one ALiBi slope for each of {p.num_heads} heads")
+    require(slopes is None or len(slopes) == p.num_heads, f"{p.num_heads} heads need one ALiBi slope each")
     require(
         p.query_scales != () and p.scale_length > 0 and p.scale_offset >= 0,
         f"query_scales for each {p.scale_length} positions, offset {p.scale_offset}",

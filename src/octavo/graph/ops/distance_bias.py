@@ -34,7 +34,7 @@ def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
         return
     fits = len(bias.shape) == 2 and bias.shape[0] == num_heads and bias.shape[1] % 2 == 1
     require(fits, f"{bias.name} {list(bias.shape)} is not [{num_heads}, an odd number of distances]")
-    require(bias.plain, f"{bias.name} is a table of plain numbers")
+    require(bias.plain, f"{bias.name} must be a table of plain numbers")
 
 
 def distance_terms(queries: Array, keys: Array, distance: NDArray[np.int_], vectors: Sequence[Array | None]) -> Array:
@@ -67,5 +67,5 @@ def require_distance_vectors(keys: Parameter | None, queries: Parameter | None, 
             continue
         fits = each.shape == (num_heads, head_dim, each.shape[-1]) and each.shape[-1] % 2 == 1 and len(sizes) == 1
         odd = f"[{num_heads}, {head_dim}, an odd number of distances]"
-        require(fits, f"{each.name} {list(each.shape)} is not {odd}, as many for both")
-        require(each.plain, f"{each.name} is a table of plain numbers")
+        require(fits, f"{each.name} {list(each.shape)} is not {odd}, the same number for both")
+        require(each.plain, f"{each.name} must be a table of plain numbers")

@@ -74,13 +74,16 @@ class EncoderAttention(Op):
         require(p.window is None or p.window > 0, f"window {p.window} is not positive")
         slopes = p.num_heads if p.alibi_slopes is None else len(p.alibi_slopes)
         require(slopes == p.num_heads, f"{slopes} slopes do not fit {p.num_heads} heads")
-        require(p.alibi_slopes is None or p.softcap is None, "slopes beside a soft cap")
+        require(p.alibi_slopes is None or p.softcap is None, "slopes cannot be combined with a soft cap")
         require_distance_bias(self.distance_bias, p.num_heads)
         require_distance_vectors(self.distance_keys, self.distance_queries, p.num_heads, p.head_dim)
         has_vectors = self.distance_keys is not None or self.distance_queries is not None
-        require(not has_vectors or p.num_heads == p.num_kv_heads, "vectors of distances beside shared kv heads")
+        require(
+            not has_vectors or p.num_heads == p.num_kv_heads,
+            "vectors of distances cannot be combined with shared kv heads",
+        )
         rows = self.q.rows
-        require(rows not in (OUTPUTS, LOGITS), f"q {describe(self.q)}: such rows are of no sequences")
+        require(rows not in (OUTPUTS, LOGITS), f"q {describe(self.q)}: such rows belong to no sequence")
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
             _require_rows(name, getattr(self, name), rows, heads, p.head_dim)
         return rows, p.num_heads * p.head_dim
@@ -130,9 +133,15 @@ class CrossAttention(Op):
     def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         _require_heads(p)
-        require(p.window is None and p.alibi_slopes is None, "a window, or slopes, between rows of two domains")
-        require(self.domain not in (TOKENS, OUTPUTS, LOGITS), f"a cache of {self.domain.name} is none of other rows")
-        require((self.k is None) == (self.v is None), "k and v are given both or neither")
+        require(
+            p.window is None and p.alibi_slopes is None,
+            "attention between two domains of rows has no window and no slopes",
+        )
+        require(
+            self.domain not in (TOKENS, OUTPUTS, LOGITS),
+            f"{self.domain.name} cannot be cached as other rows",
+        )
+        require((self.k is None) == (self.v is None), "k and v must be given together")
         _require_rows("q", self.q, TOKENS, p.num_heads, p.head_dim)
         for name, value in (("k", self.k), ("v", self.v)):
             if value is not None:

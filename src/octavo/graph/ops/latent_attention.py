@@ -33,7 +33,7 @@ class HeadLinear(Op):
         shape = self.weight.shape
         require(len(shape) == 3, f"{self.weight.name} {list(shape)} is not [heads, out, in]")
         require(self.x.cols == shape[0] * shape[2], f"x {describe(self.x)} does not fit {self.weight.name} {shape}")
-        require(shape[1] % _PANEL == 0, f"{self.weight.name} has {shape[1]} rows a head, no multiple of {_PANEL}")
+        require(shape[1] % _PANEL == 0, f"{self.weight.name} has {shape[1]} rows per head, not a multiple of {_PANEL}")
         return self.x.rows, shape[0] * shape[1]
 
     def flops(self, sizes: StepSizes) -> int:
@@ -71,7 +71,7 @@ class LatentAttention(Op):
         latent = p.cache.value_dim
         rope = p.head_dim - latent
         require(p.num_kv_heads == 1 and rope > 0, f"a latent has one kv head and more columns than its value: {p}")
-        require(latent % _PANEL == 0, f"a latent has {latent} columns, no multiple of {_PANEL}")
+        require(latent % _PANEL == 0, f"a latent has {latent} columns, not a multiple of {_PANEL}")
         columns = {"q": p.num_heads * latent, "q_rope": p.num_heads * rope, "latent": latent, "k_rope": rope}
         for name, cols in columns.items():
             value: Value = getattr(self, name)

@@ -53,9 +53,9 @@ class Routing:
         experts: number of choices, including identities.
         """
         known = ("softmax", "sigmoid", "sparsemixer")
-        require(self.scoring in known, f"scoring {self.scoring!r} is none of {', '.join(known)}")
+        require(self.scoring in known, f"scoring is {self.scoring!r}; it must be one of {', '.join(known)}")
         is_plain = not (self.normalize or self.on_input) and self.num_groups == 1
-        require(self.scoring != "sparsemixer" or is_plain, "sparsemixer has no groups, and its weights are not changed")
+        require(self.scoring != "sparsemixer" or is_plain, "sparsemixer allows no groups and no change of its weights")
         groups = self.num_groups
         require(groups >= 1 and experts % groups == 0, f"num_groups {groups} does not divide {experts} experts")
         require(1 <= self.top_groups <= groups, f"top_groups {self.top_groups} of {groups} groups")
@@ -157,7 +157,7 @@ class MoE(Op):
         experts = self.num_experts
         first = self.first_expert
         is_part = held == experts or all(p.part is not None and p.part.begin == first for p in self.expert_parameters)
-        require(is_part and first + held <= experts, f"{held} experts from {first} on are no part of {experts}")
+        require(is_part and first + held <= experts, f"experts {first} to {first + held - 1} are not part of {experts}")
         require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
         other = self.router_x or self.x
         require_parameter(self.router, self.num_choices, other.cols)

@@ -81,7 +81,10 @@ class _GivenRows(Op):
     index: IndexArray  # selects rows of x
 
     def infer_shape(self) -> tuple[RowDomain, int]:
-        require(self.index.rows is self.x.rows, f"the index of {self.index.rows.name} is none of x {describe(self.x)}")
+        require(
+            self.index.rows is self.x.rows,
+            f"the index of {self.index.rows.name} does not select rows of x {describe(self.x)}",
+        )
         require(self.given.cols == self.x.cols, f"given {describe(self.given)} does not fit x {describe(self.x)}")
         require(LOGITS not in (self.x.rows, self.given.rows), "logits are not held at once")
         return self.x.rows, self.x.cols

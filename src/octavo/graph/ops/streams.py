@@ -68,7 +68,10 @@ class MixStreams(Op):
     def infer_shape(self) -> tuple[RowDomain, int]:
         n = self._streams
         fits = self.x.rows is self.coefficients.rows and n * n == self.coefficients.cols and self.x.cols % n == 0
-        require(fits, f"coefficients {describe(self.coefficients)} are no square for the streams of {describe(self.x)}")
+        require(
+            fits,
+            f"coefficients {describe(self.coefficients)} do not make a square for the streams of {describe(self.x)}",
+        )
         return self.x.rows, self.x.cols
 
     @property
