@@ -241,25 +241,26 @@ void compare_simple(Judge& judge, Random& random) {
         call.inputs = matrices(hostile_matrix(random, call.rows, cols), random_matrix(random, call.rows, cols));
         const Operand weight = random_vector(random, cols), bias = random_vector(random, cols);
         const std::string what = std::to_string(cols) + " columns";
-        const std::pair<const char*, std::vector<Operand>> kernels[] = {{"layer_norm", {weight, bias}},
-                                                                        {"rms_norm", {weight}},
-                                                                        {"add", {}},
-                                                                        {"mul", {}},
-                                                                        {"scale", {}},
-                                                                        {"softcap", {}},
-                                                                        {"clip", {}}};
-        for (const auto& [kernel, weights] : kernels) {
+        const auto compare = [&](const char* kernel, std::vector<Operand> weights, std::vector<int64_t> ints,
+                                 std::vector<float> floats) {
             call.kernel = kernel;
-            call.weights = weights;
-            call.ints = {0};
-            call.floats = {1e-5f};
-            if (call.kernel == "clip") call.floats = {-0.5f, 0.5f};
+            call.weights = std::move(weights);
+            call.ints = std::move(ints);
+            call.floats = std::move(floats);
             judge.compare(call, what);
-        }
+        };
+        compare("layer_norm", {weight, bias}, {0}, {1e-5f});
+        compare("rms_norm", {weight}, {0}, {1e-5f});
+        compare("add", {}, {}, {});
+        compare("mul", {}, {}, {});
+        compare("scale", {}, {}, {1e-5f});
+        compare("softcap", {}, {}, {1e-5f});
+        compare("clip", {}, {}, {-0.5f, 0.5f});
         if (cols % 3 == 0) {
             call.kernel = "layer_norm";
             call.weights = {weight, bias};
             call.ints = {cols / 3};
+            call.floats = {1e-5f};
             judge.compare(call, what + ", three groups");
             Call groups;
             groups.kernel = "mul";
@@ -272,8 +273,10 @@ void compare_simple(Judge& judge, Random& random) {
         call.kernel = "rms_norm";
         call.weights = {Operand{}};
         call.ints = {cols};
+        call.floats = {1e-5f};
         judge.compare(call, what + ", no weight");
         call.weights = {};
+        call.floats = {};
         for (int64_t kind = KIND_SILU; kind <= KIND_QUICK_GELU; ++kind)
             for (const char* kernel : {"activation", "gated_activation"}) {
                 call.kernel = kernel;
@@ -347,8 +350,9 @@ void compare_streams(Judge& judge, Random& random) {
         Call call;
         call.rows = 13;
         const auto compare = [&](const char* kernel, std::vector<int32_t> inputs, std::vector<Operand> weights,
-                                 int32_t out) {
+                                 int32_t out, std::vector<float> floats = {}) {
             call.kernel = kernel;
+            call.floats = std::move(floats);
             call.cols = out;
             call.inputs.clear();
             for (const int32_t width : inputs) call.inputs.push_back(random_matrix(random, call.rows, width));
@@ -358,14 +362,13 @@ void compare_streams(Judge& judge, Random& random) {
         call.ints = {cols / 2, cols};
         compare("columns", {2 * cols}, {}, cols);
         call.ints.clear();
-        call.floats = {0.4f};
         compare("side_by_side", {2 * cols, cols}, {}, 3 * cols);
         compare("mix_streams", {2 * cols, 4}, {}, 2 * cols);
         compare("add_to_streams", {2 * cols, cols, 2}, {random_vector(random, 2)}, 2 * cols);
-        compare("match_magnitude", {2 * cols, cols}, {}, 2 * cols);
+        compare("match_magnitude", {2 * cols, cols}, {}, 2 * cols, {0.4f});
         compare("scale_columns", {cols}, {random_vector(random, cols)}, cols);
         compare("scale_columns", {cols}, {random_vector(random, 1)}, cols);
-        compare("sparsify", {cols}, {}, cols);
+        compare("sparsify", {cols}, {}, cols, {0.4f});
     }
 }
 

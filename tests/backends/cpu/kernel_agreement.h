@@ -237,6 +237,23 @@ struct Call {
     Step limits{};  // for scratch
 };
 
+// The kernel of a call. Ends the program unless the call has as many numbers as the kernel reads: it would read beyond
+// them.
+inline const KernelEntry& kernel_of(const Call& call, Isa level) {
+    const KernelEntry* const entry = find_kernel(call.kernel, level);
+    if (!entry) {
+        std::printf("there is no kernel %s\n", call.kernel.c_str());
+        std::exit(1);
+    }
+    const OperandNames names = operand_names(*entry->signature);
+    if (call.ints.size() != names.ints.size() || call.floats.size() != names.floats.size()) {
+        std::printf("%s reads %zu ints and %zu floats, and a call has %zu and %zu\n", call.kernel.c_str(),
+                    names.ints.size(), names.floats.size(), call.ints.size(), call.floats.size());
+        std::exit(1);
+    }
+    return *entry;
+}
+
 // Runs a job on all workers of a pool.
 template <typename F>
 void run_on(ThreadPool& pool, const F& job) {
@@ -247,11 +264,7 @@ void run_on(ThreadPool& pool, const F& job) {
 // `cache`, `state`: of the operation, or null. Only `rows` rows of inputs and output.
 inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerCache* cache,
                   StateSlots* state = nullptr) {
-    const KernelEntry* const entry = find_kernel(call.kernel, level);
-    if (!entry) {
-        std::printf("there is no kernel %s\n", call.kernel.c_str());
-        std::exit(1);
-    }
+    const KernelEntry& entry = kernel_of(call, level);
     Matrix output(rows, call.cols);
     std::vector<View> views;
     for (const Matrix& input : call.inputs) {
@@ -263,7 +276,7 @@ inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerC
     Args args{};
     args.inputs = views.data();
     args.output = output.view();
-    set_weights(args, weights, *entry->signature);
+    set_weights(args, weights, *entry.signature);
     args.ints = call.ints.data();
     args.floats = call.floats.data();
     args.cache = cache;
@@ -272,11 +285,11 @@ inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerC
     options.count = workers;
     options.tiles = uses_tiles(level);
     ThreadPool pool(options);
-    const ScratchSizes sizes = entry->scratch ? entry->scratch(args, call.limits, workers) : ScratchSizes{};
+    const ScratchSizes sizes = entry.scratch ? entry.scratch(args, call.limits, workers) : ScratchSizes{};
     pool.reserve_scratch(sizes.per_worker);
     const Memory shared(sizes.shared);
     args.shared_scratch = shared.data();
-    run_on(pool, [&](Worker& worker) { entry->run(args, call.step, worker); });
+    run_on(pool, [&](Worker& worker) { entry.run(args, call.step, worker); });
     return output;
 }
 

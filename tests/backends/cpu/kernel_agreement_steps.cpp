@@ -62,7 +62,7 @@ struct LevelCaches {
     LevelCaches(const Call& call, int32_t block_size) {
         Args args{};
         args.ints = call.ints.data();
-        const size_t bytes = find_kernel(call.kernel, Isa::scalar)->cache(args, block_size);
+        const size_t bytes = kernel_of(call, Isa::scalar).cache(args, block_size);
         for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
             memory.emplace_back(bytes * 2 * 128 / block_size);
             layers.push_back({memory.back().data(), bytes, block_size, 0});
