@@ -105,7 +105,7 @@ def test_a_cancelled_task_ends_its_request(llm: AsyncLLM) -> None:
         async def listen() -> None:
             async for _ in llm.generate("ab", LONG):
                 has_begun.set()
-                await asyncio.sleep(60)  # whoever listens is cancelled here, however fast the engine is
+                await asyncio.Event().wait()  # whoever listens is cancelled here, however fast the engine is
 
         task = asyncio.create_task(listen())
         await asyncio.wait_for(has_begun.wait(), 60)

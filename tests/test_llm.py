@@ -173,7 +173,7 @@ def test_threads_share_the_model(llm: LLM, executor: FakeExecutor, monkeypatch: 
     submit = executor.submit
 
     def slow(batch: Batch) -> PendingStep:
-        time.sleep(0.002)  # a request is not over before the other threads have begun theirs
+        time.sleep(0.002)  # timed: no request is over before the other threads have begun theirs
         return submit(batch)
 
     monkeypatch.setattr(executor, "submit", slow)

@@ -29,6 +29,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         package / "server" / "http",
         tmp_path / "csrc",
         tmp_path / "docs",
+        tmp_path / "tests",
     ):
         folder.mkdir(parents=True)
     monkeypatch.setattr(structure, "ROOT", tmp_path)
@@ -69,11 +70,18 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("C++ budgets", "csrc/a.cpp", "int f(int a) {\n" + "a++;\n" * 60 + "}\n", "a function of 62 lines"),
         ("sentences", "csrc/a.cpp", "int x;\n", "csrc/a.cpp: begin with a sentence"),
         ("prose", "src/octavo/a.py", '"""What a step costs."""\n', "opens with 'What'"),
+        ("timed waits", "tests/test_a.py", "time.sleep(1)  # a moment\n", "test_a.py:1: time.sleep("),  # timed: a text
+        ("timed waits", "tests/test_a.py", "assert not done.wait(1)\n", "not done.wait( waits"),  # timed: a text
     ],
 )
 def test_violations_are_found(repository: Path, check: str, path: str, text: str, message: str) -> None:
     (repository / path).write_text(text)
     assert any(message in problem for problem in structure.CHECKS[check]())
+
+
+def test_a_timed_wait_with_a_reason_is_none_of_them(repository: Path) -> None:
+    (repository / "tests" / "test_a.py").write_text("time.sleep(1)  # timed: a slow disk\nawait asyncio.sleep(0)\n")
+    assert [*structure.check_timed_waits()] == []
 
 
 def test_cycles_inside_functions_are_found_and_those_of_types_are_none(repository: Path) -> None:

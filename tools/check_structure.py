@@ -330,6 +330,19 @@ def check_prose() -> Iterator[str]:
                 yield f"{where}: the docstring opens with {found.group()!r}; say what the thing is"
 
 
+# A test waits for a condition (tests/support/waiting.py). A line that needs time itself gives the reason.
+_TIMED_WAIT = re.compile(r"\b(time|asyncio)\.sleep\((?!0[,)])|\bwait_for_timeout\(|\bnot \w+\.wait\(|\bTimer\(")
+_REASON = re.compile(r"# timed: \w")
+
+
+def check_timed_waits() -> Iterator[str]:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if (found := _TIMED_WAIT.search(line)) and not _REASON.search(line):
+                where = f"{path.relative_to(ROOT).as_posix()}:{number}"
+                yield f"{where}: {found.group()} waits for a time; wait_until a condition, or add `# timed: REASON`"
+
+
 # Request and response models have the names that their protocol's documentation uses.
 PROTOCOL_ROOMS = ("server/protocols/", "server/endpoints/")
 # Each model or format file has a class of this name; the loader looks for it.
@@ -402,6 +415,7 @@ CHECKS = {
     "product levels": check_product_levels,
     "sentences": check_sentences,
     "prose": check_prose,
+    "timed waits": check_timed_waits,
 }
 
 

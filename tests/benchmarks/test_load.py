@@ -73,7 +73,7 @@ def test_time_waiting_to_be_sent_counts() -> None:
 
     async def send(_item: Work, intended: float) -> Sample:
         sent = time.perf_counter()
-        time.sleep(0.05)  # the whole client stands still, so later requests are sent late
+        time.sleep(0.05)  # timed: the whole client stands still, so later requests are sent late
         return Sample(intended, [sent + 0.05], 1, 1, None, sent)
 
     run = asyncio.run(open_loop(send, [Work([1], 1)] * 6, [0.0] * 6))
@@ -104,7 +104,7 @@ def test_a_closed_loop_has_as_many_in_flight_as_users() -> None:
         nonlocal in_flight, most
         in_flight += 1
         most = max(most, in_flight)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         in_flight -= 1
         return sample(intended, [time.perf_counter()])
 
@@ -133,7 +133,7 @@ def test_a_closed_loop_says_when_all_users_were_busy() -> None:
     lengths = {0: 0.05, 1: 0.1, 2: 0.1, 3: 0.6}
 
     async def send(item: Work, intended: float) -> Sample:
-        await asyncio.sleep(lengths[item.output_len])
+        await asyncio.sleep(lengths[item.output_len])  # timed: how long an answer takes
         return sample(intended, [time.perf_counter()])
 
     start = time.perf_counter()

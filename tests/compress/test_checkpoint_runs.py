@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from octavo.quantization.ggml_blocks import Floats
 from octavo.quantization.packed import DenseWeight, GroupedWeight
 from tests.compress.test_checkpoint_types import parts_of, run, save_source
 from tests.models.test_parity import assert_close, logits_of
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -283,12 +283,13 @@ def test_a_killed_run_is_no_model_and_goes_on(tmp_path: Path) -> None:
     command += [str(source / "calibration.md"), "--calibration-chunks", "8"]
     process = subprocess.Popen([*command[:5], str(tmp_path / "out"), *command[5:]], stderr=subprocess.DEVNULL)
     work = tmp_path / "out.partial/work"
-    deadline = time.monotonic() + 150
+
+    def has_third_layer() -> bool:
+        assert process.poll() is None
+        return (work / "layer-00002.safetensors").exists()
+
     try:
-        while not (work / "layer-00002.safetensors").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(has_third_layer, seconds=150)
     finally:
         process.kill()
         process.wait()

@@ -222,7 +222,6 @@ def test_the_engine_answers_during_a_long_prefill(
             with pytest.raises(UsageError):
                 await client.generate(request([0, 99]))
             waits.append(time.monotonic() - start)
-            await asyncio.sleep(0.01)
         assert (await client.metrics()).num_running == 1
         await long.aclose()
         assert sorted(waits)[10] < 1
@@ -283,10 +282,12 @@ def test_an_engine_that_is_faster_than_its_client_leaves_the_event_loop_time(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow consumer: receiving the output of a step takes longer than the step."""
-    deliver = ProcessClient._deliver
+    deliver, num_steps = ProcessClient._deliver, 0
 
     def slowly(self: ProcessClient, step: Step) -> None:
-        time.sleep(0.001)
+        nonlocal num_steps
+        num_steps += 1
+        time.sleep(0.001)  # timed: longer than the engine needs for a step
         deliver(self, step)
 
     monkeypatch.setattr(ProcessClient, "_deliver", slowly)
@@ -294,7 +295,7 @@ def test_an_engine_that_is_faster_than_its_client_leaves_the_event_loop_time(
     async def run() -> None:
         async with engine_process(tiny_config) as client:
             stream = await client.generate(request([0, 2, 3]))
-            await asyncio.sleep(0.3)  # so many steps that there is always one more to be read
+            await wait_until_async(lambda: num_steps > 100)  # from now on there is always one more to be read
             start, turns = time.monotonic(), 0
             while time.monotonic() < start + 1.0:
                 await asyncio.sleep(0)
@@ -408,7 +409,7 @@ def test_twenty_starts_leave_no_descriptor_thread_or_process(tiny_config: Engine
 
     async def start_and_stop() -> None:
         client = ProcessClient(tiny_config, stall_timeout_s=30)
-        await asyncio.sleep(0.02)  # some end before they are connected
+        await asyncio.sleep(0.02)  # timed: some end before they are connected
         await client.close()
 
     async def run() -> None:

@@ -132,11 +132,11 @@ def test_a_server_that_stood_still_does_not_blame_the_engine(tiny_config: Engine
         async with engine_process(tiny_config, stall_timeout_s=0.5) as client:
             params = SamplingParams(max_tokens=3000, seed=1, ignore_eos=True, detokenize=False)
             stream = await client.generate(request([0, 2], params))
-            time.sleep(1.8)
+            time.sleep(1.8)  # timed: the server stands still
             states = []
             for _ in range(10):
                 states.append(client.status().state)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # timed: its state at ten moments
             assert set(states) == {EngineState.READY}
             assert len(tokens(await collect(stream))) == 3000
 
@@ -173,7 +173,7 @@ def test_a_step_that_computes_is_slow_before_it_is_a_standstill(
         async with engine_process(tiny_config, stall_timeout_s=4.0) as client:
             monkeypatch.delenv("OCTAVO_TEST_FAULT")
             stream = await client.generate(request([0, 2]))
-            await asyncio.sleep(3)
+            await asyncio.sleep(3)  # timed: shorter than the time that a step may take
             assert client.status().state is EngineState.READY
             await wait_for_state(client, EngineState.RESTARTING, SOON_S)  # nothing computes for ever
             await ends_with_dead_engine(stream)
@@ -279,7 +279,7 @@ async def main():
     client = ProcessClient(EngineConfig(model=sys.argv[1], kv_cache_memory="64MiB", num_threads=1), stall_timeout_s=30)
     print(client.status().pid, flush=True)
     if sys.argv[2] == "loading":
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
     await client.wait_ready()
     stream = await client.generate(request([0, 2]))
     print("ready", flush=True)
@@ -302,7 +302,7 @@ def test_the_engine_ends_with_a_killed_server(tiny_config: EngineConfig, tempora
         assert server.stdout is not None
         engine = psutil.Process(int(server.stdout.readline()))
         if phase == "loading":
-            time.sleep(0.1)
+            waiting.wait_until(lambda: any("_native" in each.path for each in engine.memory_maps()))
         else:
             assert server.stdout.readline() == "ready\n"
         if phase == "stopped":
@@ -319,7 +319,6 @@ def test_signals_from_a_terminal_or_a_service_manager_are_the_servers_affair(tin
             stream = await client.generate(request([0, 2]))
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(pid_of(client), number)
-            await asyncio.sleep(0.3)
             await anext(stream)
             await stream.aclose()
             await serves(client)
@@ -363,6 +362,7 @@ import asyncio, os, resource, sys
 from octavo.config import EngineConfig
 from octavo.core.engine_process import EngineProcess
 from octavo.core.process_client import ProcessClient
+from tests.support.waiting import wait_until_async
 
 async def main():
     client = ProcessClient(EngineConfig(model=sys.argv[1], kv_cache_memory="64MiB", num_threads=1), stall_timeout_s=30)
@@ -372,9 +372,7 @@ async def main():
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     print(client.status().pid, flush=True)
     try:
-        while True:
-            await asyncio.sleep(0.01)
-            await client.wait_ready()
+        await wait_until_async(client.wait_ready, seconds=60)
     except Exception as error:
         print(error, flush=True)
     await client.close()

@@ -44,7 +44,7 @@ end = time.monotonic() + 2.1
 while time.monotonic() < end:
     for _, theirs in leaders:
         theirs.send(Alive())
-    time.sleep(0.1)
+    time.sleep(0.1)  # timed: signs of life at intervals, as ranks give them
 child.wait()
 print([str(leader.failure) for leader, _ in leaders if leader.failure])
 """

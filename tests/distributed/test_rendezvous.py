@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -37,6 +38,7 @@ from octavo.distributed.rendezvous import HELLO_BYTES, accept_ranks, address_of,
 from octavo.errors import EngineDeadError, UsageError
 from tests.support.batches import Request, step
 from tests.support.sampling_batches import sampling_batch
+from tests.support.waiting import wait_until
 
 TOKEN = "a secret of the cluster"
 
@@ -131,7 +133,7 @@ def test_a_stranger_that_sends_byte_after_byte_is_closed_in_time(
         with suppress(OSError):  # reset, or a broken pipe
             while time.monotonic() - began < 5:
                 stranger.sendall(b"\0")
-                time.sleep(0.1)
+                time.sleep(0.1)  # timed: a stranger that is slow
         assert time.monotonic() - began < 3
     for rank in (1, 2):
         connect(address, TOKEN, rank, 10.0)
@@ -238,13 +240,14 @@ def test_rows_of_domains_of_a_step() -> None:
 
 def test_messages_of_any_size_in_both_directions() -> None:
     """Larger than the buffers of a socket, with a slow reader."""
-    ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    near, far = socket.socketpair()
+    ours, theirs = Connection(near), Connection(far)
     arrays = [np.random.default_rng(n).standard_normal((n, 257)).astype(np.float32) for n in (0, 1, 3, 4000)]
     sender = threading.Thread(
         target=lambda: [ours.send(StageValues(n, [Tensor.of(a)])) for n, a in enumerate(arrays)], daemon=True
     )
     sender.start()
-    time.sleep(0.2)
+    wait_until(lambda: not select.select([], [near], [], 0)[1])  # the buffers are full
     for number, array in enumerate(arrays):
         message = theirs.receive()
         assert isinstance(message, StageValues)

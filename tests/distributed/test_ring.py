@@ -46,7 +46,7 @@ def test_every_byte_comes_in_its_order(size: int, writes: list[int], reads: list
         at = 0
         for count in writes:
             if slow == "writer":
-                time.sleep(0.001)
+                time.sleep(0.001)  # timed: the slow side
             writer.write(data[at : at + count], alive.fileno())
             at += count
 
@@ -58,7 +58,7 @@ def test_every_byte_comes_in_its_order(size: int, writes: list[int], reads: list
         number += 1
         piece = bytearray(count)
         if slow == "reader":
-            time.sleep(0.001)
+            time.sleep(0.001)  # timed: the slow side
         reader.read_into(memoryview(piece), other.fileno())
         found += piece
     thread.join(10)
@@ -141,6 +141,6 @@ def test_a_connection_closed_here_ends_its_reader(connections: tuple[Connection,
         ended.set()
 
     threading.Thread(target=read, daemon=True).start()
-    time.sleep(0.1)
+    time.sleep(0.1)  # timed: nothing shows that a thread reads; it needs a moment to begin
     ours.close()
     assert ended.wait(5)

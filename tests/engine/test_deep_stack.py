@@ -53,7 +53,7 @@ def test_the_limit_counts_processor_time() -> None:
     """A machine that is busy with other things makes no grammar too large."""
 
     def slow() -> str:
-        time.sleep(0.3)
+        time.sleep(0.3)  # timed: time without processor time
         return "done"
 
     def busy() -> None:

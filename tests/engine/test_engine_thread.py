@@ -135,7 +135,7 @@ def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch
 
     def slow(batch: Batch) -> StepOutput:
         rows.append(len(batch.seq_lens))
-        time.sleep(0.1)
+        time.sleep(0.1)  # timed: how long a step takes
         return compute(batch)
 
     monkeypatch.setattr(executor, "compute", slow)

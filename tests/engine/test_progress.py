@@ -87,7 +87,7 @@ def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
     with ProgressBar(in_bytes=True) as progress:
         progress.update("packing", 1 << 20, 2 << 20)
-        time.sleep(0.02)
+        time.sleep(0.02)  # timed: tqdm takes the rate from a clock of its own
         progress.update("packing", 2 << 20, 2 << 20)
     assert "packing" in stream.getvalue()
     assert "2.0/2.0 MiB" in stream.getvalue()

@@ -32,11 +32,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def hit(action: str, victim: int, after_s: float, hit_at: list[float]) -> None:
-    time.sleep(after_s)
+    time.sleep(after_s)  # timed: the fault comes at a random moment
     hit_at.append(time.monotonic())
     os.kill(victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
     if action == "slow":
-        time.sleep(0.5)
+        time.sleep(0.5)  # timed: a pause that is no failure
         os.kill(victim, signal.SIGCONT)
 
 
@@ -111,7 +111,7 @@ def test_a_rank_is_killed_while_it_loads(model: str, seed: int) -> None:
     loading = threading.Thread(target=load, daemon=True)
     loading.start()
     ranks = wait_until(children, seconds=60)
-    time.sleep(rng.uniform(0, 2.0))
+    time.sleep(rng.uniform(0, 2.0))  # timed: the fault comes at a random moment
     if Path(f"/proc/{ranks[0]}").exists():
         os.kill(ranks[0], signal.SIGKILL)
     killed_at = time.monotonic()

@@ -29,6 +29,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import EngineDeadError
 from tests.engine.test_ranks import OPTIONS, PROMPTS, segments
 from tests.support.text_models import save_decoder
+from tests.support.waiting import wait_until
 
 DELAY_S, STALL_S, LOSS = 0.01, 0.25, 0.02
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # linux/if_tun.h
@@ -63,10 +64,9 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(1 << 14):
                 is_lost = rng.random() < LOSS
-                time.sleep(DELAY_S + (STALL_S if is_lost else 0))
+                time.sleep(DELAY_S + (STALL_S if is_lost else 0))  # timed: the delay of the link
                 self.lost += is_lost
-                while self.broken.is_set():
-                    time.sleep(0.05)
+                wait_until(lambda: not self.broken.is_set(), seconds=600)
                 self.pieces += 1
                 sink.sendall(data)
         for sock in (source, sink):
@@ -117,10 +117,15 @@ class Packets:
         self.pieces = self.lost = 0
         self._closed = threading.Event()
         self._ends = [open_tun(name) for name in names]
+        self._threads: list[threading.Thread] = []
         for at in range(2):
             on_its_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-            threading.Thread(target=self._take, args=(self._ends[at], on_its_way, at), daemon=True).start()
-            threading.Thread(target=self._hand_on, args=(self._ends[1 - at], on_its_way), daemon=True).start()
+            self._threads += [
+                threading.Thread(target=self._take, args=(self._ends[at], on_its_way, at), daemon=True),
+                threading.Thread(target=self._hand_on, args=(self._ends[1 - at], on_its_way), daemon=True),
+            ]
+        for thread in self._threads:
+            thread.start()
 
     def _take(self, end: int, on_its_way: queue.SimpleQueue[tuple[float, bytes]], seed: int) -> None:
         rng = random.Random(seed)
@@ -139,13 +144,14 @@ class Packets:
         while not self._closed.is_set():
             with suppress(queue.Empty, OSError):  # a device that is down takes no packets
                 due, packet = on_its_way.get(timeout=0.1)
-                time.sleep(max(due - time.monotonic(), 0))
+                time.sleep(max(due - time.monotonic(), 0))  # timed: the delay of the link
                 self.pieces += 1
                 os.write(end, packet)
 
     def close(self) -> None:
         self._closed.set()
-        time.sleep(0.3)  # the threads end
+        for thread in self._threads:
+            thread.join(20)
         for end in self._ends:
             os.close(end)
 
@@ -207,13 +213,18 @@ def test_a_link_that_delays_stalls_and_breaks(
             assert found == expected
             assert between.pieces > 40
             assert between.lost > 0
-            breaking = threading.Timer(0.5, between.broken.set)
-            breaking.start()
-            start = time.monotonic() + 0.5
+            pieces_before = between.pieces
+            broken_at: list[float] = []
+
+            def break_it() -> None:
+                wait_until(lambda: between.pieces > pieces_before + 10)
+                broken_at.append(time.monotonic())
+                between.broken.set()
+
+            threading.Thread(target=break_it).start()
             with pytest.raises(EngineDeadError, match="no sign of life"):
                 llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=120, ignore_eos=True), use_tqdm=False)
-            assert between.broken.is_set()
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - broken_at[0] < 5
         between.broken.clear()
         assert helper.wait(30) == 0  # by itself, once it hears that the leader is gone
         assert not segments()

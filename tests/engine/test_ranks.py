@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,10 +141,9 @@ def children() -> list[int]:
 def segments() -> list[Path]:
     """Those that stay. Other tests have some for a moment, until their ranks have come together."""
     left = [path for path in SHARED_MEMORY.glob("octavo-*") if path not in OF_OTHERS]
-    end = time.monotonic() + 20
-    while (left := [path for path in left if path.exists()]) and time.monotonic() < end:
-        time.sleep(0.1)
-    return left
+    with suppress(AssertionError):  # the caller's names those that are left
+        wait_until(lambda: not any(path.exists() for path in left))
+    return [path for path in left if path.exists()]
 
 
 @pytest.fixture
@@ -158,18 +157,14 @@ def of_two(model: str, request: pytest.FixtureRequest) -> Iterator[LLM]:
 @pytest.mark.parametrize("of_two", [(2, 1), (1, 2)], indirect=True)
 def test_a_rank_that_is_gone_ends_all_requests(of_two: LLM, number: signal.Signals) -> None:
     (rank,) = children()
-    hit_at: list[float] = []
-
-    def hit() -> None:
-        time.sleep(0.3)
-        hit_at.append(time.monotonic())
-        os.kill(rank, number)
-
-    threading.Thread(target=hit).start()
     endless = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    running = of_two.stream(PROMPTS[2], endless)
+    next(running)
+    hit_at = time.monotonic()
+    os.kill(rank, number)
     with pytest.raises(EngineDeadError, match=r"rank 1") as caught:
         generate_for_ever(of_two, endless)
-    assert time.monotonic() - hit_at[0] < 5
+    assert time.monotonic() - hit_at < 5
     assert "gone" in str(caught.value) or "has died or was stopped" in str(caught.value)
     with pytest.raises(EngineDeadError):
         of_two.generate("and again", endless)
@@ -232,30 +227,24 @@ def test_ranks_end_with_the_command_of_their_machine(
     model: str, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", secrets.token_hex(16))
-    flags = ["--nnodes", "2", "--node-rank", "1", "--master", "127.0.0.1:9", "--pipeline-parallel-size", "2"]
-    helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.DEVNULL)
-    try:
-        ranks = wait_for(lambda: psutil.Process(helper.pid).children())
-        helper.send_signal(number)
-        helper.wait(60)
-    finally:
-        helper.kill()
-        helper.wait()
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        leader.settimeout(60)
+        master = "{}:{}".format(*leader.getsockname())
+        flags = ["--nnodes", "2", "--node-rank", "1", "--master", master, "--pipeline-parallel-size", "2"]
+        helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.DEVNULL)
+        try:
+            with leader.accept()[0]:  # a rank has imported its modules and connects
+                ranks = psutil.Process(helper.pid).children()
+                helper.send_signal(number)
+                helper.wait(60)
+        finally:
+            helper.kill()
+            helper.wait()
     gone, alive = psutil.wait_procs(ranks, timeout=60)
     for rank in alive:
         rank.kill()
     assert gone
     assert not alive
-
-
-def wait_for(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if found := find():
-            time.sleep(1.0)  # until it has imported its modules
-            return found
-        time.sleep(0.05)
-    raise AssertionError("no process came")
 
 
 def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +268,7 @@ def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: p
     serving = threading.Thread(target=serve, daemon=True)
     serving.start()
     assert isinstance(ours.receive(), Joining)
-    assert not joined.wait(0.5)
+    assert not joined.wait(0.5)  # timed: it must not happen yet
     follower._inbox.put(Joining())
     assert joined.wait(10)
     serving.join(10)
@@ -296,7 +285,7 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
             return 0
 
     def loaded(*_: object) -> Loaded:
-        time.sleep(0.5)
+        time.sleep(0.5)  # timed: a wait for a disk that would count
         return Loaded()
 
     def serve() -> None:

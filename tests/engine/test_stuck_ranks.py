@@ -76,9 +76,9 @@ def test_a_rank_that_is_stopped_in_turns_is_slow(model: str, tensor: int, pipeli
         done = threading.Event()
 
         def slow_down() -> None:
-            while not done.wait(0.1 * share):
+            while not done.wait(0.1 * share):  # timed: its turn
                 os.kill(rank, signal.SIGSTOP)
-                time.sleep(0.1 * (1 - share))
+                time.sleep(0.1 * (1 - share))  # timed: the turn of others
                 os.kill(rank, signal.SIGCONT)
 
         slowing = threading.Thread(target=slow_down)
@@ -137,15 +137,16 @@ def test_a_process_says_for_how_long_it_waits_for_a_processor() -> None:
         "import hashlib, os, threading, time\n"
         "from octavo.backends.work_done import WaitMeter\n"
         "meter, idle = WaitMeter(), WaitMeter()\n"
-        "meter.sample(); time.sleep(0.3); alone = meter.sample()\n"
+        "meter.sample(); time.sleep(0.3); alone = meter.sample()\n"  # timed: time in which it waits for nothing
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "end, data = time.monotonic() + 1, bytes(1 << 20)\n"
         "def work():\n"
         "    while time.monotonic() < end: hashlib.sha256(data)\n"  # which lets go of the interpreter
         "threads = [threading.Thread(target=work) for _ in range(3)]\n"
         "for each in threads: each.start()\n"
-        "time.sleep(0.1); before = meter.sample()\n"
-        "while time.monotonic() < end - 0.2: time.sleep(0.1); waited = meter.sample()\n"
+        "time.sleep(0.1); before = meter.sample()\n"  # timed: the threads compete from here on
+        "while time.monotonic() < end - 0.2:\n"
+        "    time.sleep(0.1); waited = meter.sample()\n"  # timed: samples at intervals, as a rank takes them
         "print(alone, waited - before)\n"
     )
     alone, waited = map(

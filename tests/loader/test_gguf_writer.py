@@ -162,13 +162,13 @@ def test_an_existing_file_stays_whole_when_the_new_one_fails(tmp_path: Path) -> 
 
 
 SLOW_WRITER = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from octavo.loader.gguf_writer import OutputTensor, write_gguf
 def chunks():
     yield bytes(1 << 20)
     print("half", flush=True)
-    time.sleep(60)
+    signal.pause()
 write_gguf(Path(sys.argv[1]), {"general.architecture": "llama"}, [OutputTensor("a", "F32", (1 << 19,), chunks)])
 """
 
@@ -192,7 +192,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(tmp_path: Path) -> None
 
 def test_a_disk_that_fills_up_ends_in_one_line(tmp_path: Path) -> None:
     """The limit of the size of files stands for the disk: the system refuses the write half-way."""
-    script = SLOW_WRITER.replace("time.sleep(60)", "yield bytes(1 << 20)")
+    script = SLOW_WRITER.replace("signal.pause()", "yield bytes(1 << 20)")
     limit = 3 << 19
     result = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "m.gguf"],

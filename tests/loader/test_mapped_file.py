@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import time
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader import mapped_file
 from octavo.loader.mapped_file import MappedFile
 from octavo.loader.tensor_files import TensorFiles
+from tests.support.waiting import wait_until
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 10 * mmap.PAGESIZE, np.uint8).tobytes()
 
@@ -65,6 +66,12 @@ def test_refusals_leave_nothing_open(path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == open_before
 
 
+def time_of_a_new_file(folder: Path) -> int:
+    """The file system's clock, which has coarse steps, in nanoseconds."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_ctime_ns
+
+
 def test_whatever_may_have_changed_the_content_changes_the_identity(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +79,7 @@ def test_whatever_may_have_changed_the_content_changes_the_identity(
     first = MappedFile(path).identity()
     assert first == MappedFile(path).identity()
     status = path.stat()
-    time.sleep(0.02)
+    wait_until(lambda: time_of_a_new_file(tmp_path) > status.st_ctime_ns)
     with path.open("r+b") as file:  # one byte, in place, and the old time of change put back
         file.write(b"x")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -38,7 +38,7 @@ def test_answers_are_written_while_actors_have_all_cpus(
         """Adds the number of files that are there before its batch."""
 
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-            time.sleep(0.5)
+            time.sleep(0.5)  # timed: how long a batch takes
             count = len(list(answers.glob("*.json")))
             return {**super().__call__(batch), "files": np.full(len(batch["id"]), count)}
 

@@ -144,7 +144,7 @@ def test_the_engine_did_not_begin_in_time(model: ServedModel) -> None:
         others = [admit(admission, model, f"r{i}") for i in range(2)]
         waits = [asyncio.create_task(ticket.wait(asyncio.Event().wait)) for ticket in (last, *others)]
         await asyncio.wait(waits[:1], timeout=20)
-        await asyncio.sleep(0.1)  # the others' limits have passed, too
+        await asyncio.sleep(0.1)  # timed: the limits of the other two have passed
         assert [task.done() for task in waits] == [True, False, False]
         with pytest.raises(OverloadedError, match=r"0\.05 s") as error:
             await waits[0]
@@ -161,7 +161,7 @@ def test_a_request_with_output_waits_no_more(model: ServedModel) -> None:
         model.client.num_waiting = 5  # type: ignore[attr-defined]
         ticket = admit(admission, model, "r")
         ticket.started()
-        await ticket.wait(lambda: asyncio.sleep(0.1))
+        await ticket.wait(lambda: asyncio.sleep(0.1))  # timed: twice the limit of the queue
 
     run(test)
 
@@ -243,7 +243,8 @@ def test_draining_lets_nobody_in_and_waits_for_those_inside(model: ServedModel) 
         assert error.value.code == "server_shutting_down"
         idle = asyncio.create_task(admission.wait_idle())
         for ticket in tickets:
-            await asyncio.sleep(0.01)
+            for _ in range(10):
+                await asyncio.sleep(0)
             assert not idle.done()
             ticket.release()
         await asyncio.wait_for(idle, 1)

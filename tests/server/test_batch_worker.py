@@ -91,7 +91,7 @@ def test_one_line_at_a_time_ages_where_live_requests_leave_no_room(tmp_path: Pat
             await asyncio.Event().wait()  # no room, for ever
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # timed: a second one would begin meanwhile
         at_once -= 1
 
     batch = asyncio.run(run_batch(tmp_path, busy, 3))

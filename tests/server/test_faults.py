@@ -88,7 +88,7 @@ def storm(server: RunningServer, count: int) -> None:
         with connect(server) as sock:
             try:
                 sock.sendall(data)
-                time.sleep(rng.random() ** 3 * 0.5)
+                time.sleep(rng.random() ** 3 * 0.5)  # timed: it leaves at a random moment
                 if rng.random() < 0.5:
                     sock.settimeout(0.2)
                     sock.recv(rng.randrange(1, 4000))
@@ -172,14 +172,14 @@ def test_out_of_file_descriptors(small: RunningServer) -> None:
         try:
             lines = [line for line in inside.iter_lines() if line]
             busy = sum(server.cpu_times()[:2])
-            time.sleep(1)
+            time.sleep(1)  # timed: the second in which a waiting server computes nothing
             assert sum(server.cpu_times()[:2]) - busy < 0.2
         finally:
             server.rlimit(psutil.RLIMIT_NOFILE, before)
     assert lines[-1] == "data: [DONE]"
     for sock in outside:
         sock.close()
-    time.sleep(1.1)  # asyncio tries again a second after the system refused
+    time.sleep(1.1)  # timed: asyncio tries again a second after the system refused
     witness.check()
 
 

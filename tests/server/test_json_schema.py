@@ -325,7 +325,7 @@ def test_others_go_on_while_a_large_schema_is_checked(smollm2_tokenizer: Tokeniz
     async def tick() -> None:
         last = time.monotonic()
         while True:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # timed: a clock that ticks whenever the loop is free
             gaps.append(time.monotonic() - last)
             last += gaps[-1]
 

@@ -97,7 +97,7 @@ class ScriptedEngine(FakeClient):
         return self.the_status
 
     async def metrics(self) -> EngineMetrics:
-        await asyncio.sleep(self.answer_delay_s)
+        await asyncio.sleep(self.answer_delay_s)  # timed: scripted by the test
         if self.the_status.state is not EngineState.READY:
             raise OverloadedError("restarting", code="engine_restarting")
         return self.numbers

@@ -32,6 +32,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model
 from tests.support.small_device import SmallDevice
 from tests.support.tiny_gguf import tiny_gguf, wide_gguf
+from tests.support.waiting import wait_until_async
 
 MIB = 1 << 20
 
@@ -95,7 +96,7 @@ def warmed(tokenizer: Tokenizer, script: Script) -> tuple[FakeClient, float]:
         await asyncio.to_thread(model.prompts.encode_chat, [{"role": "user", "content": "Hello"}])
         began = time.monotonic()
         await warm_up(model.prompts, client)
-        await asyncio.sleep(0.01)  # what was cancelled ends
+        await wait_until_async(lambda: all(stream.is_closed for stream in client.streams))
         return time.monotonic() - began
 
     try:

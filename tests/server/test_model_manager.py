@@ -45,9 +45,9 @@ class CountingLoader:
         return ModelMemory(SIZE)
 
     async def load(self, name: str, _config: EngineConfig, progress: LoadProgress) -> ServedModel:
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(self.delay_s)  # timed: scripted by the test
         progress("packing", 1, 2)
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(self.delay_s)  # timed: scripted by the test
         if self.error is not None:
             raise self.error
         assert name not in self.loaded
@@ -57,7 +57,7 @@ class CountingLoader:
         return fake_model(self.tokenizer, FakeClient(self.tokenizer), name=name)
 
     async def unload(self, model: ServedModel) -> None:
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(self.delay_s)  # timed: scripted by the test
         await model.client.close()
         self.loaded.remove(model.name)
 
@@ -122,7 +122,7 @@ def test_the_progress_of_loading_is_told(run: Callable[..., None]) -> None:
         loading = asyncio.create_task(manager.load("b"))
         seen = set()
         while not loading.done():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # timed: each state lasts longer
             seen.add(entry.loading)
         assert {LoadStatus("starting its engine"), LoadStatus("packing", 1, 2), None} <= seen
         assert entry.loading is None
@@ -209,7 +209,8 @@ def test_a_sleeping_model_leaves_its_device_to_others_and_wakes_up(smollm2_token
         await manager.load("a")
         async with manager.use("a") as a:
             sleeping = asyncio.create_task(manager.sleep("a"))
-            await asyncio.sleep(0.01)
+            for _ in range(10):
+                await asyncio.sleep(0)
             assert not a.client.is_asleep  # type: ignore[attr-defined]
         await sleeping
         assert states(manager) == "a:sleeping b:unloaded"
@@ -243,11 +244,11 @@ def test_many_switches_under_load(run: Callable[..., None], seed: int) -> None:
         async def user(name: str, start_s: float, hold_s: float, patience_s: float | None) -> bool:
             async def use() -> None:
                 async with manager.use(name) as model:
-                    await asyncio.sleep(hold_s)
+                    await asyncio.sleep(hold_s)  # timed: random use
                     assert model.name == name
                     assert not model.client.is_closed  # type: ignore[attr-defined]
 
-            await asyncio.sleep(start_s)
+            await asyncio.sleep(start_s)  # timed: random arrivals
             try:
                 await asyncio.wait_for(use(), patience_s)
             except asyncio.TimeoutError:

@@ -120,7 +120,7 @@ def test_readiness_and_liveness_under_load(narrow: RunningServer) -> None:
                 assert live.elapsed.total_seconds() < 5
                 ready = await client.get("/health/ready")
                 states.add((ready.status_code, ready.text.count("full: ")))
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # timed: probes come at intervals, as a load balancer's do
             assert (await client.get("/health/ready")).status_code == 200
         assert (503, 1) in states
         await load

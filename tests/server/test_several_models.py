@@ -96,7 +96,7 @@ def test_many_users_of_both_at_once(two_models: RunningServer) -> None:
         async with httpx.AsyncClient(base_url=two_models.url, timeout=60) as client:
 
             async def ask(name: str, delay_s: float) -> None:
-                await asyncio.sleep(delay_s)
+                await asyncio.sleep(delay_s)  # timed: random arrivals
                 answer = await client.post(COMPLETIONS, json=body(name, 8))
                 assert answer.status_code == 200, answer.text
                 assert answer.json()["model"] == name

@@ -82,11 +82,11 @@ def test_chunk_extensions_count(shell: Shell) -> None:
     for piece in (b"x" * 20_000, (b"1;" + b"x" * 1998 + b"\r\n \r\n") * 10):
         with shell.connect() as sock:
             sock.sendall(head)
-            time.sleep(0.05)  # the head alone, so that the body begins with its own data
+            time.sleep(0.05)  # timed: the head arrives alone, so the body begins with its own data
             sock.sendall(b"1;x" if piece[:1] == b"x" else b"")
             for _ in range(4):  # in pieces, so that nothing is unread when the connection is closed
                 sock.sendall(piece)
-                time.sleep(0.1)
+                time.sleep(0.1)  # timed: each piece arrives alone
             assert read_reply(sock).error[0] == 431
 
 

@@ -180,7 +180,7 @@ def test_a_client_that_does_not_read_holds_up_nothing() -> None:
     with process(drain=0.2, write_timeout=60.0) as running:
         ready(running)
         slow = running.start_request(stream=True, num_events=100_000, event_size=10_000)
-        time.sleep(0.5)
+        wait_for_answer(slow)
         begin = time.monotonic()
         running.popen.send_signal(signal.SIGTERM)
         code, out, err = running.finish()
@@ -235,7 +235,7 @@ def test_more_clients_than_files() -> None:
         assert statuses.count(200) >= 10
         assert statuses.count(0) <= 5
         before = sum(server.cpu_times()[:2])
-        time.sleep(1.0)
+        time.sleep(1.0)  # timed: the second in which an idle server computes nothing
         assert sum(server.cpu_times()[:2]) - before < 0.2
         for sock in clients:
             sock.close()

@@ -123,15 +123,15 @@ def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
         assert not sleeper.is_sleeping  # it has not begun
         await manager.load(None)
         for _ in range(4):
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.03)  # timed: use that would let it sleep if it counted as idle
             sleeper.watch(1)  # a request runs
         for _ in range(4):
             async with manager.use("b"):
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.03)  # timed: use that would let it sleep if it counted as idle
             sleeper.watch(0)
         async with manager.use("b"):
             for _ in range(4):
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.03)  # timed: use that would let it sleep if it counted as idle
                 sleeper.watch(0)
         assert sorted(loader.loaded) == ["a", "b"]
 
@@ -180,9 +180,9 @@ def test_it_never_sleeps_by_default(smollm2_tokenizer: Tokenizer) -> None:
         manager = ModelManager({"a": EngineConfig(model="a")}, loader)
         await manager.load(None)
         sleeper = Sleeper(manager, ServerConfig().sleep_after or None)
-        await asyncio.sleep(0.05)
-        sleeper.watch(0)
-        await asyncio.sleep(0.05)
+        for _ in range(100):
+            sleeper.watch(0)
+            await asyncio.sleep(0)
         assert loader.loaded == ["a"]
         await manager.close()
 

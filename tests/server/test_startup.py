@@ -272,7 +272,7 @@ def test_a_second_signal_ends_it_at_once(smollm2_path: Path) -> None:
         streams = Streams(server, 6, 4000)
         streams.wait_until_running(4, 1)
         server.signal(signal.SIGTERM)
-        time.sleep(0.3)
+        server.wait_for_line("SIGTERM: shutting down")
         assert server.process.poll() is None
         server.signal(signal.SIGTERM)
         began = time.monotonic()

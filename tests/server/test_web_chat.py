@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.browser import watched_page
-from tests.support.chat_page import answers, app, ask, ask_to_the_end, chromium, engine, page, words
+from tests.support.chat_page import answers, app, ask, ask_to_the_end, chromium, engine, page, wait_on, words
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app
 from tests.support.server import RunningServer
@@ -73,10 +72,7 @@ def test_stopping_keeps_what_is_there_and_frees_the_engine(page: Page, engine: F
     else:
         page.keyboard.press("Escape")
     expect(page.locator(".message.assistant .stats")).to_contain_text("stopped")
-    end = time.monotonic() + 5
-    while not engine.streams[-1].was_aborted and time.monotonic() < end:
-        page.wait_for_timeout(50)
-    assert engine.streams[-1].was_aborted
+    wait_on(page, lambda: engine.streams[-1].was_aborted)
     engine.script = Script(words("And more."))
     ask_to_the_end(page, "Go on")
     assert answers(page).all_inner_texts() == ["Once upon", "And more."]
@@ -326,7 +322,7 @@ def test_the_progress_of_a_short_prompt_is_not_shown(page: Page, engine: FakeCli
     engine.script = Script(words("A short answer."), delay_s=60, num_cached_tokens=2800, prompt_steps=(2900,))
     with page.expect_response("**/v1/chat/completions"):
         ask(page, "word " * 3000)  # all but 200 tokens are in the cache
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(300)  # timed: it would have appeared
     expect(page.locator(".waiting i")).to_have_count(3)
 
 

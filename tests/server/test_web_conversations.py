@@ -10,10 +10,9 @@ import pytest
 from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from tests.support.browser import watched_page
-from tests.support.chat_page import answers, app, ask, ask_to_the_end, chromium, engine, page, words
+from tests.support.chat_page import answers, app, ask, ask_to_the_end, chromium, engine, page, wait_on, words
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp
-from tests.support.waiting import wait_until
 
 __all__ = ["app", "chromium", "engine", "page"]  # fixtures
 
@@ -31,15 +30,6 @@ def ask_without_end(page: Page, engine: FakeClient, text: str) -> None:
     engine.script = Script(["Half", " an"], never_ends=True)
     ask(page, text)
     expect(answers(page).last).to_have_text("Half an")
-
-
-def was_aborted(page: Page, engine: FakeClient) -> bool:
-    """Of the newest stream. The page needs turns of its own to close a connection."""
-    for _ in range(100):
-        if engine.streams[-1].was_aborted:
-            return True
-        page.wait_for_timeout(50)
-    return False
 
 
 def test_a_deletion_can_be_undone(page: Page) -> None:
@@ -70,7 +60,7 @@ def test_a_deletion_can_be_undone(page: Page) -> None:
 def test_a_deletion_while_the_model_answers(page: Page, engine: FakeClient) -> None:
     ask_without_end(page, engine, "Apples")
     delete(page, "Apples")
-    assert was_aborted(page, engine)
+    wait_on(page, lambda: engine.streams[-1].was_aborted)
     expect(page.locator("#conversations li")).to_have_count(0)
     page.reload()  # nothing has saved it again
     expect(page.locator("#conversations li")).to_have_count(0)
@@ -98,7 +88,7 @@ def test_an_answer_goes_on_while_another_chat_is_open(page: Page, engine: FakeCl
     page.keyboard.press("Escape")
     expect(page.locator(".message.assistant .stats")).to_contain_text("stopped")
     expect(page.locator(".busy")).to_have_count(0)
-    wait_until(lambda: engine.streams[-2].was_aborted or page.wait_for_timeout(20))
+    wait_on(page, lambda: engine.streams[-2].was_aborted)
 
 
 def test_an_answer_that_ends_in_the_background_is_there(page: Page, engine: FakeClient) -> None:

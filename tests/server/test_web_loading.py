@@ -47,9 +47,10 @@ def opened(chromium: Browser, smollm2_tokenizer: Tokenizer) -> Iterator[LoadingP
 def test_a_question_waits_for_the_start_of_the_server(opened: LoadingPage) -> None:
     opened.expect_note("Loading one: packing, 37 %")
     assert opened.page.locator("#loading progress").evaluate("bar => bar.value") == 0.375
-    ask(opened.page)
-    expect(opened.page.locator(".waiting")).to_be_visible()
-    opened.page.wait_for_timeout(600)  # the server has refused it once
+    with opened.page.expect_response("**/v1/chat/completions") as refused:
+        ask(opened.page)
+        expect(opened.page.locator(".waiting")).to_be_visible()
+    assert refused.value.status == 503
     expect(opened.page.locator(".failure")).to_have_count(0)
     opened.loader.may_end.set()
     expect(answers(opened.page)).to_have_text("A short answer.")

@@ -6,7 +6,7 @@ from tests.support.chat_page import app, ask, chromium, engine, page
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.browser import browser, watched_page
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app
+from tests.support.waiting import wait_until
 
 
 def words(text: str) -> list[str]:
@@ -53,6 +54,11 @@ def page(chromium: Browser, app: ScriptedApp, engine: FakeClient) -> Iterator[Pa
 def ask(page: Page, text: str = "Hello") -> None:
     page.fill("#prompt", text)
     page.keyboard.press("Enter")
+
+
+def wait_on(page: Page, condition: Callable[[], Any]) -> None:
+    """Wait like `wait_until`, with turns of the page: it needs them, for example to close a connection."""
+    wait_until(lambda: condition() or page.wait_for_timeout(20))  # timed: the page's turn
 
 
 def ask_to_the_end(page: Page, text: str = "Hello") -> None:

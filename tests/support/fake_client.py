@@ -211,7 +211,7 @@ class FakeStream:
         steps, finish_reason = self._steps(script)
         num_generated = 0
         for step, (text, token_ids) in enumerate(steps):
-            await asyncio.sleep(script.delay_s)
+            await asyncio.sleep(script.delay_s)  # timed: scripted by the test
             times = self.figures.inter_token_s if step else self.figures.time_to_first_token_s
             times.observe(script.delay_s)
             num_generated += len(token_ids) * num_choices

@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             for at in range(0, limit, 1 << 16):
                 self.wfile.write(content[at : min(at + (1 << 16), limit)])
                 self.wfile.flush()
-                time.sleep(behaviour.seconds_per_chunk if is_file else 0)
+                time.sleep(behaviour.seconds_per_chunk if is_file else 0)  # timed: a slow network
         if limit < len(content):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True

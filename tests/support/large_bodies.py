@@ -271,7 +271,7 @@ def _listen(address: str) -> None:
         answer, before = connection.getresponse(), time.monotonic()
         if answer.status != 200:  # the queue is full
             answer.read()
-            time.sleep(0.05)
+            time.sleep(0.05)  # timed: a client that asks again after a pause
         while line := answer.readline():
             if line.startswith(b"data:"):
                 now = time.monotonic()
@@ -289,7 +289,7 @@ def _probe(address: str) -> None:
         connection.close()
         now = time.monotonic()
         _tell("health", now, now - before)
-        time.sleep(0.02)
+        time.sleep(0.02)  # timed: probes come at intervals
 
 
 def _main(arguments: Sequence[str]) -> None:

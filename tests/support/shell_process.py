@@ -9,6 +9,7 @@ import asyncio
 import json
 import resource
 import sys
+from contextlib import suppress
 
 from octavo.errors import OctavoError
 from octavo.server.app import build_app
@@ -16,6 +17,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.http.access_log import set_up_logging
 from octavo.server.http.listener import bind, serve
 from tests.support.shell_server import Probe, endpoints
+from tests.support.waiting import wait_until_async
 
 
 def say(line: str) -> None:
@@ -31,9 +33,8 @@ async def run(config: ServerConfig) -> None:
 
     async def drain(_number: int) -> None:
         say("draining")
-        until = asyncio.get_running_loop().time() + config.drain
-        while probe.num_closed < probe.num_started and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(0.01)
+        with suppress(AssertionError):  # whatever still runs then is ended by `serve`
+            await wait_until_async(lambda: probe.num_closed >= probe.num_started, seconds=config.drain)
         say("drained")
 
     await serve(app, config, sock, on_drain=drain)

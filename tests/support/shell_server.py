@@ -200,7 +200,7 @@ def endpoints(probe: Probe) -> ModuleType:
 async def _work(call: Call, probe: Probe) -> str:
     probe.num_started += 1
     try:
-        await asyncio.sleep(call.pause)
+        await asyncio.sleep(call.pause)  # timed: scripted by the test
         if call.until is not None:
             await wait_until_async(Path(call.until).exists, seconds=600)
         return json.dumps({"n": call.n, "temperature": call.temperature, "content": call.messages[0].content})
@@ -212,7 +212,7 @@ async def _events(call: Call, probe: Probe) -> AsyncGenerator[bytes, None]:
     probe.num_started += 1
     try:
         for i in range(call.num_events):
-            await asyncio.sleep(call.pause)
+            await asyncio.sleep(call.pause)  # timed: scripted by the test
             if call.fail == "stream" and i == 2:
                 raise ZeroDivisionError("a secret")
             probe.num_made += 1

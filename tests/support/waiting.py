@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], Any], what: Callable[[], object] | str = 
     end = time.monotonic() + seconds
     while not (value := condition()):
         _check(end, what, seconds)
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S)  # timed: the interval of all waiting
     return value
 
 
@@ -36,7 +36,7 @@ async def wait_until_async(
     end = time.monotonic() + seconds
     while not (value := await _awaited(condition())):
         _check(end, what, seconds)
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(PAUSE_S)  # timed: the interval of all waiting
     return value
 
 

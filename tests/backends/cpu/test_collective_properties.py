@@ -26,7 +26,7 @@ def run(name: str, rank: int, size: int, exchanges: list[Exchange]) -> list[Arra
     group, found = _native.CollectiveGroup(name, rank, size, buffer_bytes=4096, **limits), []
     for at, (is_sum, rows, cols, late) in enumerate(exchanges):
         if late == rank:
-            time.sleep(0.002)
+            time.sleep(0.002)  # timed: the rank that comes late
         x = values(rank, at, rows, cols + (0 if is_sum else rank))
         if is_sum:
             _native_tests.all_reduce(group, x)

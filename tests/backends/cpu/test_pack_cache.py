@@ -309,7 +309,8 @@ def test_a_killed_writer_leaves_nothing_that_lasts(folder: Path) -> None:
 def test_an_interrupted_writer_cleans_up(folder: Path) -> None:
     child = run_child(
         "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGINT) or time.sleep(1)\nload(make_weights())"
+        "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGINT) or time.sleep(1)\n"  # timed: the signal comes
+        "load(make_weights())"
     )
     _, err = child.communicate(timeout=60)
     assert "KeyboardInterrupt" in err
@@ -319,7 +320,7 @@ def test_an_interrupted_writer_cleans_up(folder: Path) -> None:
 def test_starts_at_the_same_time(folder: Path) -> None:
     at = time.time() + 1.5
     code = (
-        f"weights = make_weights('Q4_K', 'Q6_K'); time.sleep(max({at} - time.time(), 0))\n"
+        f"weights = make_weights('Q4_K', 'Q6_K'); time.sleep(max({at} - time.time(), 0))\n"  # timed: all begin at once
         "print(hashlib.sha256(repr(content(load(weights))).encode()).hexdigest())"
     )
     children = [run_child(code) for _ in range(4)]

@@ -88,7 +88,7 @@ def test_python_runs_while_a_step_is_waited_for(big_batch):
     turns = 0
     while waiter.is_alive():
         turns += 1
-        time.sleep(0.001)
+        time.sleep(0.001)  # timed: turns that are too long to fit after the step
     assert turns > 3
 
 

@@ -46,7 +46,7 @@ def test_any_number_of_threads(threads, spin_us, cpu_batch):
     for i in range(100):
         np.testing.assert_array_equal(run(program, batch), expected)
         if i % 20 == 0:
-            time.sleep(0.002)  # the workers fall asleep
+            time.sleep(0.002)  # timed: the workers fall asleep
     program.close()
 
 
@@ -67,9 +67,9 @@ def test_callers_in_several_threads_take_turns(cpu_batch):
 def test_idle_workers_sleep(cpu_batch):
     program = add_program(2)
     run(program, cpu_batch(8))
-    time.sleep(0.05)
+    time.sleep(0.05)  # timed: the workers fall asleep
     before = time.process_time()
-    time.sleep(0.5)
+    time.sleep(0.5)  # timed: the half second in which idle workers compute nothing
     assert time.process_time() - before < 0.02, "an idle pool takes more than 4 % of a core"
 
 

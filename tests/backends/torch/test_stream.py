@@ -28,6 +28,7 @@ from octavo.graph.passes import optimize
 from octavo.graph.segments import layer_borders
 from tests.models.test_steps import LIMITS, in_chunks
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
+from tests.support.waiting import wait_until
 
 CPU = torch.device("cpu")
 
@@ -119,7 +120,7 @@ class Slow(HostCopies):
 
     def copy(self, place: Tensor, source: Tensor, after: None) -> Any:  # noqa: ARG002
         def run() -> None:
-            time.sleep(self.seconds)
+            time.sleep(self.seconds)  # timed: how long a copy takes
             place[: len(source)].copy_(source)
 
         return self._thread.submit(run)
@@ -397,12 +398,13 @@ def test_a_second_start_waits_for_the_first(
         fcntl.flock(other, fcntl.LOCK_EX)
 
         def end() -> None:
+            wait_until(lambda: "another process is writing it; waiting" in caplog.text)
             if ends == "written":
                 good.rename(path)
                 draft.unlink()
             other.close()
 
-        threading.Timer(0.3, end).start()
+        threading.Thread(target=end).start()
         np.testing.assert_array_equal(model.logits(), expected)
     assert "another process is writing it; waiting" in caplog.text
     assert model.made == (1 if ends == "written" else len(model.layers) + 1)

@@ -37,13 +37,13 @@ def _read() -> None:
         for page in range(30):
             file.seek(page << 14)
             file.read(1)
-            time.sleep(0.2)
+            time.sleep(0.2)  # timed: a slow disk
 
 
 _ACTIONS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "sleep": lambda: time.sleep(_FOREVER_S),
+    "sleep": lambda: time.sleep(_FOREVER_S),  # timed: the fault itself
     "spin": _spin,
     "raise": _raise,
     "read": _read,
