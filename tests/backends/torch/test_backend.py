@@ -110,7 +110,7 @@ def test_logits_beyond_the_rows_that_are_held_are_made_in_turns() -> None:
         ("block_tables", 4, "block_tables are 0 to 4; they must be in 0 to 3"),
         ("query_start_loc", 5, "must rise from 0 to the number of rows, 22"),
         ("seq_lens", 65, "seq_lens are 65 to 65"),
-        ("seq_lens", 3, "seq_lens .* are less than the tokens of the step"),
+        ("seq_lens", 3, "seq_lens .* are smaller than the numbers of tokens in the step"),
     ],
 )
 def test_a_wrong_number_of_a_batch_is_refused_before_anything_runs(name: str, value: int, reason: str) -> None:
