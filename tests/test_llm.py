@@ -74,7 +74,7 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
         llm.generate(["a", "b"], [PARAMS])
     with pytest.raises(UsageError, match="sampling_params must be a SamplingParams, not 'greedy'"):
         llm.generate(["a"], ["greedy"])  # type: ignore[list-item]
-    with pytest.raises(UsageError, match="prompts must be a text, a list of token ids"):
+    with pytest.raises(UsageError, match="prompts must be a string, a list of token ids"):
         llm.generate(5, PARAMS)  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ def test_columns_of_data_frames_are_lists(llm: LLM) -> None:
     asked = llm.chat(Column(["abc", "ab"]), PARAMS, chat_template=template)  # type: ignore[arg-type]
     assert [output.outputs for output in asked] == expected
     assert llm.generate(np.array([5, 6]), PARAMS)[0].prompt_token_ids == [5, 6]  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="prompt 1 of 2: a prompt must be a text or a list of token ids, not nan"):
+    with pytest.raises(UsageError, match="prompt 1 of 2: a prompt must be a string or a list of token ids, not nan"):
         llm.generate(Column(["abc", math.nan]), PARAMS)  # type: ignore[arg-type]
 
 
@@ -256,7 +256,7 @@ def test_a_model_that_takes_spans(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"prompt": "a", "multi_modal_data": {"image": "a.png"}}, "the prompt has images, but fake reads text only"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "needs one of prompt and prompt_token_ids"),
         ({}, "needs one of prompt and prompt_token_ids"),
-        ({"prompt": [1]}, "prompt is [1]; prompt must be a text"),
+        ({"prompt": [1]}, "prompt is [1]; prompt must be a string"),
         ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'"),
     ],
 )
@@ -281,9 +281,9 @@ def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
 
 @pytest.mark.parametrize("wrong", [b"bytes", None, 5])
 def test_what_is_no_prompt_is_refused(llm: LLM, wrong: object) -> None:
-    with pytest.raises(UsageError, match="must be a text"):
+    with pytest.raises(UsageError, match="must be a string"):
         llm.generate(wrong, PARAMS)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="a prompt must be a text or a list of token ids"):
+    with pytest.raises(UsageError, match="a prompt must be a string or a list of token ids"):
         llm.stream(wrong, PARAMS)  # type: ignore[arg-type]
 
 
@@ -360,7 +360,7 @@ def test_unknown_options_name_the_nearest() -> None:
 
 @pytest.mark.parametrize("backend", ["cuda", "sampling", "cpu.compiler"])
 def test_unknown_backends_are_named(smollm2_path: Path, backend: str) -> None:
-    with pytest.raises(UsageError, match=f"there is no backend '{backend}'; leave it out, or take 'cpu'"):
+    with pytest.raises(UsageError, match=f"there is no backend '{backend}'; use 'cpu', 'torch' or"):
         LLM(str(smollm2_path), backend=backend)
 
 

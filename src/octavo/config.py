@@ -157,7 +157,7 @@ class EngineConfig:
     mmproj: str | None = option(
         None,
         "file with the vision encoder of a GGUF model; none: text only; default: the one *mmproj*.gguf "
-        "beside the model",
+        "next to the model",
     )
     image_max_tokens: int | None = option(
         None,
@@ -405,7 +405,7 @@ def _check_conversation(config: EngineConfig) -> None:
         raise UsageError(f"default_lora is {config.default_lora!r:.80}; it must be one of lora_modules: {known}")
     for name in ("chat_template", "system_prompt"):
         if not isinstance(value := getattr(config, name), str | None):
-            raise UsageError(f"{name} must be a text, not {value!r:.80}")
+            raise UsageError(f"{name} must be a string, not {value!r:.80}")
     config.template_text  # noqa: B018 - raises
 
 

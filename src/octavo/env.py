@@ -151,7 +151,9 @@ def cluster_of_launcher() -> dict[str, int | str]:
     for option, name in zip(("nnodes", "node_rank"), launcher[:2], strict=True):
         value = os.environ.get(name, "")
         if not value.isascii() or not value.isdigit():
-            raise UsageError(f"{name} is {value!r} beside {launcher[0]}; it must be a number: set it, or unset both")
+            raise UsageError(
+                f"{name} is {value!r} although {launcher[0]} is set; it must be a number: set it, or unset both"
+            )
         found[option] = int(value)
     if host := os.environ.get(launcher[2]):
         port = os.environ.get("MASTER_PORT") or _MASTER_PORT

@@ -560,7 +560,7 @@ def _listed(prompts: object) -> tuple[list[Any], bool]:
         return [prompts], True
     prompts = as_list(prompts)
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
-        raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r:.80}")
+        raise UsageError(f"prompts must be a string, a list of token ids, or a list of these, not {prompts!r:.80}")
     if prompts and isinstance(prompts[0], int):
         return [list(prompts)], True
     return [as_list(prompt) for prompt in prompts], False

@@ -23,7 +23,7 @@ class LoRARequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name:
-            raise UsageError(f"lora_name is {self.lora_name!r:.80}; it must be a name", param="lora_request")
+            raise UsageError(f"lora_name is {self.lora_name!r:.80}; it must be a string", param="lora_request")
         if isinstance(self.lora_int_id, bool) or not isinstance(self.lora_int_id, int) or self.lora_int_id < 1:
             raise UsageError(f"lora_int_id is {self.lora_int_id!r:.80}; it must be 1 or more", param="lora_request")
         if not isinstance(self.lora_path, str | Path) or not str(self.lora_path):

@@ -155,7 +155,7 @@ class Prompt:
         try:
             object.__setattr__(self, "spans", tuple(spans))
         except TypeError:
-            raise _wrong(f"spans of a prompt is {spans!r:.80}; it is a list of Span") from None
+            raise _wrong(f"spans of a prompt is {spans!r:.80}; it must be a list of Span") from None
         if self.spans:
             self._check_spans()
 
@@ -299,7 +299,7 @@ def _is_writeable(values: Float32) -> bool:
 
 def _check_key(owner: str, key: object, most: int) -> None:
     if not isinstance(key, bytes) or not 1 <= len(key) <= most:
-        raise _wrong(f"key of {owner} is {key!r:.80}; it is 1 to {most} bytes, for example a digest of the content")
+        raise _wrong(f"key of {owner} is {key!r:.80}; it must be 1 to {most} bytes, such as a digest of the content")
 
 
 def _end_of(span: Span) -> int:

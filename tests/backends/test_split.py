@@ -79,8 +79,7 @@ def test_the_plan_shows_both_places_and_a_speed(model: str) -> None:
     refused = octavo_here("plan", model, *options, "3")
     assert refused.returncode == 2
     assert (
-        refused.stderr.strip()
-        == "octavo: --gpu-layers is 3, and the model has 2 layers; give at most that many, or auto"
+        refused.stderr.strip() == "octavo: --gpu-layers is 3, but the model has only 2 layers; give at most 2, or auto"
     )
 
 
@@ -390,7 +389,7 @@ def test_wrong_options(options: dict[str, object], reason: str) -> None:
         ("--gpu-layers", "-1", "--gpu-layers is '-1'; it must be 0 or more layers, or auto"),
         ("--gpu-layers", "abc", "--gpu-layers is 'abc'; it must be 0 or more layers, or auto"),
         ("--gpu-layers", "2", "torch finds no usable GPU"),
-        ("--gpu-layers", "3", "--gpu-layers is 3, and the model has 2 layers; give at most that many, or auto"),
+        ("--gpu-layers", "3", "--gpu-layers is 3, but the model has only 2 layers; give at most 2, or auto"),
         ("--gpu-memory", "-1", "--gpu-memory is '-1'; write a fraction of the GPU's memory above 0"),
         ("--gpu-memory", "abc", "--gpu-memory is 'abc'; write a fraction of the GPU's memory above 0"),
         ("--device", "abc", "--device is 'abc'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
@@ -433,18 +432,18 @@ def test_a_rank_keeps_to_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room(1 << 30, gpu_memory="2GiB") == 1 << 10
     assert room(3 << 30, gpu_memory="2GiB") == 0
     assert room(gpu_memory=0.5) == device.total_memory() // 2 >> 20
-    with pytest.raises(UsageError, match=r"gpu_memory is 4GiB and 3\.33 GiB of the GPU's memory are free"):
+    with pytest.raises(UsageError, match=r"gpu_memory is 4GiB, but only 3\.33 GiB of the GPU's memory are free"):
         room(gpu_memory="4GiB")
 
 
 def test_more_than_there_is() -> None:
     graph, weights = tiny_graph("llama")
     count = len(layer_borders(graph))
-    with pytest.raises(UsageError, match=f"gpu_layers is {count + 1}, and the model has {count} layers; give at most"):
+    with pytest.raises(UsageError, match=f"gpu_layers is {count + 1}, but the model has only {count} layers"):
         backend_with(1 << 40, gpu_layers=count + 1).sizes(graph, weights, LIMITS)
-    with pytest.raises(InsufficientMemoryError, match=rf"gpu_layers {count} need 0\.\d+ GiB .* give auto \(0 of"):
+    with pytest.raises(InsufficientMemoryError, match=rf"gpu_layers {count}: .* need 0\.\d+ GiB .* give auto \(0 of"):
         backend_with(1, gpu_layers=count).sizes(graph, weights, LIMITS)
-    with pytest.raises(UsageError, match=r"gpu_memory is 4GiB and 3\.33 GiB of the GPU's memory are free"):
+    with pytest.raises(UsageError, match=r"gpu_memory is 4GiB, but only 3\.33 GiB of the GPU's memory are free"):
         backend_with(3 << 30, gpu_memory="4GiB").sizes(graph, weights, LIMITS)
     # What is loaded counts, not what is free beside it.
     loaded = backend_with(700 << 20, gpu_memory="1000MiB")

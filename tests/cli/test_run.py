@@ -307,7 +307,7 @@ def test_the_sampling_is_the_models(tmp_path: Path) -> None:
 
 def test_the_end_at_a_limit_is_told(tiny: Path) -> None:
     result = octavo_here("run", tiny, "abcd", "--raw", "--temperature", "0", "--ignore-eos")
-    assert result.stderr == "octavo: the answer ends after 62 tokens: the context of the model is full\n"
+    assert result.stderr == "octavo: the answer was cut off after 62 tokens: the context of the model is full\n"
     asked = octavo_here("run", tiny, "abcd", "--raw", "--temperature", "0", "--ignore-eos", "--max-tokens", "3")
     assert asked.stderr == ""
 

@@ -72,7 +72,7 @@ def test_the_knapsack_against_every_combination() -> None:
 
 
 def test_a_budget_below_the_smallest_types() -> None:
-    with pytest.raises(UsageError, match="10 bytes, 3 more than there may be"):
+    with pytest.raises(UsageError, match="10 bytes, 3 more than allowed"):
         allocate([[Option("a", 10, 1.0), Option("b", 12, 0.5)]], 7)
 
 

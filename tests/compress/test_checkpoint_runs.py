@@ -394,8 +394,8 @@ def test_conversations_are_written_out_by_the_template(tmp_path: Path) -> None:
         assert len(found[0]) > 4
         assert all(ids == found[0] for ids in found)
         for text, message in (
-            ("{", "c.jsonl:1: not JSON"),
-            ('{"a": 1}', "c.jsonl:1: an object with text"),
+            ("{", "c.jsonl:1 is not valid JSON"),
+            ('{"a": 1}', "c.jsonl:1: write an object with text"),
             ("", "is empty"),
         ):
             (tmp_path / "c.jsonl").write_text(text)
@@ -409,14 +409,14 @@ def test_conversations_are_written_out_by_the_template(tmp_path: Path) -> None:
         (("--type", "gptq"), "add the number of bits: gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit"),
         (("--type", "gptq-4bit"), "needs --calibration FILE"),
         (("--type", "nf4", "--calibration", "calibration.md"), "--calibration does not apply to --type nf4"),
-        (("--type", "awq", "--act-order"), "--act-order is no option of --type awq"),
-        (("--type", "fp8", "--group-size", "64"), "--group-size is no option of --type fp8"),
+        (("--type", "awq", "--act-order"), "--act-order does not apply to --type awq"),
+        (("--type", "fp8", "--group-size", "64"), "--group-size does not apply to --type fp8"),
         (("--type", "fp8", "--tensor-type", "a=q8_0"), "--tensor-type is for GGUF types"),
         (("--type", "fp8", "--threads", "2"), "--threads is for GGUF types"),
         (("--type", "q4_k_m", "--act-order"), "--act-order does not apply to --type q4_k_m and a GGUF file"),
         (("--type", "q4_k_m", "--smoothing", "0"), "--smoothing does not apply to --type q4_k_m and a GGUF file"),
-        (("--type", "fp8", "--keep", "nothing"), "pattern 'nothing' is found in no matrix, such as model.layers.0"),
-        (("--type", "awq", "--calibration", "empty.txt"), "empty.txt is empty; give some pages of text"),
+        (("--type", "fp8", "--keep", "nothing"), "pattern 'nothing' matches no matrix; names look like model.layers.0"),
+        (("--type", "awq", "--calibration", "empty.txt"), "empty.txt is empty; give a few pages of text"),
     ],
 )
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -432,7 +432,7 @@ def test_a_width_that_groups_do_not_divide(tmp_path: Path) -> None:
     source = save_source(tmp_path / "m", intermediate_size=288)
     code, _, err = run(source, tmp_path / "out", "--type", "rtn-4bit", "--group-size", 128)
     assert code != 0
-    assert "rows of 288 numbers, no whole number of groups of 128; take --group-size 32 or -1" in err
+    assert "rows of 288 numbers, not a multiple of the group size 128; use --group-size 32 or -1" in err
     assert run(source, tmp_path / "out", "--type", "rtn-4bit")[0] == 0
     config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
     assert config["group_size"] == 32
@@ -448,7 +448,7 @@ def test_weights_that_are_no_numbers_are_named(type_name: str, tmp_path: Path) -
     code, _, err = run(source, tmp_path / "out", "--type", type_name, *options)
     assert code != 0
     assert "'model.layers.1.mlp.up_proj.weight'" in err
-    assert "has a NaN or an infinity" in err
+    assert "contains NaN or infinity" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -462,7 +462,7 @@ def test_only_a_models_folder_is_replaced(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out/letters.txt").exists()
     code, _, err = run(tmp_path / "out", tmp_path / "again", "--type", "fp8")
     assert code != 0
-    assert "quantized by compressed-tensors already" in err
+    assert "already quantized by compressed-tensors" in err
 
 
 def test_the_default_options_are_the_fields_usual_ones() -> None:

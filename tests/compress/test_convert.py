@@ -249,7 +249,7 @@ def test_an_architecture_that_is_not_declared_is_refused_with_the_list(tmp_path:
     source = save("helium", tmp_path / "model", "llama2")
     code, _, error = run(source, tmp_path / "m.gguf")
     assert code != 0
-    assert "'helium' cannot be written as GGUF yet; declared are apertus, arcee, " in error
+    assert "'helium' cannot be written as GGUF yet; supported are apertus, arcee, " in error
     assert " gemma3, " in error
     assert not (tmp_path / "m.gguf").exists()
 
@@ -268,7 +268,7 @@ def test_an_architecture_that_is_not_declared_is_refused_with_the_list(tmp_path:
 )
 def test_a_configuration_that_the_keys_cannot_say(name: str, field: str, tmp_path: Path) -> None:
     source = save(name, tmp_path / "model", "llama2")
-    assert f"GGUF files cannot say this model's {field}" in run(source, tmp_path / "m.gguf")[2]
+    assert f"GGUF files cannot express this model's {field}" in run(source, tmp_path / "m.gguf")[2]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     assert quantized.exit_code == 0, quantized.stderr
     code, _, error = run(tmp_path / "fp8", tmp_path / "m.gguf")
     assert code != 0
-    assert "quantized by compressed-tensors; float weights are needed" in error
+    assert "quantized by compressed-tensors; use a checkpoint with float weights" in error
     assert not (tmp_path / "m.gguf").exists()
 
 
@@ -315,7 +315,7 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path: Path) -> None:
     path = source / "tokenizer.json"
     step = {"type": "Split", "pattern": {"Regex": "e"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": step}))
-    assert "would be other tokens" in run(source, tmp_path / "m.gguf")[2]
+    assert "would have other tokens" in run(source, tmp_path / "m.gguf")[2]
 
 
 def test_a_token_that_takes_spaces_is_refused(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_token_that_takes_spaces_is_refused(tmp_path: Path) -> None:
     form = json.loads(path.read_text())
     form["added_tokens"][-1]["rstrip"] = True
     path.write_text(json.dumps(form))
-    assert "token '</s>' is bound to the text beside it" in run(source, tmp_path / "m.gguf")[2]
+    assert "token '</s>' depends on the text around it" in run(source, tmp_path / "m.gguf")[2]
 
 
 def test_tokens_beyond_the_embedding_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -336,7 +336,7 @@ def test_tokens_beyond_the_embedding_are_named(tmp_path: Path, caplog: pytest.Lo
     form["added_tokens"] += [{"id": last + i, "content": f"<extra{i}>", **flags} for i in range(UNUSED_ROWS + 1)]
     path.write_text(json.dumps(form))
     assert run(source, tmp_path / "m.gguf")[0] == 0
-    assert "1 tokens are left out: the embedding has no row for them: <extra3>" in caplog.text
+    assert "1 tokens without a row in the embedding are left out: <extra3>" in caplog.text
 
 
 def test_every_declared_form_has_a_way_back() -> None:
@@ -462,4 +462,4 @@ def test_a_stored_head_wins_over_the_configuration(is_copy: bool, tmp_path: Path
 
 def test_layers_without_experts_are_refused(tmp_path: Path) -> None:
     source = save("qwen3moe-mixed", tmp_path / "model", "qwen2")
-    assert "cannot say that some layers have no experts" in run(source, tmp_path / "m.gguf")[2]
+    assert "cannot express that some layers have no experts" in run(source, tmp_path / "m.gguf")[2]

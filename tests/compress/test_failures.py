@@ -203,7 +203,7 @@ def test_a_vector_that_stays_as_it_is(folder: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     code, error = run("quantize-folder")
     assert code != 0
-    assert "tensor 'model.norm.weight' cannot become F32: it has a NaN or an infinity; take an intact model" in error
+    assert "tensor 'model.norm.weight' cannot become F32: it contains NaN or infinity; use an intact model" in error
     assert not [path for path in folder.glob("out*/**/*") if path.name == "config.json"]
     with pytest.raises(ModelLoadError):
         open_checkpoint(folder / "out.partial")
@@ -239,7 +239,7 @@ def test_a_type_for_another_width(folder: Path) -> None:
     write_model(folder / "m.gguf", width=96)
     code, error = run("quantize", "--tensor-type", "ffn_down=q4_k")
     assert code != 0
-    assert "rows of 96 values, no whole number of Q4_K blocks of 256; choose Q5_0" in error
+    assert "rows of 96 values, not a multiple of the Q4_K block size 256; choose Q5_0" in error
     assert not list(folder.glob("out*"))
 
 

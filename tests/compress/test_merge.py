@@ -156,7 +156,7 @@ def test_adapters_that_cannot_be_merged(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     save_peft(model, head, TOKENS, target_modules=["lm_head"])
     error = run(base, tmp_path / "m.gguf", "--lora", head)[2]
-    assert "the output head, and embedding and head are one weight" in error
+    assert "the output head, but the embedding and the output head are one weight" in error
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"alora_invocation_tokens": [1, 2]}))
     assert "alora_invocation_tokens" in run(base, tmp_path / "m.gguf", "--lora", adapter)[2]

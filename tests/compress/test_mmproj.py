@@ -112,14 +112,12 @@ def test_what_a_file_cannot_say_is_refused(tmp_path: Path) -> None:
 
 def test_sizes_of_images_that_a_file_cannot_say_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     written(saved("gemma4", tmp_path / "model"))
-    assert "mmproj files cannot express these settings of images: max_tokens" in caplog.text
+    assert "mmproj files cannot express these image settings: max_tokens" in caplog.text
 
 
 def test_an_encoder_without_a_form_is_refused(tmp_path: Path) -> None:
     result = run(saved("granite_docling", tmp_path / "model"), tmp_path / "mmproj.gguf", "--mmproj")
-    assert "llama.cpp has no form for its image encoder, granite_docling; it has one for gemma3" in str(
-        result.exception
-    )
+    assert "llama.cpp does not support its image encoder, granite_docling; it supports gemma3" in str(result.exception)
 
 
 @pytest.mark.parametrize(

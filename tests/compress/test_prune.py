@@ -82,7 +82,7 @@ def test_heads_and_columns(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "pruned.gguf"
     code, out, error = run(source, path, "--heads", 0.5, "--ffn", 0.25)
     assert code == 0, error
-    assert "heads: 4 of 8 stay in each layer, 2 of keys" in out
+    assert "heads: 4 of 8 remain in each layer, and 2 of keys" in out
     assert "feed-forward columns: 192 of 256" in out
     with closing(open_checkpoint(path)) as after:
         assert (after.config.num_heads, after.config.num_kv_heads, after.config.head_dim) == (4, 2, 32)
@@ -261,10 +261,10 @@ def test_models_of_one_name_have_their_paths_in_the_report(
         (("--ffn", 0.5, "--report", "--text", "/nowhere/text"), "/nowhere/text"),
         (("--ffn", 0.5, "--report", "--reference-cache", "much"), "much"),
         (("--ffn", 0.5, "--report", "--tokens", 16), "16 tokens are fewer than one window of 512"),
-        (("--layers", 4), "--layers 4: the model has 4, of which at least one must stay"),
+        (("--layers", 4), "--layers 4: the model has 4 layers, and at least one must remain"),
         (("--sparsity", "half"), "write a share such as 0.5, or 2:4"),
         (("--sparsity", "1.5"), "must be between 0 and 1"),
-        (("--ffn", 0.99), "0 feed-forward columns would stay"),
+        (("--ffn", 0.99), "0 feed-forward columns would remain"),
         (("--heads", 0.9), "0 groups of heads"),
     ],
 )
@@ -278,9 +278,9 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path, options: tuple[s
 def test_experts_are_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf", experts=4)
     (tmp_path / "text.txt").write_text(TEXT)
-    assert "only decoders without experts are pruned" in run(source, tmp_path / "p.gguf", "--layers", 1)[2]
+    assert "only decoders without experts can be pruned" in run(source, tmp_path / "p.gguf", "--layers", 1)[2]
 
 
 def test_sparsity_needs_fours() -> None:
-    with pytest.raises(UsageError, match="no multiple of 4"):
+    with pytest.raises(UsageError, match="needs a multiple of 4"):
         sparse_matrix(np.ones((2, 6), np.float32), np.ones(6), "2:4", "wanda")

@@ -154,9 +154,9 @@ def test_quantizing_again_is_done_with_a_warning(source: Path, tmp_path: Path) -
         (("--type", "q4_0", "--tensor-type", "ffn_down"), "write PATTERN=TYPE"),
         (("--type", "q4_0", "--tensor-type", "ffn=q9"), "type 'q9' is unknown; a tensor can be BF16, F16"),
         (("--type", "q4_0", "--tensor-type", "(=q8_0"), "is not a regular expression"),
-        (("--type", "q4_0", "--keep", "attention"), "pattern 'attention' is found in no tensor's name"),
+        (("--type", "q4_0", "--keep", "attention"), "pattern 'attention' matches no tensor name"),
         (("--type", "q4_0", "--max-part-size", "big"), "--max-part-size is 'big'; write a size in bytes"),
-        (("--type", "tq2_0"), "cannot become TQ2_0: blocks of 256 must have values -d, 0 and d alone"),
+        (("--type", "tq2_0"), "cannot become TQ2_0: each block of 256 may contain only -d, 0 and d"),
     ],
 )
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -181,7 +181,7 @@ def test_a_width_that_an_override_does_not_allow(tmp_path: Path) -> None:
     path = write_model(tmp_path / "narrow.gguf", width=96)
     code, _, error = run(path, tmp_path / "m.gguf", "--type", "q8_0", "--tensor-type", "ffn_down=q4_k")
     assert code != 0
-    assert "rows of 96 values, no whole number of Q4_K blocks of 256; choose Q5_0" in error
+    assert "rows of 96 values, not a multiple of the Q4_K block size 256; choose Q5_0" in error
     code, out, error = run(path, tmp_path / "m.gguf", "--type", "q4_k_m", "--json")
     assert "Q4_K does not fit rows of 96, so it is Q5_0" in error
     assert json.loads(out)["tensors"]["blk.0.ffn_down.weight"] in ("Q5_0", "Q8_0")

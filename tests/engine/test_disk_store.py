@@ -283,7 +283,7 @@ def test_a_folder_of_others_or_none_is_not_used(tmp_path: Path, caplog: pytest.L
     [folder] = tmp_path.iterdir()
     folder.chmod(0o777)
     assert open_disk_store(tmp_path, identity, 1 << 20, "tiny") is None
-    assert "others may write to it" in caplog.text
+    assert "other users may write to it" in caplog.text
     (tmp_path / "file").write_text("")
     assert open_disk_store(tmp_path / "file", identity, 1 << 20, "tiny") is None
 

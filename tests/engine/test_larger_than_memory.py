@@ -129,9 +129,9 @@ def test_a_disk_without_room(
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget((256 + 60) * MIB))
     caplog.set_level(logging.WARNING)
-    with pytest.raises(InsufficientMemoryError, match="packed weights could not be kept on disk, from where it would"):
+    with pytest.raises(InsufficientMemoryError, match="packed weights could not be saved to disk"):
         LLM(str(smollm2_path), max_model_len=256, max_num_seqs=2, max_num_batched_tokens=64, pack_cache_size="10MiB")
-    assert "more than the limit of all kept files (10 MB)" in caplog.text
+    assert "more than the limit for all such files (10 MB)" in caplog.text
 
 
 def graph_and_bytes(name: str) -> tuple[Graph, dict[Parameter, int]]:

@@ -179,7 +179,7 @@ def generate_for_ever(llm: LLM, params: SamplingParams) -> None:
 
 
 def test_more_stages_than_layers(model: str) -> None:
-    with pytest.raises(UsageError, match="pipeline_parallel_size is 3, and the model has 2 layers"):
+    with pytest.raises(UsageError, match="pipeline_parallel_size is 3, but the model has only 2 layers"):
         LLM(model, pipeline_parallel_size=3, **OPTIONS)
     assert not children()
 

@@ -205,9 +205,9 @@ def test_mistakes_end_in_one_line(tmp_path: Path, data: Path, monkeypatch: pytes
     model = write_model(tmp_path / "base")
     command = (model, "--data", data, "-o", tmp_path / "a", *OPTIONS)
     assert "no module is called 'w_q'; this model has down_proj" in run(*command, "--target-modules", "w_q")[2]
-    assert "take a lower learning rate" in run(*command, "--restart", "--learning-rate", 1e30)[2]
+    assert "use a lower learning rate" in run(*command, "--restart", "--learning-rate", 1e30)[2]
     gpt2 = as_gguf(write_model(tmp_path / "gpt2", "gpt2"), tmp_path / "gpt2.gguf")
-    assert "take the model's safetensors checkpoint" in run(gpt2, "--data", data, "-o", tmp_path / "b", *OPTIONS)[2]
+    assert "use the model's unquantized" in run(gpt2, "--data", data, "-o", tmp_path / "b", *OPTIONS)[2]
     (tmp_path / "other").mkdir()
     assert "is not an adapter" in run(*command[:3], "-o", tmp_path / "other")[2]
     assert run(*command, "--restart")[0] == 0
@@ -216,4 +216,4 @@ def test_mistakes_end_in_one_line(tmp_path: Path, data: Path, monkeypatch: pytes
     monkeypatch.setattr(finetuning, "host_memory", lambda: MemoryBudget(1 << 20))
     code, _, error = run(*command, "--force")
     assert code != 0
-    assert "Take a smaller --batch-tokens or --sequence-length" in error
+    assert "use a smaller --batch-tokens or --sequence-length" in error

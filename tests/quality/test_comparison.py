@@ -73,18 +73,18 @@ def test_models_have_their_figures_and_their_front(comparison: ModelComparison, 
     assert (first.decode, second.decode) == (Spread.of([10, 30]), Spread.of([20, 40]))
     assert (first.is_best_by_size, second.is_best_by_size) == (True, False)  # of the same size, the closer one
     assert (first.is_best_by_speed, second.is_best_by_speed) == (True, True)
-    assert comparison.recommendation.startswith("take tiny: the fastest of those that fit 4.00 GiB with a mean KL of")
+    assert comparison.recommendation.startswith("use tiny: the fastest among those that fit 4.00 GiB with a mean KL of")
 
 
 def test_the_front_and_the_recommendation(comparison: ModelComparison) -> None:
     assert pareto_front([(1, 5), (2, 3), (3, 3), (4, 1), (4, 1), (5, 2)]) == {0, 1, 3, 4}
     first, second = comparison.models
     small = replace(first, name="small", peak_bytes=GIB // 2, decode=Spread.of([5]))
-    assert recommend([first, small], GIB * 3 // 4).startswith("take small: ")
+    assert recommend([first, small], GIB * 3 // 4).startswith("use small: ")
     assert "none of these models fits the 1.0 MiB" in recommend([first, small], 1 << 20)
-    assert recommend([second], 4 * GIB).startswith("take other: the closest to the reference")
+    assert recommend([second], 4 * GIB).startswith("use other: the closest to the reference")
     bare = [replace(m, report=replace(m.report, divergence=None), decode=None) for m in comparison.models]
-    assert "the smallest of those that fit 4.00 GiB with a perplexity within 2 % of the best" in recommend(
+    assert "the smallest among those that fit 4.00 GiB with a perplexity within 2 % of the best" in recommend(
         bare, 4 * GIB
     )
 
@@ -129,7 +129,7 @@ def test_without_matplotlib_the_table_stands_alone(
     done = octavo_here("compare", tiny, other, *options)
     assert done.returncode == 0, done.stderr
     assert "pip install 'octavo[report]'" in done.stderr
-    for words in ("tiny", "other", "KL mean", "front", "take tiny: the smallest of those that fit"):
+    for words in ("tiny", "other", "KL mean", "front", "use tiny: the smallest among those that fit"):
         assert words in done.stdout
 
 
@@ -341,7 +341,7 @@ def test_a_page_escapes_everything() -> None:
     [
         ((), "nothing to compare: name models"),
         (("--types", "q8_0"), "--types needs --reference"),
-        (("--engine", "vllm"), "is none of: octavo, llama.cpp=PROGRAM, NAME=http://HOST:PORT"),
+        (("--engine", "vllm"), "is unknown; give octavo, llama.cpp=PROGRAM or NAME=http://HOST:PORT"),
         (("--engine", "llama.cpp=/nowhere"), "/nowhere is not a program"),
         (("--engine", "octavo"), "is started here and needs a MODEL"),
         (("--engine", "octavo", "--reference", "m"), "--reference is for models: leave out --engine"),

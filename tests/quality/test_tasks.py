@@ -91,14 +91,14 @@ def test_answers_are_compared_as_the_harness_does() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"{", "line 2 is not JSON"),
-        (b"\xff", "line 2 is not JSON"),
+        (b"{", "line 2 is not valid JSON"),
+        (b"\xff", "line 2 is not valid JSON"),
         (b"[1]", "line 2 is not a JSON object"),
-        (b'{"a": 1}', "line 2 has the fields a; none of the formats has these: HellaSwag"),
+        (b'{"a": 1}', "line 2 has the fields a, which match none of the formats: HellaSwag"),
         (b'{"query": "a", "choices": ["b"], "gold": 0}', "line 2: choices is"),
         (b'{"query": "a", "choices": ["b", "c"], "gold": 2}', "line 2: gold is 2, which names none of the 2 choices"),
-        (b'{"query": 1, "choices": ["b", "c"], "gold": 0}', "line 2: query is 1, not a text"),
-        (b'{"question": "a", "answer": "b"}', "line 2 is of the format gsm8k, and the lines before it of choices"),
+        (b'{"query": 1, "choices": ["b", "c"], "gold": 0}', "line 2: query is 1, not a string"),
+        (b'{"question": "a", "answer": "b"}', "line 2 is of the format gsm8k, but earlier lines are of choices"),
     ],
 )
 def test_a_wrong_line_is_named(line: bytes, words: str, tiny: Path, tmp_path: Path) -> None:

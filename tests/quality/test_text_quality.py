@@ -200,7 +200,7 @@ def test_models_that_cannot_be_scored(tiny: Path, damaged: Path, text: Path, tmp
     for more in (("--window", "16"), ("--task", _task(tmp_path))):
         done = octavo_here("eval", encoder, *more)
         assert done.returncode == 2
-        assert "makes no logits: it is an encoder or a reranker" in done.stderr
+        assert "produces no logits: it is an encoder or a reranker" in done.stderr
     missing = octavo_here("eval", tiny, "--text", tmp_path / "none.txt")
     assert "No such file" in missing.stderr
 
@@ -213,7 +213,7 @@ def test_weights_that_are_no_numbers_are_named(name: str, value: float, tiny: Pa
     for command in (("--window", "16"), ("--task", _task(tmp_path))):
         result = CliRunner().invoke(evaluate, [str(path), *map(str, command)])
         assert isinstance(result.exception, NumericalError)
-        assert re.search(r"tensor '.*' has a NaN or an infinity.*; use an intact model", str(result.exception))
+        assert re.search(r"tensor '.*' contains NaN or infinity.*; use an intact model", str(result.exception))
         assert "\n" not in str(result.exception)
 
 

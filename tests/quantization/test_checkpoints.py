@@ -184,7 +184,7 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
     ("name", "change", "tensors", "reason"),
     [
         damaged("gptq-4", {"quant_method": "aqlm"}, "quant_method is 'aqlm': is not supported; awq, .* are; take"),
-        damaged("gptq-4", {"quant_method": None}, "quant_method is missing; of the methods awq, .* are; take"),
+        damaged("gptq-4", {"quant_method": None}, "quant_method is missing; supported are awq, .*; use"),
         damaged("gptq-4", {"bits": 5}, "bits is 5: is not supported; supported: 2, 3, 4, 8"),
         damaged("gptq-4", {"bits": True}, "bits is True"),
         damaged("gptq-4", {"bits": None}, r"quantization_config.bits is missing; supported: 2, 3, 4, 8"),
@@ -208,7 +208,7 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         damaged("w4a16", {"config_groups": {"g": {"targets": 7}}}, "config_groups.g.targets is 7"),
         damaged("w4a16", {"config_groups": {}}, "no target in config_groups matches"),
         broken("gptq-4", {"qzeros": None}, "has no tensor 'qzeros'"),
-        broken("gptq-4", {"qweight": np.zeros((16, 128), np.int64)}, "has the type I64; I32 is needed"),
+        broken("gptq-4", {"qweight": np.zeros((16, 128), np.int64)}, "has the type I64; it must be I32"),
         broken("gptq-4-act-order", {"g_idx": np.zeros(128, np.int32)}, "does not put 32 columns into each group"),
         broken("fp8-block", {"weight_scale_inv": np.zeros((7, 3), np.float32)}, r"shape \[7, 3\]; needed"),
         broken("w4a16", {"weight_shape": np.array([128, -5])}, "weight_packed' has the shape"),
@@ -221,14 +221,14 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         broken(
             "hqq-4", {"packing": np.frombuffer(b"5bit", np.uint8)}, "packing' is '5bit'; supported: 8bit_u8, 4bit_u8"
         ),
-        broken("hqq-4", {"shape": np.array([128, -1])}, r"shape' is \[128, -1\]; two numbers"),
+        broken("hqq-4", {"shape": np.array([128, -1])}, r"shape' is \[128, -1\]; it must be two numbers"),
         broken("hqq-4", {"W_q": np.zeros((7, 64), np.uint8)}, "W_q' does not hold 128 rows of 128 codes of 4 bits"),
         broken("hqq-4", {"scale": np.zeros((129, 1), np.float32)}, r"scale' has the shape \[129, 1\]"),
-        broken("llm-int8", {"SCB": None}, r"has the type I8, but it lacks the scales of quant_method 'bitsandbytes'"),
-        broken("nf4", {NF4_STATE: None}, r"weight' has the type U8, but it lacks the scales .*weight.absmax"),
+        broken("llm-int8", {"SCB": None}, r"but the scales of quant_method 'bitsandbytes' are missing"),
+        broken("nf4", {NF4_STATE: None}, r"weight' has the type U8, but the scales .*weight.absmax"),
         broken("fp8-block", {"weight_scale_inv": None}, r"has the type F8_E4M3, but it lacks .* 'fp8' .*input_scale"),
-        broken("fp8-tensor", {"weight_scale": None}, r"has the type F8_E4M3, but it lacks the scales of quant_method"),
-        broken("w8a8", {"weight_scale": None}, r"type I8, .*'compressed-tensors'.*nothing else of this layer"),
+        broken("fp8-tensor", {"weight_scale": None}, r"has the type F8_E4M3, but the scales of quant_method"),
+        broken("w8a8", {"weight_scale": None}, r"type I8, .*'compressed-tensors'.*this layer has nothing else"),
         broken("w4a16", {"weight_scale": None}, r"weight_packed' has the type I32, .*there is weight_shape"),
         broken("llm-int8", {"weight_format": np.array(1, np.uint8)}, "is not 0"),
     ],
@@ -254,7 +254,7 @@ def test_codes_without_a_configuration(name: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     del config["quantization_config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=r"config.json: tensor .* has the type .*no quantization_config says how"):
+    with pytest.raises(ModelLoadError, match=r"config.json: tensor .*no quantization_config explains it"):
         open_checkpoint(tmp_path)
 
 

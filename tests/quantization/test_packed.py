@@ -285,7 +285,7 @@ def test_parts_that_are_not_alike() -> None:
     ("make", "reason"),
     [
         (lambda: replace(grouped(), bits=9), "codes have 9 bits"),
-        (lambda: replace(grouped(), group=48), "groups have 48 columns; a power of two"),
+        (lambda: replace(grouped(), group=48), "groups have 48 columns; it must be a power of two"),
         (lambda: replace(grouped(), scales=grouped().scales[:, 1:]), r"scales of I4_32 are \[24, 7\], not \[24, 8\]"),
         (lambda: replace(grouped(), group=512), "not a whole number of groups of I4_512"),
         (lambda: replace(grouped(offset="zeros"), minima=grouped(offset="minima").minima), "zeros or minima, not both"),

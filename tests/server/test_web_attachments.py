@@ -75,7 +75,7 @@ def test_attachments_that_were_not_sent_wait_in_their_chat(page: Page) -> None:
     [
         ("b.bin", b"\xff\x00", "b.bin is not a UTF-8 text file."),
         ("c.txt", b"x" * 600_000, "c.txt is too large (586 KiB). The limit is 512 KiB."),
-        ("d.pdf", b"%PDF-1.4 nothing", "d.pdf is not a PDF file that can be read."),
+        ("d.pdf", b"%PDF-1.4 nothing", "d.pdf is not a readable PDF file."),
         ("e.pdf", text_pdf(["", ""]), "e.pdf contains no text. It may be a scan."),
         (
             "f.pdf",

@@ -272,7 +272,7 @@ def test_what_is_imported_is_checked(page: Page) -> None:
     page.keyboard.press("Control+,")
     for broken in (b"{", b"3", {"conversations": 3}, b"\xff\xfe"):
         give(page, "a.json", broken)
-        expect(page.locator("#library-result")).to_have_text("a.json is not a file of chats.")
+        expect(page.locator("#library-result")).to_have_text("a.json is not a file of exported chats.")
         page.evaluate("document.getElementById('library-result').textContent = ''")
     good = {"role": "user", "content": "Hi"}
     picture = {"name": "x", "url": "https://elsewhere.example/x.png"}
@@ -289,7 +289,7 @@ def test_what_is_imported_is_checked(page: Page) -> None:
     single = {"title": "<b>One", "messages": [good, {"role": "assistant", "content": "Ho", "junk": 1}], "updated": "x"}
     give(page, "b.json", [*damaged, single])
     expect(page.locator("#library-result")).to_have_text(
-        "Imported 1 chat from b.json. Skipped 8 entries that are not a chat."
+        "Imported 1 chat from b.json. Skipped 8 entries that are not chats."
     )
     assert titles(page) == ["<b>One"]
     page.click("#conversations .open")

@@ -85,7 +85,7 @@ def test_a_server_that_is_gone_is_said(chromium: Browser, smollm2_tokenizer: Tok
         page.goto("/dashboard")
         expect(page.locator("#state")).to_have_text("Ready")
         page.context.set_offline(True)
-        expect(page.locator("#state")).to_have_text("Not reachable")
+        expect(page.locator("#state")).to_have_text("Unreachable")
         page.context.set_offline(False)
         expect(page.locator("#state")).to_have_text("Ready")
 

@@ -93,7 +93,7 @@ def test_a_model_that_only_reads_takes_no_images(chromium: Browser, smollm2_toke
         page.goto("/")
         expect(page.locator("#attach")).to_have_attribute("title", "Attach PDFs or text files")
         page.set_input_files("#files", FILE)
-        expect(page.locator("#problem")).to_have_text("a <b>.png is an image, and this model reads only text.")
+        expect(page.locator("#problem")).to_have_text("a <b>.png is an image, but this model reads only text.")
         expect(page.locator("#chips img")).to_have_count(0)
 
 
@@ -174,7 +174,7 @@ def test_a_video_that_cannot_be_attached_or_read_says_why(page: Page) -> None:
       const options = { bubbles: true, cancelable: true, dataTransfer: data };
       document.getElementById("prompt").dispatchEvent(new DragEvent("drop", options));
     }""")
-    problem = "b.webm was not attached: the images, documents and videos of a message may take up to 44 MiB."
+    problem = "b.webm was not attached: the images, documents and videos in a message may take at most 44 MiB."
     expect(page.locator("#problem")).to_have_text(problem)
     page.set_input_files("#files", {"name": "c.mov", "mimeType": "", "buffer": b"no film"})
     page.click("#send")
@@ -187,4 +187,4 @@ def test_a_model_that_only_reads_takes_no_videos(chromium: Browser, smollm2_toke
         page.goto("/")
         expect(page.locator("#attach")).to_have_attribute("title", "Attach PDFs or text files")
         page.set_input_files("#files", {"name": "a.webm", "mimeType": "video/webm", "buffer": b"x"})
-        expect(page.locator("#problem")).to_have_text("a.webm is a video, and this model reads only text.")
+        expect(page.locator("#problem")).to_have_text("a.webm is a video, but this model reads only text.")

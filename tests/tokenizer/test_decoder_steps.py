@@ -79,7 +79,7 @@ def test_a_pattern_that_is_no_text_is_told(tmp_path: Path, caplog: pytest.LogCap
     steps = [decoders.ByteFallback(), METASPACE, decoders.Fuse(), decoders.Replace(Regex("\n +"), "\n")]
     tokenizer = read_directory_tokenizer(save(tmp_path, steps))
     assert tokenizer.replacements.in_text == ()
-    assert "is no plain text; it is ignored" in caplog.text
+    assert "is not plain text; it is ignored" in caplog.text
 
 
 def test_a_decoder_that_makes_texts_far_too_long_is_refused(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_equal_scores_join_the_leftmost_pair_first(kinds: int) -> None:
 def test_equal_scores_have_no_form_in_ranked_merges() -> None:
     pieces, types = [*PIECES[:259], *"▁ab", "▁a", "ab"], np.array([*TYPES[:259], *[1] * 5])
     tokenizer = read_gguf_tokenizer(scored(tokens=pieces, scores=np.zeros(len(pieces)), token_type=types))
-    with pytest.raises(ModelLoadError, match="equal scores have no form"):
+    with pytest.raises(ModelLoadError, match="cannot express pieces with equal scores"):
         tokenizer_files(tokenizer, 64)
 
 

@@ -114,7 +114,7 @@ PADDED = {"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated", "
         ({"normalizer": chain(*[replace({"Regex": ""}, "ab")] * 8)}, "of one letter|multiply the added tokens"),
         ({"normalizer": {"type": "Prepend", "prepend": "x" * 4000}}, "makes 4,001 bytes or more of one letter"),
         ({"normalizer": replace({"String": ""}, "x")}, "an empty pattern"),
-        ({"normalizer": {"type": "Unheard"}}, "has a step 'Unheard', which Octavo does not know"),
+        ({"normalizer": {"type": "Unheard"}}, "has a step 'Unheard', which Octavo does not support"),
         ({"normalizer": {"no": "type"}}, "is not a tokenizer"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(b"x" * (1 << 20))}},
          "may multiply the added tokens by"),
@@ -153,7 +153,7 @@ def test_growth_that_only_some_texts_meet_is_measured_before_it_happens(tmp_path
     (tmp_path / "tokenizer.json").write_bytes(changed(normalizer=chain(*steps), added_tokens=[]))
     tokenizer = read_directory_tokenizer(tmp_path)
     assert tokenizer.encode("plain " * 10_000)
-    with pytest.raises(UsageError, match="normalizer makes more than 33,554,432 bytes of it; send less text"):
+    with pytest.raises(UsageError, match="normalizer makes more than 33,554,432 bytes of this text; send less"):
         tokenizer.encode("é" * 100)
 
 

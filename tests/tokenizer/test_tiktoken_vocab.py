@@ -77,13 +77,17 @@ BYTES = [bytes([b]) for b in range(256)]
 @pytest.mark.parametrize(
     ("tokens", "config", "words"),
     [
-        (BYTES[:-1], {}, "the byte 0xFF is no token"),
+        (BYTES[:-1], {}, "the byte 0xFF is not a token"),
         ([*BYTES, b"a"], {}, "line 257, 'YQ== 256', is not a new token"),
         ([*BYTES, b"a" * 1025], {}, "line 257, .* is not a new token"),
-        (BYTES, {"tokenizer_class": "QWenTokenizer"}, "not for 'QWenTokenizer'; take a repository with tokenizer.json"),
+        (
+            BYTES,
+            {"tokenizer_class": "QWenTokenizer"},
+            "but tokenizer_class is 'QWenTokenizer'; use a repository with tokenizer.json",
+        ),
         (BYTES, {"added_tokens_decoder": {"9": {"content": "x"}}}, "'9' is not a token with an id from 256 to 511"),
         (BYTES, {"added_tokens_decoder": {"256": {"content": 5}}}, "'256' is not a token"),
-        (BYTES, {"added_tokens_decoder": [1]}, "added_tokens_decoder is no object"),
+        (BYTES, {"added_tokens_decoder": [1]}, "added_tokens_decoder is not an object"),
     ],
 )
 def test_what_is_refused(tokens: list[bytes], config: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
 def refuse_fp8_cache(kv_dtype: KVDtype | None, backend: str) -> None:
     """Raise UsageError for fp8, a cache type that only a GPU supports."""
     if kv_dtype == "fp8":
-        raise UsageError(f"kv_dtype fp8 is for a GPU; the backend {backend} has float16 and int8, which is more exact")
+        raise UsageError(f"kv_dtype fp8 needs a GPU; {backend} supports float16 and int8, which is more exact")
 
 
 def check_token_types(graph: Graph, batch: Batch) -> None:
@@ -137,7 +137,7 @@ def check_token_types(graph: Graph, batch: Batch) -> None:
     low, high = int(batch.token_types.min()), int(batch.token_types.max())
     for node in graph.nodes:
         if node.op.name == "token_type_embedding" and not 0 <= low <= high < node.op.parameters[0].shape[0]:
-            raise UsageError(f"token types are {low} to {high}; this model has {node.op.parameters[0].shape[0]}")
+            raise UsageError(f"token types range from {low} to {high}; this model has {node.op.parameters[0].shape[0]}")
 
 
 class FinishedStep:
@@ -397,5 +397,5 @@ def get_backend(name: str) -> Backend:
         return cast(Backend, backend.on_device(device or None))
     if not hasattr(backend, "compile") or device:
         found = f"{name}:{device}" if device else name
-        raise UsageError(f"there is no backend {found!r}; leave it out, or take 'cpu', 'torch' or 'reference'")
+        raise UsageError(f"there is no backend {found!r}; use 'cpu', 'torch' or 'reference', or leave it out")
     return cast(Backend, backend)

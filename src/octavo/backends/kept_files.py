@@ -65,7 +65,7 @@ class KeptFile:
                         raise WrongFileError("not a regular file")
                     content = content_of(file)
                 except WrongFileError as reason:
-                    logger.warning("%s: %s; it is removed and the weights are packed again", self.path, reason)
+                    logger.warning("%s: %s; removing it and packing the weights again", self.path, reason)
                     with contextlib.suppress(OSError):
                         folder.remove(self._name)
                     return None
@@ -77,7 +77,7 @@ class KeptFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.log(self._level, "%s: %s; the weights are packed again", self.path, error.strerror or error)
+            logger.log(self._level, "%s: %s; packing the weights again", self.path, error.strerror or error)
             return None
 
     def fits(self, size: int) -> bool:
@@ -96,7 +96,7 @@ class KeptFile:
             with _open_folder(self.path.parent) as folder:
                 return self._write(folder, size, write, waits=waits)
         except OSError as error:
-            logger.log(self._level, "%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
+            logger.log(self._level, "%s: cannot save the packed weights: %s", self.path, error.strerror or error)
             return False
 
     def _write(self, folder: Folder, size: int, write: Callable[[int], int], *, waits: bool) -> bool:
@@ -104,7 +104,7 @@ class KeptFile:
         if not self.fits(size):
             logger.log(
                 self._level,
-                "%s: the packed weights take %d MB, more than the limit of all kept files (%d MB): not kept",
+                "%s: not saved: the packed weights take %d MB, more than the limit for all such files (%d MB)",
                 self.path, size // 10**6, self._limit_bytes // 10**6,
             )  # fmt: skip
             return False
@@ -112,14 +112,14 @@ class KeptFile:
             if not waits:
                 logger.info("%s: another process is writing it", self.path)
                 return False
-            logger.warning("%s: another process is writing it; waiting until that is done", self.path)
+            logger.warning("%s: another process is writing it; waiting until it has finished", self.path)
             with contextlib.suppress(FileNotFoundError), folder.opened(draft, os.O_RDONLY | files.O_NONBLOCK) as file:
                 locks.lock(file)
             return True
         if self._in_background and self._name in folder.names():  # another process was faster
             return True
         if not _make_room(folder, self._limit_bytes - size, self._name, spares_asked=self._in_background):
-            logger.info("%s: the files that were asked for leave no room for %d MB", self.path, size // 10**6)
+            logger.info("%s: files saved on request leave no room for %d MB", self.path, size // 10**6)
             return False
         with _new_draft(folder, self._stem) as (draft, file):
             try:
@@ -127,7 +127,7 @@ class KeptFile:
                 size = write(file)
                 os.ftruncate(file, size)
                 if size > self._limit_bytes:
-                    raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than the limit of all kept files")
+                    raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than the limit for all such files")
                 if not self._in_background:
                     os.fsync(file)
                 if self._in_background:
@@ -183,7 +183,7 @@ def check_private(status: os.stat_result) -> None:
     if status.st_uid != files.user_id():
         raise WrongFileError(f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise WrongFileError("others may write to it")
+        raise WrongFileError("other users may write to it")
 
 
 @contextlib.contextmanager
@@ -234,7 +234,7 @@ def _make_room(folder: Folder, left_bytes: int, own_name: str, *, spares_asked: 
     for _, name, size in sorted(found):
         if total <= left_bytes:
             break
-        logger.info("%s: removed packed weights that were not used for longest, %d MB", name, size // 10**6)
+        logger.info("%s: removed the least recently used packed weights, %d MB", name, size // 10**6)
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
             folder.remove(name)
         total -= size

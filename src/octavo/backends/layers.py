@@ -68,7 +68,7 @@ def each_text(
             if not all(np.isfinite(value).all() for value in made):
                 index = next(node.layer_index for node in layer.nodes if node.layer_index is not None)
                 raise NumericalError(
-                    f"layer {index} makes a NaN or an infinity of the calibration text; take an intact model"
+                    f"layer {index} produces NaN or infinity on the calibration text; use an intact model"
                 )
             yield made
     finally:

@@ -71,7 +71,7 @@ def _check_ternary(x: NDArray[np.float32]) -> None:
     blocks = np.abs(x).reshape(-1, BLOCK_SIZES["TQ1_0"][0])
     scale = blocks.max(axis=1, keepdims=True)
     if not ((blocks == 0) | (np.abs(blocks - scale) <= scale * 2.0**-10)).all():
-        raise ValueError("blocks of 256 must have values -d, 0 and d alone; TQ1_0 and TQ2_0 are for ternary models")
+        raise ValueError("each block of 256 may contain only -d, 0 and d; TQ1_0 and TQ2_0 are for ternary models")
 
 
 def _checked_importance(importance: NDArray[np.float32], columns: int) -> NDArray[np.float32]:

@@ -111,12 +111,12 @@ def join_group(
     given_up: Callable[[], str] | None = None,  # noqa: ARG001
 ) -> RankGroup:
     """See `octavo.backends.Backend`. Only faster backends run ranks in processes; this one has `ReferenceGroup`."""
-    raise UsageError("the backend reference has no ranks in processes of their own; take the backend cpu")
+    raise UsageError("the backend reference cannot run ranks in separate processes; use the backend cpu")
 
 
 def describe() -> BackendDescription:
     """See `octavo.backends.Backend`."""
-    return BackendDescription("numpy", "the specification has no other", 1)
+    return BackendDescription("numpy", "the only kernels of this backend", 1)
 
 
 def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:

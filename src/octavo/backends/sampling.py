@@ -63,7 +63,7 @@ _ROW_ERRORS = {
         UsageError,
     ),
     ROW_TOKEN_ID_OUT_OF_RANGE: RowError(
-        "a token id in the target, the history or the bias lies outside the vocabulary", OctavoError
+        "a token id in the target, the history or the bias is outside the vocabulary", OctavoError
     ),
 }
 

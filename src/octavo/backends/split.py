@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from octavo.quantization.packed import Weight
 
 EXPERTS_FROM_DISK = (
-    "the experts that the GPU has no room for are larger than main memory, and run from disk only with their whole "
-    "layers: give gpu_layers 0 or more"
+    "the experts that do not fit on the GPU are larger than main memory, and can run from disk only with their whole "
+    "layers: set gpu_layers to 0 or more"
 )
 _ASSUMED_CONTEXT = 8192  # tokens of cache that the layers of a device leave room for, if nobody says how many
 
@@ -113,10 +113,10 @@ class SplitBackend:
         """Raise UsageError if `gpu_memory` is more than the device has."""
         free, wanted = self.device.memory().available_bytes, self._wanted_bytes
         if wanted is not None and wanted > free:
-            given = f", {wanted / 2**30:.2f} GiB," if isinstance(self.config.gpu_memory_part, float) else ""
+            given = f" ({wanted / 2**30:.2f} GiB)" if isinstance(self.config.gpu_memory_part, float) else ""
             raise UsageError(
-                f"gpu_memory is {self.config.gpu_memory}{given} and {free / 2**30:.2f} GiB of the GPU's memory are "
-                "free; give less, or end other programs that use it"
+                f"gpu_memory is {self.config.gpu_memory}{given}, but only {free / 2**30:.2f} GiB of the GPU's memory "
+                "are free; lower it, or end other programs that use the GPU"
             )
 
     def sizes(
@@ -157,9 +157,9 @@ class SplitBackend:
                 return self._cheaper(sizes_of(placement), sizes_of(other), limits)
             if self.config.gpu_offload == "stream":
                 raise InsufficientMemoryError(
-                    f"gpu_offload stream: the places of streamed layers need {needed(other) / 2**30:.2f} GiB of the "
-                    f"GPU's memory with the cache, and {room / 2**30:.2f} GiB can be used; lower max_model_len, or "
-                    "leave it out"
+                    f"gpu_offload stream: the cache and buffers of streamed layers need {needed(other) / 2**30:.2f} "
+                    f"GiB of the GPU's memory, but only {room / 2**30:.2f} GiB can be used; lower max_model_len, or "
+                    "leave gpu_offload out"
                 )
         if placement.is_whole:
             return self.device.sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
@@ -174,7 +174,7 @@ class SplitBackend:
         # A device of tests has no link to copy over. Layers that are read from disk in each step must be asked for.
         fits = streamed.on(device=False).weight_bytes <= self.cpu_memory().usable_bytes
         if choice == "stream":
-            return replace(streamed, reason="as gpu_offload says")
+            return replace(streamed, reason="as set by gpu_offload")
         if choice == "cpu" or not fits or (choice == "auto" and self.device.uses_main_memory):
             return beside
         rates, tokens = self.offload_rates(), limits.max_num_batched_tokens
@@ -213,7 +213,7 @@ class SplitBackend:
         count = possible[-1]
         if wanted > count:
             raise UsageError(
-                f"gpu_layers is {wanted}, and the model has {count} layers; give at most that many, or auto"
+                f"gpu_layers is {wanted}, but the model has only {count} layers; give at most {count}, or auto"
             )
         if wanted not in possible and not streams:
             below, above = (max(n for n in possible if n < wanted), min(n for n in possible if n > wanted))
@@ -224,8 +224,8 @@ class SplitBackend:
         if (wanted or streams) and (num_bytes := needed(placement)) > room:
             most = best_placement(graph, lambda p: needed(p) <= room)
             raise InsufficientMemoryError(
-                f"gpu_layers {wanted} need {num_bytes / 2**30:.2f} GiB of the GPU's memory with their part of the "
-                f"cache, and {room / 2**30:.2f} GiB can be used; give auto ({most})"
+                f"gpu_layers {wanted}: these layers and their part of the cache need {num_bytes / 2**30:.2f} GiB of "
+                f"the GPU's memory, but only {room / 2**30:.2f} GiB can be used; give auto ({most})"
             )
         return placement
 

@@ -30,7 +30,7 @@ DEFINITIONS = {
     "total_tokens_per_s": "prompt and generated tokens of all requests, divided by end_to_end_s",
     "requests_per_s": "requests, divided by end_to_end_s",
     "kv_waste": "share of the allocated cache slots that held no token, averaged over all steps",
-    "guessed_share": "share of the generated tokens that were guessed rightly and computed in a step with others",
+    "guessed_share": "share of the generated tokens that were drafted correctly and computed in a step with others",
     "spread": "the median; low and high are the 10th and 90th percentile, which enclose the middle 80 % of the values",
     "load": "random token ids, different for each request, so that no prefix is cached; every request generates "
     "exactly output_len tokens greedily; all requests of a run are submitted at once; warm-up runs do not count",
@@ -258,7 +258,7 @@ def run_once(session: Session, num_requests: int, input_len: int, output_len: in
     """
     if input_len + output_len > session.max_model_len:
         raise UsageError(
-            f"input_len {input_len} and output_len {output_len} are {input_len + output_len} tokens; "
+            f"input_len {input_len} and output_len {output_len} add up to {input_len + output_len} tokens; "
             f"the context has {session.max_model_len}"
         )
     params = SamplingParams(

@@ -103,7 +103,7 @@ def simulate(
     model = _Model(checkpoint, config, load)
     found = [choice for count in nodes for choice in _choices(model, machines, count, load.users)]
     if not found:
-        raise UsageError(f"no way to divide {max(nodes)} machines; give a number that is a power of two")
+        raise UsageError(f"the model cannot be divided over {max(nodes)} machines; give a power of two")
     return sorted(found, key=lambda each: (each.nodes, not each.runs, not each.fits, -each.tokens_per_s))
 
 

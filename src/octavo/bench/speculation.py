@@ -108,7 +108,7 @@ def speculation(
         engine = session.model().engine
         drafting = engine.speculation
         if drafting is None:
-            raise UsageError("drafts are off, so there is nothing to compare; give speculation ngram, on the CPU auto")
+            raise UsageError("drafts are off, so nothing can be compared; set speculation to ngram, or auto on the CPU")
         params = SamplingParams(
             temperature=temperature,
             seed=1,

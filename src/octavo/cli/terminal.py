@@ -160,7 +160,7 @@ def say_limit(last: RequestOutput) -> None:
         count = last.metrics.num_generated_tokens
         full = "the context of the model is full"
         why = f"{count:,} is the limit; --max-tokens changes it" if count >= MAX_ANSWER_TOKENS else full
-        click.echo(f"octavo: the answer ends after {count:,} tokens: {why}", err=True)
+        click.echo(f"octavo: the answer was cut off after {count:,} tokens: {why}", err=True)
 
 
 class ReaderGoneError(Exception):

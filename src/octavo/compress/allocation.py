@@ -31,7 +31,7 @@ def allocate(tensors: Sequence[Sequence[Option]], budget: int) -> list[Option]:
     useful = [_useful(options) for options in tensors]
     spare = budget - sum(options[0].nbytes for options in useful)
     if spare < 0:
-        raise UsageError(f"the smallest types take {budget - spare:,} bytes, {-spare:,} more than there may be")
+        raise UsageError(f"the smallest types take {budget - spare:,} bytes, {-spare:,} more than allowed")
     extras = [[option.nbytes - options[0].nbytes for option in options] for options in useful]
     step = max(math.gcd(*(extra for row in extras for extra in row)), -(-spare // _STEPS), 1)
     # least[i]: the least loss with i steps beyond the smallest sizes; taken[t][i]: the option of tensor t for that.

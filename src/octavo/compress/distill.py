@@ -116,7 +116,7 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int3
     rows, cols = logits.shape
     high = logits.max(axis=1, keepdims=True)
     if not np.isfinite(high).all() or not np.isfinite(logits.min()):
-        raise NumericalError("the teacher's logits have a NaN or an infinity")
+        raise NumericalError("the teacher's logits contain NaN or infinity")
     total = high + np.log(np.exp(logits - high).sum(axis=1, keepdims=True))
     # The largest numbers of many groups, of which the one in place `count` bounds those that are wanted from below.
     size = max(cols // (_GROUPS_PER_TOKEN * count), 1)
@@ -135,7 +135,7 @@ def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
         if token != other:
             raise UsageError(
                 f"token {i} is {token!r:.40} in the teacher and {other!r:.40} in the student; "
-                "take models with the same vocabulary"
+                "use models with the same vocabulary"
             )
 
 
@@ -186,7 +186,7 @@ def training_texts(ids: Sequence[int], length: int, first: int | None, most: int
     """
     count = len(ids) // length
     if count < 1:
-        raise UsageError(f"the text has {len(ids)} tokens, less than one piece of {length}; give more text")
+        raise UsageError(f"the text has {len(ids)} tokens, fewer than one piece of {length}; give more text")
     texts: NDArray[np.int32] = np.array(ids[: count * length], np.int32).reshape(count, length)
     texts = texts[np.linspace(0, count - 1, min(most, count)).round().astype(np.intp)]
     if first is not None:

@@ -83,7 +83,7 @@ def split_text(ids: Sequence[int], max_chunks: int, first: int | None = None) ->
     Raises UsageError for a text of fewer than two tokens.
     """
     if len(ids) < 2:
-        raise UsageError("the calibration text is empty; give some pages of text like that of the model's use")
+        raise UsageError("the calibration text is empty; give a few pages of text like the model will see")
     length = min(CHUNK_TOKENS, len(ids))
     chunks = [np.array(ids[i : i + length], np.int32) for i in range(0, len(ids) - length + 1, length)][:max_chunks]
     if first is not None:
@@ -157,7 +157,7 @@ def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
     def take(count: int, what: str) -> bytes:
         nonlocal at
         if not 0 <= count <= len(data) - at:
-            raise ModelLoadError(f"{path}: offset {at}: {what} takes {count} bytes, {len(data) - at} are left")
+            raise ModelLoadError(f"{path}: offset {at}: {what} takes {count} bytes, but only {len(data) - at} are left")
         at += count
         return data[at - count : at]
 
@@ -167,11 +167,13 @@ def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
     squares = {}
     num_entries = integer("the number of entries")
     if not 0 < num_entries <= 1 << 16:
-        raise ModelLoadError(f"{path}: {num_entries} entries: no importance matrix of llama.cpp")
+        raise ModelLoadError(f"{path}: {num_entries} entries; not llama.cpp's importance matrix")
     for _ in range(num_entries):
         length = integer("the length of a name")
         if not 0 < length <= _MAX_NAME_BYTES:
-            raise ModelLoadError(f"{path}: offset {at}: a name of {length} bytes: no importance matrix of llama.cpp")
+            raise ModelLoadError(
+                f"{path}: offset {at}: a name of {length} bytes; not an importance matrix of llama.cpp"
+            )
         name = take(length, "a name").decode(errors="replace")
         calls, values = integer("the number of calls"), integer("the number of values")
         sums = np.frombuffer(take(4 * values, f"the values of {name!r:.80}"), "<f4").astype(np.float64)

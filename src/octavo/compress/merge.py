@@ -34,8 +34,8 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
         adapter = read_adapter(path, base, scale=scale)
         if adapter.invocation_tokens:
             raise ModelLoadError(
-                f"{path}: alora_invocation_tokens: an activated adapter acts from certain tokens on, no weight does; "
-                "serve it beside the model"
+                f"{path}: an activated adapter (alora_invocation_tokens) acts only after certain tokens, but a merged "
+                "one would always act; serve it as an adapter"
             )
         weights = weights.replaced(
             {
@@ -59,8 +59,8 @@ def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[s
     if (head is None) != (table is None) or (head and table and not head.equals(table.transposed())):
         name = "the output head" if table is None else "the embedding"
         raise ModelLoadError(
-            f"{path}: it changes {name}, and embedding and head are one weight in this model: merging would change "
-            "both; serve the adapter beside the model"
+            f"{path}: it changes {name}, but the embedding and the output head are one weight in this model: merging "
+            "would change both; serve it as an adapter"
         )
     return parts
 

@@ -133,7 +133,7 @@ def _check_names(checkpoint: Checkpoint) -> None:
     needed = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
     if missing := [name for name in needed if f"layers.0.{name}.weight" not in checkpoint.weights]:
         name = checkpoint.architecture
-        raise UsageError(f"{checkpoint.path}: {name} has no {missing[0]}; only decoders without experts are pruned")
+        raise UsageError(f"{checkpoint.path}: {name} has no {missing[0]}; only decoders without experts can be pruned")
 
 
 def _check_config(model: _Model, name: str, weights: Mapping[str, Source]) -> None:
@@ -145,7 +145,7 @@ def _check_config(model: _Model, name: str, weights: Mapping[str, Source]) -> No
     read = load_architecture(name).Config.from_gguf(reader, shapes)
     if found := list(differences(model.checkpoint.config, read, "")):
         raise ModelLoadError(
-            f"{model.checkpoint.path}: GGUF files cannot say the pruned model's {', '.join(found[:5])}"
+            f"{model.checkpoint.path}: GGUF files cannot express the pruned model's {', '.join(found[:5])}"
         )
 
 
@@ -169,7 +169,9 @@ def block_influence(
         before = values
         values = run_layer(_up_to_head(layer), checkpoint.weights, texts, values)
         if any(len(value) != 1 for value in values):
-            raise UsageError("the layers of this model hand on several values; it has no block influence")
+            raise UsageError(
+                "the layers of this model pass on several values, so block influence is undefined; leave --layers out"
+            )
         if i:
             cosines = [_cosines(a[0], b[0]) for a, b in zip(before, values, strict=True)]
             found.append(1 - float(np.concatenate(cosines).mean()))
@@ -196,7 +198,7 @@ def _without_layers(model: _Model, texts: Sequence[Tokens], count: int, report: 
     config = model.checkpoint.config
     total = config.num_layers
     if not 0 < count < total:
-        raise UsageError(f"--layers {count}: the model has {total}, of which at least one must stay")
+        raise UsageError(f"--layers {count}: the model has {total} layers, and at least one must remain")
     influence = block_influence(model.checkpoint, model.graph, texts, report)
     gone = sorted(int(i) for i in np.argsort(influence, kind="stable")[:count])
     kept = [i for i in range(total) if i not in gone]
@@ -239,7 +241,7 @@ def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptio
     ffn_kept = max(round((1 - options.ffn) * width / options.multiple), 0) * options.multiple if options.ffn else width
     if not 0 < heads_kept <= groups or not 0 < ffn_kept <= width:
         raise UsageError(
-            f"{heads_kept} groups of heads and {ffn_kept} feed-forward columns would stay; take smaller shares"
+            f"{heads_kept} groups of heads and {ffn_kept} feed-forward columns would remain; lower --heads or --ffn"
         )
     weights = model.weights
     for i in range(config.num_layers):
@@ -271,12 +273,12 @@ def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptio
             "rope.dimension_count": np.uint32(config.rope.rotary_dim),
         }
         model.removed.append(
-            f"heads: {fields['num_heads']} of {config.num_heads} stay in each layer, {heads_kept} of keys"
+            f"heads: {fields['num_heads']} of {config.num_heads} remain in each layer, and {heads_kept} of keys"
         )
     if options.ffn:
         fields["mlp"] = replace(config.mlp, intermediate_size=ffn_kept)
         keys["feed_forward_length"] = np.uint32(ffn_kept)
-        model.removed.append(f"feed-forward columns: {ffn_kept} of {width} stay in each layer")
+        model.removed.append(f"feed-forward columns: {ffn_kept} of {width} remain in each layer")
     return model.with_config(weights, keys, **fields)
 
 
@@ -346,7 +348,7 @@ def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, repor
     """Prune layer by layer: each layer is pruned for its inputs in the pruned model, and then computed again."""
     sparsity = options.sparsity
     if isinstance(sparsity, float) and not 0 < sparsity < 1:
-        raise UsageError(f"--sparsity {sparsity:g} must lie between 0 and 1")
+        raise UsageError(f"--sparsity {sparsity:g} must be between 0 and 1")
     layers, weights = layers_of(model.graph), model.weights
     values: list[Values] = [()] * len(texts)
     for i, layer in enumerate(layers):
@@ -390,7 +392,7 @@ def _kept(scores: NDArray[np.floating], sparsity: float | Literal["2:4"]) -> NDA
     rows, columns = scores.shape
     if sparsity == "2:4":
         if columns % _OF_FOUR:
-            raise UsageError(f"rows of {columns} weights are no multiple of 4, which 2:4 needs")
+            raise UsageError(f"rows have {columns} weights, but 2:4 needs a multiple of 4")
         fours = scores.reshape(rows, -1, _OF_FOUR)
         order = np.argsort(np.argsort(-fours, axis=2, kind="stable"), axis=2, kind="stable")
         return np.asarray((order < _OF_FOUR // 2).reshape(rows, columns))

@@ -66,7 +66,7 @@ def parse_type(text: str) -> str:
 def parse_mixture(text: str) -> Mixture:
     """Return a mixture by its name. Raises UsageError listing all of them."""
     if (mixture := find_mixture(text)) is None:
-        raise UsageError(f"type {text!r} is unknown; known are {', '.join(MIXTURES)}", param="type")
+        raise UsageError(f"type {text!r} is unknown; choose one of {', '.join(MIXTURES)}", param="type")
     return mixture
 
 
@@ -107,7 +107,7 @@ def _fixed(tensor: SourceTensor, options: TypeOptions) -> TypeChoice | None:
         if pattern.search(name):
             if shape[-1] % BLOCK_SIZES[type_name][0]:
                 raise UsageError(
-                    f"tensor {name!r} has rows of {shape[-1]} values, no whole number of {type_name} blocks of "
+                    f"tensor {name!r} has rows of {shape[-1]} values, not a multiple of the {type_name} block size "
                     f"{BLOCK_SIZES[type_name][0]}; choose {fallback(type_name, shape[-1])}",
                     param="tensor_type",
                 )
@@ -132,7 +132,7 @@ def check_size(model: SourceModel, options: TypeOptions, bits: float, smallest: 
     least = sum(choice.nbytes for choice in _choices_beside(model, options, smallest).values()) + sum(smallest.values())
     if _budget(model, bits) < least:
         needed = math.ceil(800 * least / _num_values(model)) / 100
-        raise UsageError(f"--bpw {bits:g} is too small: this model needs {needed:g} bits per weight at least")
+        raise UsageError(f"--bpw {bits:g} is too small: this model needs at least {needed:g} bits per weight")
 
 
 def _budget(model: SourceModel, bits: float) -> int:
@@ -181,7 +181,7 @@ def nearest_file_type(choices: Sequence[TypeChoice]) -> int:
 def _check_patterns(model: SourceModel, options: TypeOptions) -> None:
     for pattern in [*options.keep, *(pattern for pattern, _ in options.overrides)]:
         if not any(pattern.search(tensor.name) for tensor in model.tensors):
-            raise UsageError(f"pattern {pattern.pattern!r} is found in no tensor's name, such as blk.0.attn_q.weight")
+            raise UsageError(f"pattern {pattern.pattern!r} matches no tensor name; names look like blk.0.attn_q.weight")
 
 
 def quantize_model(
@@ -238,7 +238,7 @@ def _importance_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Imp
     found = fitted(found, shape)
     if found.shape not in ((shape[-1],), (*shape[:-2], shape[-1])):
         raise UsageError(
-            f"the importance of tensor {choice.tensor.name!r} has the shape {list(found.shape)}, the tensor "
+            f"the importance of tensor {choice.tensor.name!r} has the shape {list(found.shape)}, but the tensor has "
             f"{list(shape)}; it belongs to another model"
         )
     return found

@@ -119,7 +119,7 @@ def calibration_texts(ids: Sequence[int], first: int | None) -> NDArray[np.int32
     Raises UsageError for a text of fewer than two tokens.
     """
     if len(ids) < 2:
-        raise UsageError("the calibration text is empty; give some pages of text like that of the model's use")
+        raise UsageError("the calibration text is empty; give a few pages of text like the model will see")
     length = min(TEXT_TOKENS, len(ids))
     count = min(TEXTS, len(ids) // length)
     starts = [i * (len(ids) - length) // max(count - 1, 1) for i in range(count)]
@@ -223,7 +223,9 @@ class Sensitivity:
                 values = runner.run(values)
         logits = values[0]
         if not np.isfinite(logits).all():
-            raise NumericalError("the model's logits have a NaN or an infinity; the calibration cannot judge its types")
+            raise NumericalError(
+                "the model's logits contain NaN or infinity, so types cannot be compared; use an intact model"
+            )
         shifted = logits - logits.max(axis=1, keepdims=True)
         self._base = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 

@@ -70,7 +70,7 @@ def _stored_form(checkpoint: Checkpoint) -> tuple[Stored, Keys]:
     """Return the model as its file stores it, and its configuration's keys, which are checked."""
     path, form = checkpoint.path, gguf_form(checkpoint.architecture)
     if checkpoint.quantization is not None:
-        raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
+        raise ModelLoadError(f"{path} is quantized by {checkpoint.quantization}; use a checkpoint with float weights")
     reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
     text = text_section(text_part(reader))
     stored = form.stored_of(checkpoint.config, text, _weights(checkpoint, is_part=bool(text.prefix)))
@@ -201,7 +201,7 @@ def _check_config(checkpoint: Checkpoint, metadata: Keys, name: str, shapes: Map
     """
     read: ModelConfig = load_architecture(name).Config.from_gguf(ConfigReader(metadata, f"{name}."), shapes)
     if different := list(differences(checkpoint.config, read, "")):
-        raise ModelLoadError(f"{checkpoint.path}: GGUF files cannot say this model's {', '.join(different[:5])}")
+        raise ModelLoadError(f"{checkpoint.path}: GGUF files cannot express this model's {', '.join(different[:5])}")
 
 
 def differences(a: object, b: object, name: str) -> Iterator[str]:

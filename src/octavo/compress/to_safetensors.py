@@ -58,7 +58,9 @@ def write_checkpoint(
     express, ModelWriteError naming a file or tensor.
     """
     if checkpoint.quantization is not None:
-        raise ModelLoadError(f"{checkpoint.path}: quantized by {checkpoint.quantization}; float weights are needed")
+        raise ModelLoadError(
+            f"{checkpoint.path} is quantized by {checkpoint.quantization}; use a checkpoint with float weights"
+        )
     is_gguf = checkpoint.format == "gguf"
     sources = _merged(checkpoint, adapters) if adapters else _sources(checkpoint)
     config = _config_of_gguf(checkpoint) if is_gguf else config_of_folder(checkpoint)
@@ -142,7 +144,9 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Source]:
     found = {name: checkpoint.file.source(name) for name in checkpoint.file.tensors}
     for name, source in found.items():
         if source.type_name not in DENSE_TYPES:
-            raise ModelLoadError(f"{checkpoint.path}: tensor {name!r:.80} is {source.type_name}; floats are needed")
+            raise ModelLoadError(
+                f"{checkpoint.path}: tensor {name!r:.80} is {source.type_name}; it must be a float type"
+            )
     return found
 
 
@@ -183,7 +187,7 @@ def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
     keys["eos_token_id"] = main_eos(tokenizer) if tokenizer.eos_token_ids else None
     read = load_architecture(checkpoint.architecture).Config.from_hf(ConfigReader(keys))
     if found := list(differences(checkpoint.config, read, "")):
-        raise ModelLoadError(f"{checkpoint.path}: config.json cannot say this model's {', '.join(found[:5])}")
+        raise ModelLoadError(f"{checkpoint.path}: config.json cannot express this model's {', '.join(found[:5])}")
     return keys
 
 
@@ -220,7 +224,7 @@ def _check(checkpoint: Checkpoint, folder: Path) -> None:
     written = open_checkpoint(folder)
     try:
         if written.weights.shapes != checkpoint.weights.shapes:
-            raise ModelLoadError(f"{checkpoint.path}: the tensors of the result have other shapes or names")
+            raise ModelLoadError(f"{checkpoint.path}: the tensors of the result would have unexpected shapes or names")
     finally:
         written.close()
     if checkpoint.format == "gguf":

@@ -101,7 +101,7 @@ class ProcessClient:
 
     async def restart(self) -> None:
         raise UsageError(
-            "there is one engine, which cannot be restarted while it serves; start the server with "
+            "the only engine cannot be restarted while it serves requests; start the server with "
             "--data-parallel-size of at least 2, or unload and load the model",
             code="no_replicas",
         )
@@ -120,7 +120,7 @@ class ProcessClient:
         except asyncio.TimeoutError:
             what = "woken up" if is_over else "fallen asleep"
             raise refusal(
-                EngineState.STALLED, f"it has not {what} within {REST_S:g} s; if that lasts, restart the server"
+                EngineState.STALLED, f"it has not {what} within {REST_S:g} s; if this persists, restart the server"
             ) from None
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
@@ -156,7 +156,7 @@ class ProcessClient:
         reply = self._replies[question_id] = self._loop.create_future()
         try:
             if not self._supervisor.send(data):
-                raise refusal(EngineState.STALLED, "it leaves its messages unread")
+                raise refusal(EngineState.STALLED, "it does not read its messages")
             return await reply
         finally:
             del self._replies[question_id]

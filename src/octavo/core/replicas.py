@@ -125,7 +125,7 @@ class ReplicaClient:
         return functools.reduce(EngineMetrics.plus, found)
 
     async def sleep(self) -> None:
-        raise UsageError("replicas compute on the CPU, and have no memory of a device", code="cannot_sleep")
+        raise UsageError("replicas compute on the CPU and use no device memory", code="cannot_sleep")
 
     async def wake_up(self) -> None:
         """Do nothing: replicas never sleep."""
@@ -199,7 +199,7 @@ class ReplicaClient:
                 await asyncio.sleep(_POLL_S)
             replica.is_leaving = True
             try:
-                logger.info("replica %d is restarted after its last request", number)
+                logger.info("restarting replica %d after its last request", number)
                 while not self._router.is_idle(number):
                     await asyncio.sleep(_POLL_S)
                 await replica.client.close()
@@ -312,4 +312,4 @@ class ReplicaStream:
             self._stream, self._visit = await self._submit(self._tried)
         except (EngineDeadError, OverloadedError):
             raise error from None
-        logger.warning("a request that had no output was moved to replica %d", self.engine)
+        logger.warning("a request without output was moved to replica %d", self.engine)

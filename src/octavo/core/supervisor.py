@@ -215,7 +215,7 @@ class Supervisor:
         stalled_s = self._stalled_s
         if not self._is_stalled:
             if self.state is EngineState.STALLED:
-                logger.warning("the engine makes progress again")
+                logger.warning("the engine is making progress again")
                 self._set(EngineState.READY)
             return
         what = "no sign of life" if self._silence_s > STALL_S else "no step while requests wait"
@@ -226,7 +226,7 @@ class Supervisor:
             self._on_down()
         self.reason = reason
         if stalled_s > self._stall_timeout_s and self._killing is None:
-            logger.error("the engine's process %d is killed: %s", self._process.pid, reason)
+            logger.error("killing the engine's process %d: %s", self._process.pid, reason)
             self._killing = self._loop.create_task(self._process.kill_stalled())
 
     # --- death ---
@@ -249,7 +249,7 @@ class Supervisor:
         else:
             backoff_s = _FIRST_BACKOFF_S * 2 ** len(self._restarts)
             self._restarts.append(now)
-            logger.error("%s; it is restarted in %.1f s", reason, backoff_s)
+            logger.error("%s; restarting it in %.1f s", reason, backoff_s)
             self._set(EngineState.RESTARTING, reason)
             self._on_down()
             self._restart_timer = self._loop.call_later(backoff_s, self._restart)
@@ -264,7 +264,7 @@ class Supervisor:
             self._note_exit(str(error))
 
     def _die(self, reason: str) -> None:
-        logger.error("the engine is given up: %s", reason)
+        logger.error("giving up on the engine: %s", reason)
         self._check_timer.cancel()
         self._set(EngineState.DEAD, reason)
         self._on_down()

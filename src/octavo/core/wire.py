@@ -259,7 +259,7 @@ def frame_size(head: bytes) -> int:
     """Return the size of the message that follows. Raises MalformedMessageError beyond MAX_MESSAGE_BYTES."""
     size = int.from_bytes(head, "big")
     if size > MAX_MESSAGE_BYTES:
-        raise MalformedMessageError(f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+        raise MalformedMessageError(f"a message has {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
     return size
 
 

@@ -145,7 +145,7 @@ class GroupExecutor:
         for saves, tensor, (begin, end) in zip(wanted, (saved.blocks, saved.states), self._parts(rank), strict=True):
             data, count = tensor.array(), 0 if saves is None else len(saves.data)
             if saved.number != number or data.ndim != 2 or len(data) != count or data.shape[1] > end - begin:
-                self._leader.fail(rank, f"it saved {data.shape} bytes at step {saved.number}, not those of {number}")
+                self._leader.fail(rank, f"it saved {data.shape} bytes at step {saved.number} instead of {number}")
                 self._leader.check()
             if saves is not None:
                 saves.data[:, begin : begin + data.shape[1]] = data

@@ -260,8 +260,8 @@ class Leader:
         if not remote.connection.heard.is_busy:
             return
         if stuck_s > LEAST_S and stuck_s > patience.limit_s():
-            beside = f", beside {waited_s:.1f} s for which it waited for a disk or a processor" if waited_s else ""
-            self.fail(rank, f"it lives, but has been stuck in a step for {stuck_s:.1f} s{beside}")
+            beside = f", not counting {waited_s:.1f} s of waiting for a disk or a processor" if waited_s else ""
+            self.fail(rank, f"it is alive, but has been stuck in a step for {stuck_s:.1f} s{beside}")
         self.progress += 1
 
 

@@ -64,8 +64,8 @@ def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
         layers = even(num_layers, ranks.pipeline_parallel)
         if layers is None:
             raise UsageError(
-                f"pipeline_parallel_size is {ranks.pipeline_parallel}, and the model has {num_layers} layers; give at "
-                f"most {num_layers}"
+                f"pipeline_parallel_size is {ranks.pipeline_parallel}, but the model has only {num_layers} layers; "
+                f"give at most {num_layers}"
             )
         try:
             segments = cut(graph, [range(*each[0]) for each in layers.ranges])

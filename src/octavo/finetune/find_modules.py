@@ -60,8 +60,8 @@ def _of_weights(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
         tensors = names_in_transformers(checkpoint, numbered)
     except ModelLoadError as error:
         raise UsageError(
-            f"{checkpoint.path}: the names of this architecture's modules in transformers are not known from such a "
-            f"file ({error}); take the model's safetensors checkpoint, unquantized"
+            f"{checkpoint.path}: the names of this architecture's modules in transformers cannot be derived from this "
+            f"file ({error}); use the model's unquantized safetensors checkpoint"
         ) from error
     modules = []
     for tensor, source in tensors.items():

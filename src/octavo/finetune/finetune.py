@@ -92,7 +92,7 @@ class Finetuning:
         chosen = kept if keeps else stored
         if chosen.total > free:
             raise InsufficientMemoryError(
-                f"training takes {size(chosen.total)}: {chosen}; {size(free)} are free. Take a smaller "
+                f"training takes {size(chosen.total)} ({chosen}), but only {size(free)} is free; use a smaller "
                 "--batch-tokens or --sequence-length" + (", or --frozen stored" if keeps else "")
             )
         return chosen, keeps
@@ -103,7 +103,7 @@ def open_finetuning(base: str, checkpoint: Checkpoint, data: Path, options: Fine
     length = min(options.sequence_length, checkpoint.config.max_position_embeddings)
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     if not graph.makes_logits:
-        raise UsageError(f"{checkpoint.path}: this model makes no answers; only those that do can be finetuned")
+        raise UsageError(f"{checkpoint.path}: this model generates no text; only models that do can be fine-tuned")
     modules = find_modules(checkpoint, graph, options.target_modules)
     examples = read_examples(data, load_tokenizer(checkpoint), length)
     held_out = held_out_lines(examples.lines, options.held_out, options.seed)

@@ -57,7 +57,7 @@ class TrainingMemory:
     def __str__(self) -> str:
         return (
             f"{size(self.weights)} of frozen weights, {size(self.adapter)} of the adapter with its optimizer, about "
-            f"{size(self.values)} of values of a step"
+            f"{size(self.values)} for the values of a step"
         )
 
 

@@ -89,7 +89,7 @@ class RunFolder:
             if not name.startswith("_") and known.get(name) != value:
                 raise UsageError(
                     f"{self._folder} has an unfinished run with {name} {known.get(name)!r:.80}, not {value!r:.80}; "
-                    "give the same options to go on with it, or --restart to begin anew"
+                    "give the same options to resume it, or --restart to start over"
                 )
         return known
 

@@ -30,7 +30,7 @@ def check_weights(model: str, revision: str | None = None) -> None:
             weight = checkpoint.weights[name]
             if isinstance(weight, DenseWeight) and not _is_finite(weight):
                 raise NumericalError(
-                    f"{checkpoint.path}: tensor {name!r} has a NaN or an infinity, so answers would be meaningless; "
+                    f"{checkpoint.path}: tensor {name!r} contains NaN or infinity, so answers would be meaningless; "
                     "use an intact model"
                 )
 

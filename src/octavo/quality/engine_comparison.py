@@ -49,7 +49,7 @@ class EngineSpec:
             if program is None:
                 raise UsageError(f"--engine {text}: {value} is not a program; name llama.cpp's llama-server")
             return cls(name, program=program)
-        raise UsageError(f"--engine {text!r} is none of: octavo, llama.cpp=PROGRAM, NAME=http://HOST:PORT")
+        raise UsageError(f"--engine {text!r} is unknown; give octavo, llama.cpp=PROGRAM or NAME=http://HOST:PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def compare_engines(
     """
     names = [spec.name for spec in specs]
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
-        raise UsageError(f"two engines are called {twice}; give each a name of its own")
+        raise UsageError(f"two engines are called {twice}; give each its own name")
     total = options.turns * len(prompts) * len(specs)
     with contextlib.ExitStack() as stack:
         engines = [_start(spec, model, options, stack) for spec in specs]

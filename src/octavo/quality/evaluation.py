@@ -54,7 +54,7 @@ class WindowOptions:
             windows = strided_windows(ids, self.size, self.step)
         most = len(windows) if self.max_tokens is None else self.max_tokens // self.size
         if most < 1:
-            raise UsageError(f"{self.max_tokens} tokens are fewer than one window of {self.size}; take more of them")
+            raise UsageError(f"{self.max_tokens} tokens are fewer than one window of {self.size}; raise --tokens")
         if most >= len(windows):
             return windows
         return [windows[i * len(windows) // most] for i in range(most)]
@@ -232,8 +232,8 @@ def find_reference(
         return found
     if wanted.windows(text.encode(tokenizer), tokenizer) != [*windows]:
         raise UsageError(
-            f"{reference.model} makes other tokens of this text than the model: a reference must have the same "
-            "vocabulary, as only the probabilities of the same tokens can be compared"
+            f"{reference.model} splits this text into other tokens than the model: a reference must have the same "
+            "vocabulary, because only probabilities of the same tokens can be compared"
         )
     with Scorer(config, progress_of_load(progress)) as scorer:
         scored = scorer.score(windows, wants_logits=True)

@@ -47,8 +47,7 @@ class LanguageModel:
         if not self.session.model().engine.texts.generates:
             self.close()
             raise UsageError(
-                f"{config.model} makes no logits: it is an encoder or a reranker, and only a model that generates text "
-                "can be asked"
+                f"{config.model} produces no logits: it is an encoder or a reranker; use a model that generates text"
             )
 
     @property
@@ -92,7 +91,7 @@ class LanguageModel:
         wanted: dict[tuple[tuple[int, ...], int], list[int]] = {}  # tokens and length of the context -> places
         for place, (context, continuation) in enumerate(pairs):
             if not continuation:
-                raise UsageError(f"continuation {place + 1} has no tokens: nothing is left of it behind its context")
+                raise UsageError(f"continuation {place + 1} has no tokens: nothing of it is left after its context")
             if len(continuation) > self.max_length - 1:
                 raise UsageError(
                     f"continuation {place + 1} has {len(continuation)} tokens; at most {self.max_length - 1} fit"
@@ -156,7 +155,7 @@ class LanguageModel:
                 family, member, item = results.get()
                 del running[family, member]
                 if not isinstance(item, OutputDelta):
-                    raise item if isinstance(item, OctavoError) else UsageError("the model gave a vector, not a text")
+                    raise item if isinstance(item, OctavoError) else UsageError("the model returned a vector, not text")
                 outputs[family, member] = item
                 for other in range(1, len(families[family])) if member == 0 else ():
                     submit(family, other)

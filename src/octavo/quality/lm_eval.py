@@ -99,7 +99,9 @@ def _params(wanted: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters of an answer. Raises UsageError for a field that would have no effect."""
     known = {"until", "do_sample", *_LENGTHS, *_SAMPLING}
     if unknown := sorted(wanted.keys() - known):
-        raise UsageError(f"the task asks for {', '.join(unknown)}, which octavo does not know; known: {sorted(known)}")
+        raise UsageError(
+            f"the task asks for {', '.join(unknown)}, which Octavo does not support; it supports {sorted(known)}"
+        )
     until = wanted.get("until") or []
     length = next((wanted[name] for name in _LENGTHS if name in wanted), _MAX_ANSWER_TOKENS)
     sampling = {name: wanted[name] for name in _SAMPLING if name in wanted}

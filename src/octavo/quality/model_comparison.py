@@ -184,10 +184,10 @@ def recommend(rows: Sequence[ComparedModel], usable_bytes: int) -> str:
     how = "fastest" if chosen.decode else "smallest"
     measure = f"mean KL {chosen.distance:.4f}" if has_reference else f"perplexity {chosen.distance:.3f}"
     reason = (
-        f"the {how} of those that fit {size(usable_bytes)} with a "
+        f"the {how} among those that fit {size(usable_bytes)} with a "
         + (f"mean KL of at most {CLOSE_KL}" if has_reference else "perplexity within 2 % of the best")
         if close
-        else f"the closest to the reference of those that fit {size(usable_bytes)}; none is within a KL of {CLOSE_KL}"
+        else f"the closest to the reference among those that fit {size(usable_bytes)}; no mean KL is at most {CLOSE_KL}"
     )
     speed = f", {chosen.decode.median:.0f} tokens/s" if chosen.decode else ""
-    return f"take {chosen.name}: {reason} ({measure}, {size(chosen.num_bytes)}{speed})"
+    return f"use {chosen.name}: {reason} ({measure}, {size(chosen.num_bytes)}{speed})"

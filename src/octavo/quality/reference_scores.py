@@ -126,7 +126,7 @@ class ReferenceStore:
             write_text(folder / _FILES[3], json.dumps({"format": _FORMAT, "windows": entries}))
         made = self.find(key)
         if made is None:
-            raise OctavoError(f"{self._folder / key} was removed while it was written; run the command again")
+            raise OctavoError(f"{self._folder / key} was removed while it was being written; run the command again")
         return made
 
     def _make_room(self, num_bytes: int) -> None:

@@ -64,8 +64,7 @@ class Scorer:
         if not engine.texts.generates:
             self.close()
             raise UsageError(
-                f"{config.model} makes no logits: it is an encoder or a reranker, and only a model that generates text "
-                "can be scored"
+                f"{config.model} produces no logits: it is an encoder or a reranker; use a model that generates text"
             )
 
     def score(self, windows: Sequence[Window], *, wants_logits: bool = False) -> Iterator[tuple[Window, TokenScores]]:
@@ -94,7 +93,7 @@ class Scorer:
         if places == 0:
             raise InsufficientMemoryError(
                 f"the KV cache holds {self.limits.num_blocks * size // self._num_groups} tokens, fewer than a window: "
-                "raise kv_cache_memory, or take smaller windows"
+                "raise kv_cache_memory, or use smaller windows"
             )
         places = min(places, self.limits.max_num_seqs)
         most = self.limits.max_num_batched_tokens

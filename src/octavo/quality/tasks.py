@@ -75,9 +75,11 @@ def read_task(path: Path, *, limit: int | None = None, few_shot: int = 0, few_sh
         example_kind, examples = (kind, questions) if few_shot_from is None else _read(few_shot_from)
         source = few_shot_from or path
         if example_kind != kind:
-            raise UsageError(f"{source} has questions of the format {example_kind}, and {path} of {kind}")
+            raise UsageError(f"{source} has questions of the format {example_kind}, but {path} has {kind}")
         if len(examples) < few_shot + (few_shot_from is None):
-            raise UsageError(f"{source} has {len(examples)} questions, too few for {few_shot} examples; take fewer")
+            raise UsageError(
+                f"{source} has {len(examples)} questions, too few for {few_shot} examples; lower --few-shot"
+            )
         shown = "".join(example.shown + "\n\n" for example in examples[:few_shot])
         rest = questions[few_shot:] if few_shot_from is None else questions
         questions = [question.after(shown) for question in rest]
@@ -96,10 +98,10 @@ def _read(path: Path) -> tuple[Kind, list[Question]]:
         found = _kind_of(record)
         if found is None:
             raise UsageError(
-                f"{where} has the fields {', '.join(record) or 'none'}; none of the formats has these: {_FORMATS}"
+                f"{where} has the fields {', '.join(record) or 'none'}, which match none of the formats: {_FORMATS}"
             )
         if kind is not None and found != kind:
-            raise UsageError(f"{where} is of the format {found}, and the lines before it of {kind}; give each a file")
+            raise UsageError(f"{where} is of the format {found}, but earlier lines are of {kind}; use a file for each")
         kind = found
         try:
             questions.append(_READERS[kind](record))
@@ -114,7 +116,7 @@ def _record(line: bytes, where: str) -> _Record:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON: {str(error)[:100]}") from None
+        raise UsageError(f"{where} is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(record, dict):
         raise UsageError(f"{where} is not a JSON object")
     return record
@@ -146,13 +148,13 @@ class _WrongFieldError(Exception):
 def _text(record: _Record, name: str, default: str | None = None) -> str:
     value = record.get(name, default)
     if not isinstance(value, str):
-        raise _WrongFieldError(f"{name} is {value!r:.60}, not a text")
+        raise _WrongFieldError(f"{name} is {value!r:.60}, not a string")
     return value
 
 
 def _texts(value: object, name: str) -> list[str]:
     if not isinstance(value, list) or len(value) < 2 or not all(isinstance(item, str) for item in value):
-        raise _WrongFieldError(f"{name} is {value!r:.60}, not a list of two texts or more")
+        raise _WrongFieldError(f"{name} is {value!r:.60}, not a list of two or more strings")
     return value
 
 

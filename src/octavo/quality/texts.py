@@ -60,7 +60,7 @@ def read_limited(path: Path) -> bytes:
     """Read the bytes of a file. Raises UsageError if it cannot be read, or has more than `MAX_FILE_BYTES`."""
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise UsageError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read")
+            raise UsageError(f"{path} has {size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
         return path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

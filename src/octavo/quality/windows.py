@@ -11,8 +11,8 @@ from octavo.errors import UsageError
 Convention: TypeAlias = Literal["chunks", "strided"]
 
 DESCRIPTIONS: dict[Convention, str] = {
-    "chunks": "llama.cpp's: chunks of {size} tokens, each from an empty cache, the second half counts{bos}",
-    "strided": "strided: windows of {size} tokens, {stride} apart; each counts the tokens that no earlier one has seen",
+    "chunks": "llama.cpp's: chunks of {size} tokens, each from an empty cache; only the second half counts{bos}",
+    "strided": "strided: windows of {size} tokens, {stride} apart; each counts only tokens that none before has seen",
 }
 
 
@@ -74,4 +74,4 @@ def check_length(num_tokens: int, least: int) -> None:
     """Check that a text fills its first window. Raises UsageError."""
     if num_tokens < least:
         what = "is empty" if num_tokens == 0 else f"has {num_tokens} tokens"
-        raise UsageError(f"the text {what}; at least {least} are needed: give a longer text, or smaller windows")
+        raise UsageError(f"the text {what}; at least {least} are needed: use a longer text, or smaller windows")

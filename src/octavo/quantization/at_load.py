@@ -56,7 +56,7 @@ def quantized(weight: Weight, method: str) -> Weight:
     Raises ValueError for numbers that are not finite or beyond the format's range.
     """
     if len(weight.shape) > 2:
-        assert isinstance(weight, DenseWeight), f"{weight.type_name} is quantized already"
+        assert isinstance(weight, DenseWeight), f"{weight.type_name} is already quantized"
         return stack([quantized(DenseWeight(expert), method) for expert in weight.data])
     rows, width = weight.shape
     step = max(_CHUNK_VALUES // width // _ROWS, 1) * _ROWS
@@ -118,7 +118,7 @@ def _int4(values: Floats) -> Weight:
     low, high = np.minimum(parts.min(-1), 0), np.maximum(parts.max(-1), 0)
     exact = (high - low) / np.float32(15)
     if exact.max(initial=0) > _LARGEST_F16:
-        raise ValueError(f"its numbers reach {np.abs(values).max():g}, beyond float16 scales; take nf4")
+        raise ValueError(f"its numbers reach {np.abs(values).max():g}, too large for float16 scales; use nf4")
     scales = np.maximum(exact, np.float32(2**-24)).astype(np.float16)
     divisor = scales.astype(np.float32)[..., None]
     zeros = np.clip(np.rint(-low[..., None] / divisor), 0, 15)
@@ -151,5 +151,5 @@ def quantized_like(shape: tuple[int, ...], method: str) -> Weight:
     hollow = {name: np.broadcast_to(array, (*lead, array.shape[-1])) for name, array in arrays_of(row).items()}
     like: Weight = dataclasses.replace(row, **hollow)
     if like.shape != shape:
-        raise ValueError(f"rows of {width} numbers have no whole number of bytes in {method}; take int8 or fp8")
+        raise ValueError(f"rows of {width} numbers do not fill whole bytes in {method}; use int8 or fp8")
     return like

@@ -78,7 +78,7 @@ class Generate:
                 return self._llm.encode_chat([dict(message) for message in value])
         except OctavoError as error:
             return error
-        return UsageError(f"the prompt must be a text or a list of messages, not {value!r:.80}")
+        return UsageError(f"the prompt must be a string or a list of messages, not {value!r:.80}")
 
     def _answers(self, prompts: dict[int, list[int]], errors: list[str]) -> list[RequestOutput | None]:
         """Return the output of each row. For refused rows, write the reason to `errors`."""

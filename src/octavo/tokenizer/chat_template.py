@@ -140,7 +140,7 @@ class ChatTemplate:
                 line = json.dumps({"messages": fitted, **variables})
             except (TypeError, ValueError, RecursionError) as error:
                 raise UsageError(
-                    f"the conversation may hold only strings, numbers, lists and dicts: {error}"
+                    f"the conversation may contain only strings, numbers, lists and dicts: {error}"
                 ) from error
             answer = self._answer(source, line)
         if "refusal" in answer:

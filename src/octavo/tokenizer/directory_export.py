@@ -27,7 +27,7 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
     if original.coding is TokenCoding.WORDPIECE or not isinstance(original.plain.model, tokenizers.models.BPE):
         raise ModelLoadError("only vocabularies of type BPE can be written as tokenizer.json yet")
     if original.joiner is not None:
-        raise ModelLoadError("pieces with equal scores have no form in tokenizer.json, whose merges are ranked")
+        raise ModelLoadError("tokenizer.json ranks its merges and cannot express pieces with equal scores")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
@@ -58,7 +58,7 @@ def check_files(folder: Path, original: Tokenizer) -> None:
     for name in ("bos_token_id", "eos_token_ids", "prefix_ids", "suffix_ids", "special_token_ids", "chat_template"):
         before, after = getattr(original, name), getattr(written, name)
         if before != after:
-            raise ModelLoadError(f"{folder}: the tokenizer's {name} would become {after!r:.80} from {before!r:.80}")
+            raise ModelLoadError(f"{folder}: the tokenizer's {name} would change from {before!r:.80} to {after!r:.80}")
 
 
 def _whole(original: Tokenizer) -> tokenizers.Tokenizer:

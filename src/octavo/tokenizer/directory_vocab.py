@@ -107,7 +107,7 @@ def padded_tokenizer(tokenizer: Tokenizer, directory: Path, length: int) -> Toke
     config = tokenizer_config(directory)
     token_id = named_token_id(directory, config, "pad_token", {token: i for i, token in enumerate(tokenizer.tokens)})
     if token_id is None:
-        raise ModelLoadError(f"{directory / 'tokenizer_config.json'} names no pad_token, which fills up texts")
+        raise ModelLoadError(f"{directory / 'tokenizer_config.json'} names no pad_token, which is needed for padding")
     for core in (tokenizer.plain, tokenizer.special):
         core.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [core.normalizer])])
     return replace(tokenizer, padding=Padding(length, token_id, config.get("padding_side") == "left"))
@@ -192,7 +192,7 @@ def _replacements(path: Path, steps: Sequence[Mapping[str, Any]]) -> Replacement
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
     if others:
-        logger.warning("%s: the decoder's replacement of %s is no plain text; it is ignored", path, others[0][:80])
+        logger.warning("%s: the decoder's replacement of %s is not plain text; it is ignored", path, others[0][:80])
     return found
 
 
@@ -213,7 +213,7 @@ def _coding(path: Path, steps: Sequence[Mapping[str, Any]]) -> tuple[TokenCoding
         return TokenCoding.SENTENCEPIECE, any(step.get("type") == "Strip" and step.get("start") for step in steps)
     found = ", ".join(map(str, kinds)) or "missing"
     raise ModelLoadError(
-        f"{path}: the decoder is {found}; known are ByteLevel, WordPiece, Metaspace and SentencePiece's"
+        f"{path}: the decoder is {found}; supported are ByteLevel, WordPiece, Metaspace and SentencePiece's"
     )
 
 

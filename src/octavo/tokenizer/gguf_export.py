@@ -59,7 +59,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
     path = directory / "tokenizer.json"
     original = read_directory_tokenizer(directory)
     if original.replacements != NO_REPLACEMENTS:
-        logger.warning("%s: the decoder also replaces texts in answers, which GGUF files cannot say", path)
+        logger.warning("%s: the decoder also replaces texts in answers, which GGUF files cannot express", path)
     keys = _rwkv_tokens(original, num_tokens) if is_rwkv(directory) else _tokens(path, original, num_tokens)
     keys |= _named_ids(directory, original, num_tokens)
     keys |= gguf_templates(original.chat_template)
@@ -93,11 +93,11 @@ def _tokens(path: Path, original: Tokenizer, num_tokens: int) -> dict[str, Metad
     form = _read(path)
     if lost := original.tokens[num_tokens:]:
         shown = ", ".join(lost[:5])
-        logger.warning("%s: %d tokens are left out: the embedding has no row for them: %s", path, len(lost), shown)
+        logger.warning("%s: %d tokens without a row in the embedding are left out: %s", path, len(lost), shown)
     for token in form.get("added_tokens", ()):
         if any(token.get(flag) for flag in _SPACE_FLAGS) and token["id"] < num_tokens:
             raise ModelLoadError(
-                f"{path}: token {token['content']!r:.60} is bound to the text beside it, which GGUF files cannot say"
+                f"{path}: token {token['content']!r:.60} depends on the text around it, which GGUF files cannot express"
             )
     texts = [text or f"[PAD{i}]" for i, text in enumerate(original.tokens[:num_tokens])]
     texts += [f"[PAD{i}]" for i in range(len(texts), num_tokens)]
@@ -200,7 +200,7 @@ def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: i
     missing = sorted(i for i in original.eos_token_ids - written.eos_token_ids if i < num_tokens)
     if len(missing) > len(_STOP_KEYS):
         raise ModelLoadError(
-            f"{path}: {len(missing)} more ids beside eos_token end an answer, {missing}; GGUF files have "
+            f"{path}: {len(missing)} more ids besides eos_token end an answer, {missing}; GGUF files have only "
             f"{len(_STOP_KEYS)} keys for them"
         )
     return {f"{_KEY}{key}_token_id": i for key, i in zip(_STOP_KEYS, missing, strict=False)}
@@ -221,5 +221,5 @@ def check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: 
             before, after = (t.encode(text, parse_special=parse) for t in (original, written))
             if before != after:
                 raise ModelLoadError(
-                    f"{path}: {where}, {text!r:.60} would be other tokens: {after[:8]}, not {before[:8]}"
+                    f"{path}: {where}, {text!r:.60} would have other tokens: {after[:8]}, not {before[:8]}"
                 )

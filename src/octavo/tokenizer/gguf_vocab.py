@@ -237,7 +237,7 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer
     if _KEY + "scores" in metadata:
         scores = _scores(metadata, len(tokens.texts))
     else:
-        logger.warning("%sscores is missing: of the pieces of a text, the leftmost are joined first", _KEY)
+        logger.warning("%sscores is missing: the leftmost pieces of a text are joined first", _KEY)
         scores = np.zeros(len(tokens.texts))
     merges = _merges_from_scores(tokens, scores)
     joiner = _joiner(tokens, scores, merges)

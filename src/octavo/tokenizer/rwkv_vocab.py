@@ -118,7 +118,7 @@ def rwkv_tokenizer(source: str, tokens: Sequence[bytes], end: str, template: Tem
     """
     ids = {data: i for i, data in reversed(list(enumerate(tokens))) if i and data}
     if missing := [byte for byte in range(256) if bytes([byte]) not in ids]:
-        raise ModelLoadError(f"{source}: the byte 0x{missing[0]:02X} is no token, so not every text could be encoded")
+        raise ModelLoadError(f"{source}: the byte 0x{missing[0]:02X} is not a token, so some texts cannot be encoded")
     texts = [end if i == 0 else byte_level_text(data) for i, data in enumerate(tokens)]
     vocab = {text: i for i, text in reversed(list(enumerate(texts))) if text}
     control = [AddedToken(end, normalized=False, special=True)]

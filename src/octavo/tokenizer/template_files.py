@@ -84,7 +84,7 @@ def _configured(path: Path, value: object) -> dict[str, str]:
     for name, template in found.items():
         if not isinstance(template, str):
             kind = type(template).__name__
-            raise ModelLoadError(f"{path}: chat_template {name!r:.40} is a {kind}; it must be a text")
+            raise ModelLoadError(f"{path}: chat_template {name!r:.40} is a {kind}; it must be a string")
         templates[name] = template
     return templates
 

@@ -139,7 +139,7 @@ NO_GROWTH = TextGrowth((), ())
 
 
 def _too_large() -> GrowthError:
-    return GrowthError(f"the model's normalizer makes more than {MAX_NORMALIZED_BYTES:,} bytes of it; send less text")
+    return GrowthError(f"the model's normalizer makes more than {MAX_NORMALIZED_BYTES:,} bytes of this text; send less")
 
 
 def growth_of(path: object, parts: Mapping[str, Any]) -> TextGrowth:
@@ -182,7 +182,7 @@ def _bounded(path: object, step: TextStep | None, inner: str, known: Mapping[str
     steps: list[TextStep] = []
     for item in _flat(step, inner):
         if item["type"] not in known:
-            raise ModelLoadError(f"{path}: the {part} has a step {item['type']!r:.40}, which Octavo does not know")
+            raise ModelLoadError(f"{path}: the {part} has a step {item['type']!r:.40}, which Octavo does not support")
         steps.append(item)
         if len(steps) > MAX_STEPS:
             raise ModelLoadError(f"{path}: the {part} has more than {MAX_STEPS} steps, the limit")

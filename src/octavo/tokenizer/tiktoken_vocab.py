@@ -47,8 +47,8 @@ def read_tiktoken(directory: Path, config: Mapping[str, Any]) -> tokenizers.Toke
     path = directory / FILE_NAME
     if (found := config.get("tokenizer_class")) != _TOKENIZER_CLASS:
         raise ModelLoadError(
-            f"{path}: how text is split is known for the tokenizer_class {_TOKENIZER_CLASS}, not for {found!r:.60}; "
-            "take a repository with tokenizer.json or a GGUF file"
+            f"{path}: text splitting is known for {_TOKENIZER_CLASS}, but tokenizer_class is {found!r:.60}; "
+            "use a repository with tokenizer.json or a GGUF file"
         )
     ranks = _read_ranks(path)
     texts = {data: byte_level_text(data) for data in ranks}
@@ -80,7 +80,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     if len(ranks) > MAX_TOKENS - NUM_RESERVED:
         raise ModelLoadError(f"{path} has {len(ranks)} tokens; the limit is {MAX_TOKENS - NUM_RESERVED}")
     if missing := [b for b in range(256) if bytes([b]) not in ranks]:
-        raise ModelLoadError(f"{path}: the byte 0x{missing[0]:02X} is no token, so not every text could be encoded")
+        raise ModelLoadError(f"{path}: the byte 0x{missing[0]:02X} is not a token, so some texts cannot be encoded")
     return ranks
 
 
@@ -100,7 +100,7 @@ def _added_tokens(path: Path, config: Mapping[str, Any], begin: int) -> list[Add
     """
     named = config.get("added_tokens_decoder") or {}
     if not isinstance(named, dict):
-        raise ModelLoadError(f"{path.with_name('tokenizer_config.json')}: added_tokens_decoder is no object")
+        raise ModelLoadError(f"{path.with_name('tokenizer_config.json')}: added_tokens_decoder is not an object")
     contents: dict[int, tuple[str, bool]] = {}
     for key, token in named.items():
         content = token.get("content") if isinstance(token, dict) else None

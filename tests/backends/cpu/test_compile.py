@@ -422,7 +422,7 @@ def test_the_cap_on_instruction_sets(monkeypatch):
     monkeypatch.setenv("OCTAVO_ISA", "amx")
     assert choose_isa() == compiled().isa
     monkeypatch.delenv("OCTAVO_ISA")
-    with pytest.raises(UsageError, match="'avx9' is unknown; known are scalar, avx2, avx512, avx512vnni, amx"):
+    with pytest.raises(UsageError, match="'avx9' is unknown; use one of scalar, avx2, avx512, avx512vnni, amx"):
         choose_isa("avx9")
 
 

@@ -32,11 +32,11 @@ def prompt() -> Batch:
 
 
 def test_devices_that_are_not_there_are_refused() -> None:
-    with pytest.raises(UsageError, match="'tpu' is no device of torch; give cpu, cuda or cuda:1"):
+    with pytest.raises(UsageError, match="torch has no device 'tpu'; give cpu, cuda or cuda:1"):
         get_backend("torch:tpu")
     with pytest.raises(UsageError, match="runs on cpu and cuda, not on meta"):
         get_backend("torch:meta")
-    with pytest.raises(UsageError, match=r"cuda:99 is not there: torch .* finds \d+ GPUs; give another one, or leave"):
+    with pytest.raises(UsageError, match=r"cuda:99 does not exist: torch .* finds \d+ GPUs; choose another one"):
         get_backend("torch:cuda:99")
     with pytest.raises(UsageError, match="there is no backend 'reference:cpu'"):
         get_backend("reference:cpu")
@@ -44,7 +44,7 @@ def test_devices_that_are_not_there_are_refused() -> None:
 
 def test_determinism_without_kernels_is_refused() -> None:
     """The kernels run on a GPU; numpy and torch's own products choose their sums by the number of rows."""
-    with pytest.raises(UsageError, match=r"deterministic needs Triton's kernels, .* take the backend cpu, where"):
+    with pytest.raises(UsageError, match=r"deterministic needs Triton's kernels, .* use the backend cpu, where"):
         backend_of(EngineConfig(backend="torch:cpu", deterministic=True))
     with pytest.raises(UsageError, match="deterministic works on a GPU and with the backend cpu, not with reference"):
         backend_of(EngineConfig(backend="reference", deterministic=True))

@@ -122,7 +122,7 @@ def test_which_layers_take_fp8() -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_other_backends_refuse_fp8_by_name(name: str) -> None:
-    with pytest.raises(UsageError, match=f"kv_dtype fp8 is for a GPU; the backend {name} has float16 and int8"):
+    with pytest.raises(UsageError, match=f"kv_dtype fp8 needs a GPU; {name} supports float16 and int8"):
         get_backend(name).sizes(*tiny_graph("llama"), LIMITS, kv_dtype="fp8")
 
 

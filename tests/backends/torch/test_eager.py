@@ -176,7 +176,7 @@ def test_refusals() -> None:
     source = eager.dequantized(weights)
     with pytest.raises(UsageError, match="a text without tokens"):
         eager.Texts.of([[1], []])
-    with pytest.raises(UsageError, match="takes 0 inputs, 1 are given"):
+    with pytest.raises(UsageError, match="takes 0 inputs, but 1 are given"):
         eager.outputs_of(graph, source, eager.Texts.of(TEXTS), [torch.zeros(31, WIDTH)])
     wrong = eager.overlaid(source, {graph.parameters[0].name: torch.zeros(2, 3)})
     with pytest.raises(GraphError, match=r"has shape \[2, 3\], the graph uses it as"):

@@ -166,7 +166,7 @@ def test_a_capture_that_fails_leaves_steps_that_are_launched(caplog: pytest.LogC
     found = TorchBackend(torch.device("cpu"), torch.float32, capture=capture).compile(*tiny_graph("llama"), LIMITS)
     found.allocate_cache(20, 8)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "decode steps are launched operation by operation, as their capture failed: out of memory"
+    assert line == "capturing decode steps failed; their operations are launched one by one: out of memory"
     requests = [Request([*range(5 + i, 15 + i)], [2 * i, 2 * i + 1]) for i in range(2)]
     logits = found.submit(step([(r, 1) for r in requests], block_size=8)).wait().logits
     assert logits is not None

@@ -139,7 +139,7 @@ def test_a_capture_that_fails_leaves_prompts_that_are_launched(caplog: pytest.Lo
         raise torch.OutOfMemoryError("out of memory\nand a long table")
 
     found = executor("llama", prompt_tokens=32, capture=capture)
-    assert "prompts are launched operation by operation, as their capture failed: out of memory" in caplog.text
+    assert "capturing prompts failed; their operations are launched one by one: out of memory" in caplog.text
     assert found.submit(step([(Request(PROMPTS[0], [0, 1]), 14)], block_size=8)).wait().logits is not None
 
 

@@ -153,7 +153,7 @@ def test_a_failure_ends_the_wait_for_a_rank_that_never_answers() -> None:
 
 
 def test_a_rank_that_does_not_come() -> None:
-    with pytest.raises(EngineDeadError, match=r"do not come together: rank 1's process exited with code 3"):
+    with pytest.raises(EngineDeadError, match=r"could not connect to each other: rank 1's process exited with code 3"):
         BACKEND.join_group(secrets.token_hex(8), 0, 2, 0, lambda: "rank 1's process exited with code 3")
 
 

@@ -299,7 +299,7 @@ def test_a_damaged_file_is_written_anew(
     the_file(packed).chmod(0o600)
     the_file(packed).write_bytes(damaged)
     np.testing.assert_array_equal(model.logits(), expected)
-    assert "removed and the weights are packed again" in caplog.text
+    assert "removing it and packing the weights again" in caplog.text
     assert the_file(packed).read_bytes() == good
 
 
@@ -315,7 +315,7 @@ def test_a_file_that_other_code_wrote_is_written_anew(
         patch.setattr(Layout, "write", lambda self, buffer: (write(self, buffer), buffer.bitwise_not_()))
         model.logits()
     np.testing.assert_array_equal(model.logits(), expected)
-    assert "streamed layer 0 is laid out otherwise" in caplog.text
+    assert "streamed layer 0 has a different layout" in caplog.text
 
 
 def test_another_model_has_another_file(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_a_disk_without_room_is_one_line(
         assert model.made == -1  # nothing was loaded before
         assert not packed.exists()
         return
-    with pytest.raises(InsufficientMemoryError, match=r"could not be kept on disk; .* raise pack_cache_size"):
+    with pytest.raises(InsufficientMemoryError, match=r"could not be saved to disk; .* raise pack_cache_size"):
         model.logits()
     [record] = caplog.records
     assert "No space left" in record.getMessage()

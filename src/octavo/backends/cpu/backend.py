@@ -50,9 +50,10 @@ def describe() -> BackendDescription:
     except OctavoError as error:
         return BackendDescription("none", str(error), threads.count, threads.reasons, (str(error),))
     if kernels == detected:
-        reason = f"the widest that processor, system and this build support (of {', '.join(_native.known_isas())})"
+        known = ", ".join(_native.known_isas())
+        reason = f"the widest that the processor, the system and this build support (of {known})"
     else:
         cap = env.max_instruction_set()
-        reason = f"limited by OCTAVO_ISA={cap}; processor, system and this build support {detected}"
+        reason = f"limited by OCTAVO_ISA={cap}; the processor, the system and this build support {detected}"
     products = "bfloat16" if kernels == "amx" else "int8"
     return BackendDescription(kernels, reason, threads.count, threads.reasons, products=products)

@@ -15,5 +15,5 @@ def choose_isa(isa: str | None = None) -> str:
     known = _native.known_isas()
     cap = isa or env.max_instruction_set() or known[-1]
     if cap not in known:
-        raise UsageError(f"instruction set {cap!r} is unknown; known are {', '.join(known)}")
+        raise UsageError(f"instruction set {cap!r} is unknown; use one of {', '.join(known)}")
     return min(cap, _native.detected_isa(), key=known.index)

@@ -85,7 +85,7 @@ class PackCache:
         entries = self._read_header(files.pread(file, self._header_bytes, 0))
         offsets, size = self._places([type_name for type_name, _ in entries])
         if (found := os.fstat(file).st_size) != size:
-            raise WrongFileError(f"it has {found} bytes, must have {size}")
+            raise WrongFileError(f"it has {found} bytes instead of {size}")
         mapped = np.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_READ), np.uint8)
         guard = _native.MappingGuard(mapped, str(self.path))
 
@@ -130,7 +130,7 @@ class PackCache:
         stored = _ENTRY.iter_unpack(header[len(self._key) :])
         for matrix, (kind, checksum) in zip(self._matrices, stored, strict=True):
             if kind >= len(matrix.packed_types):
-                raise WrongFileError(f"{matrix.name} has a type that it cannot have")
+                raise WrongFileError(f"{matrix.name} has an impossible type")
             entries.append((matrix.packed_types[kind], checksum))
         return entries
 

@@ -53,15 +53,15 @@ def join_group(
             name, rank, size, buffer_bytes=buffer_bytes, numa_node=-1 if node is None else node, given_up=given_up
         )
     except RuntimeError as error:
-        raise EngineDeadError(f"the ranks of this machine do not come together: {error}") from None
+        raise EngineDeadError(f"the ranks of this machine could not connect to each other: {error}") from None
     _note_placement(group, node)
     return CpuRankGroup(group)
 
 
 def _note_placement(group: _native.CollectiveGroup, node: int | None) -> None:
     if node is None:
-        logger.info("this rank computes on several NUMA nodes: what it exchanges is in the memory of any of them")
+        logger.info("this rank runs on several NUMA nodes: its exchange buffers may be in the memory of any of them")
     elif group.placement_error:
         reason = os.strerror(group.placement_error)
         level = logging.WARNING if len(numa.nodes_with_cpus()) > 1 else logging.DEBUG
-        logger.log(level, "what this rank exchanges cannot be kept in the memory of NUMA node %d: %s", node, reason)
+        logger.log(level, "cannot place this rank's exchange buffers in the memory of NUMA node %d: %s", node, reason)

@@ -52,7 +52,7 @@ def plan_threads(
     count = max(count, 1)
     chosen = requested or env.num_threads()
     if chosen:
-        reasons.append(f"{chosen} asked for" if requested else f"OCTAVO_NUM_THREADS={chosen}")
+        reasons.append(f"{chosen} requested" if requested else f"OCTAVO_NUM_THREADS={chosen}")
         count = chosen
     return ThreadPlan(count, _spin(count, len(cpus), quota), tuple(reasons))
 

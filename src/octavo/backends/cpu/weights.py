@@ -71,8 +71,8 @@ def load_matrices(
             return dict(zip(parameters, kept, strict=True))
         if pack_cache.resident_bytes is not None:
             raise InsufficientMemoryError(
-                f"{cache.path}: the model is larger than the memory, and its packed weights could not be kept on disk, "
-                "from where it would run; the warnings say why"
+                f"{cache.path}: the model does not fit in memory, and its packed weights could not be saved to disk to "
+                "run from there; the warnings say why"
             )
     found = list(reported(_packed(weights, parameters, num_threads, len(parameters))))
     if pack_cache is not None and later is not None:

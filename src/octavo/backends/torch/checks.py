@@ -70,9 +70,9 @@ class BatchChecks:
         if tokens != requests or (batch.query_start_loc != np.arange(requests + 1)).any():
             ends = np.repeat(ends, np.diff(batch.query_start_loc))
         if (batch.positions >= ends).any():
-            raise ValueError("a position is not before the end of its sequence, seq_lens")
+            raise ValueError("a position is not before the end of its sequence (seq_lens)")
         if requests and -(-int(batch.seq_lens.max()) // size) > tables[2]:
-            raise ValueError(f"{tables[2]} blocks do not hold a sequence of {batch.seq_lens.max()} tokens")
+            raise ValueError(f"{tables[2]} blocks are too few for a sequence of {batch.seq_lens.max()} tokens")
         for number, group in self._groups:
             seen = seen_blocks(batch, group, number, slice(None), size, whole=True)
             check_range("block_tables", seen.tables, cache.num_blocks)

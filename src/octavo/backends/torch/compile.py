@@ -95,15 +95,15 @@ class TorchBackend:
         try:
             device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         except RuntimeError:
-            raise UsageError(f"{name!r} is no device of torch; give cpu, cuda or cuda:1") from None
+            raise UsageError(f"torch has no device {name!r}; give cpu, cuda or cuda:1") from None
         if device.type not in ("cpu", "cuda"):
             raise UsageError(f"the torch backend runs on cpu and cuda, not on {device.type}")
         if device.type == "cuda" and not (
             torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
         ):
             raise UsageError(
-                f"the device {device} is not there: torch {torch.__version__} finds "
-                f"{torch.cuda.device_count()} GPUs; give another one, or leave device and backend out"
+                f"the device {device} does not exist: torch {torch.__version__} finds "
+                f"{torch.cuda.device_count()} GPUs; choose another one, or leave device and backend out"
             )
         if device.type == "cpu":
             return cls(device, torch.float32)
@@ -241,7 +241,7 @@ class TorchBackend:
         """See `octavo.backends.split.Device`."""
         if triton_calls(self.device) is None:
             raise UsageError(
-                "deterministic needs Triton's kernels, which run on a GPU: leave it out, or take the backend cpu, "
+                "deterministic needs Triton's kernels, which need a GPU: leave it out, or use the backend cpu, "
                 "where answers never depend on the batch"
             )
         return replace(self, deterministic=True)

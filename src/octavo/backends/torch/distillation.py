@@ -167,7 +167,7 @@ def train(
         chosen, order = order[: options.batch], order[options.batch :]
         loss = _loss(graph, source, teacher, chosen.tolist(), options)
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {step} is {loss.item()}; take a lower rate")
+            raise FloatingPointError(f"the loss of step {step} is {loss.item()}; use a lower rate")
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(trained.values(), options.max_norm)

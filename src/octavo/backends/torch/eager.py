@@ -106,7 +106,7 @@ def overlaid(source: WeightSource, given: Mapping[str, Tensor]) -> WeightSource:
 def logits_of(graph: Graph, source: WeightSource, texts: Texts, product: Product | None = None) -> Tensor:
     """Return the logits [rows, vocab] of a whole model, for all tokens or for `Texts.rows`, in at least float32."""
     if not graph.makes_logits:
-        raise UsageError("a segment of a graph makes no logits; take `outputs_of`")
+        raise UsageError("a segment of a graph produces no logits; use `outputs_of`")
     return outputs_of(graph, source, texts, product=product)[0]
 
 
@@ -124,7 +124,7 @@ def outputs_of(
     of `source`.
     """
     if len(inputs) != len(graph.inputs):
-        raise UsageError(f"the graph takes {len(graph.inputs)} inputs, {len(inputs)} are given")
+        raise UsageError(f"the graph takes {len(graph.inputs)} inputs, but {len(inputs)} are given")
     step = EagerStep(_rows(texts), inputs, source=source, given_product=product)
     last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.op.inputs}
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
@@ -189,7 +189,7 @@ def _rows(texts: Texts) -> StepRows:
     ids = texts.token_ids
     starts = (0, *accumulate(texts.lengths))
     if starts[-1] != len(ids):
-        raise UsageError(f"texts of {starts[-1]} tokens in all, but {len(ids)} token ids")
+        raise UsageError(f"texts of {starts[-1]} tokens in total, but {len(ids)} token ids")
     first_rows = torch.tensor(starts, device=ids.device)
     lengths = first_rows[1:] - first_rows[:-1]
     sequences = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), lengths)

@@ -245,7 +245,7 @@ class TorchExecutor:
                     )
             except RuntimeError as error:  # a driver error, or too little memory: steps also run without graphs
                 reason = str(error).partition("\n")[0]
-                logger.warning("decode steps are launched operation by operation, as their capture failed: %s", reason)
+                logger.warning("capturing decode steps failed; their operations are launched one by one: %s", reason)
 
     def borrow_cache(self, other: Executor) -> None:
         """See `octavo.backends.BorrowingExecutor`."""
@@ -277,7 +277,7 @@ class TorchExecutor:
                 return PromptPieces(self._graph, self._body, begin, host_of, capture, sizes, self.device)
         except RuntimeError as error:  # as for decode steps
             reason = str(error).partition("\n")[0]
-            logger.warning("prompts are launched operation by operation, as their capture failed: %s", reason)
+            logger.warning("capturing prompts failed; their operations are launched one by one: %s", reason)
             return None
 
     def _new_workspace(self) -> Workspace:
@@ -551,7 +551,7 @@ def room_for(what: str, num_bytes: int) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError:
         raise InsufficientMemoryError(
             f"the GPU has no room for {what}, {num_bytes / 2**30:.2f} GiB: another program may have taken it since; "
-            "end that, or give a lower gpu_memory or gpu_layers"
+            "end it, or lower gpu_memory or gpu_layers"
         ) from None
 
 

@@ -62,8 +62,8 @@ class LayerFile:
         """Raise InsufficientMemoryError if a layer file of about `num_bytes` would be too large."""
         if not self._file.fits(size := padded(self._header_bytes) + num_bytes):
             raise InsufficientMemoryError(
-                f"the streamed layers have no room in main memory, and on disk they take {size / 2**30:.1f} GiB, more "
-                "than pack_cache_size allows: raise it, or take gpu_offload cpu"
+                f"the streamed layers do not fit in main memory, and on disk they take {size / 2**30:.1f} GiB, more "
+                "than pack_cache_size allows: raise it, or set gpu_offload to cpu"
             )
 
     def layers(self, make: Maker, num_bytes: int, report: LayersReport) -> list[tuple[DeviceWeights, FileLayer]]:
@@ -90,8 +90,8 @@ class LayerFile:
             if not self._file.write(size, lambda file: self._write(file, make_it), waits=True):
                 break
         raise InsufficientMemoryError(
-            f"{self._file.path}: the streamed layers have no room in main memory and could not be kept on disk; "
-            "the warnings say why: free space there, raise pack_cache_size, or take gpu_offload cpu"
+            f"{self._file.path}: the streamed layers do not fit in main memory and could not be saved to disk; "
+            "the warnings say why: free disk space, raise pack_cache_size, or set gpu_offload to cpu"
         )
 
     def _write(self, file: int, make: Maker) -> int:
@@ -117,7 +117,7 @@ class LayerFile:
         entries = [*_ENTRY.iter_unpack(header[len(self._key) :])]
         end = padded(self._header_bytes) + sum(padded(nbytes) for nbytes, _, _ in entries)
         if (size := os.fstat(file).st_size) != end:
-            raise WrongFileError(f"it has {size} bytes, must have {end}")
+            raise WrongFileError(f"it has {size} bytes instead of {end}")
         kept = os.fdopen(os.dup(file), "rb")
         try:
             return self._checked(kept, entries, make, report)
@@ -146,7 +146,7 @@ class LayerFile:
                 layer, buffer = make(parameters)
                 made = (len(buffer), zlib.crc32(buffer.numpy().data), _structure(layer, parameters))
                 if made != (nbytes, checksum, structure):
-                    raise WrongFileError(f"streamed layer {number} is laid out otherwise")
+                    raise WrongFileError(f"streamed layer {number} has a different layout")
                 examples.setdefault(kind, (layer, parameters, nbytes))
                 layer = layer.as_those_of({p: p for p in parameters})  # the example keeps its own addresses
             source = FileLayer(kept, self._file.path, offset, nbytes)

@@ -147,7 +147,7 @@ class FileCopies:
         except OSError as error:
             raise EngineDeadError(
                 f"{source.path}: a streamed layer could not be read: {error.strerror or error}. Start again: a damaged "
-                "file is removed, and the layers are written anew"
+                "file is removed, and the layers are written again"
             ) from error
         self._from[number] = self._copies.copy(place, self._buffers[number][: source.num_bytes], after)
         return self._from[number]

@@ -74,7 +74,7 @@ class LowRankTrainer:
         """
         loss = self._loss(texts)
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss.item()}; take a lower learning rate")
+            raise FloatingPointError(f"the loss is {loss.item()}; use a lower learning rate")
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         [group] = self._optimizer.param_groups

@@ -134,7 +134,7 @@ def join_group(
         found.exchanged([place[0]])
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise EngineDeadError(f"the ranks of this machine do not come together: {reason}") from None
+        raise EngineDeadError(f"the ranks of this machine could not connect to each other: {reason}") from None
     finally:
         path.unlink(missing_ok=True)
     return found
@@ -150,7 +150,7 @@ def _await_all(store: Any, place: tuple[int, int], given_up: Callable[[], str] |
             if given_up is not None and (reason := given_up()):
                 raise RuntimeError(reason)
             if time.monotonic() > end:
-                raise RuntimeError(f"rank {other} has not come within {_WAIT.total_seconds():.0f} s")
+                raise RuntimeError(f"rank {other} did not connect within {_WAIT.total_seconds():.0f} s")
             time.sleep(_POLL_S)
 
 

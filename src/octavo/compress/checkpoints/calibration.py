@@ -43,14 +43,14 @@ def read_calibration(path: Path, checkpoint: Checkpoint, max_chunks: int) -> lis
 def _read(path: Path) -> str:
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise UsageError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read")
+            raise UsageError(f"{path} has {size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; give a text or JSON lines") from error
     if not text.strip():
-        raise UsageError(f"{path} is empty; give some pages of text like that of the model's use")
+        raise UsageError(f"{path} is empty; give a few pages of text like the model will see")
     return text
 
 
@@ -63,7 +63,7 @@ def _encoded(where: str, line: str, encoder: PromptEncoder) -> list[int]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}") from error
+        raise UsageError(f"{where} is not valid JSON: {error}") from error
     if isinstance(record, dict):
         if isinstance(record.get("text"), str):
             return encoder.tokenizer.encode(record["text"])
@@ -72,7 +72,7 @@ def _encoded(where: str, line: str, encoder: PromptEncoder) -> list[int]:
         for key in ("messages", "conversations"):
             if isinstance(record.get(key), list):
                 return _conversation(where, record[key], encoder)
-    raise UsageError(f"{where}: an object with text, prompt and completion, messages or conversations is needed")
+    raise UsageError(f"{where}: write an object with text, prompt and completion, messages or conversations")
 
 
 def _conversation(where: str, messages: Sequence[Any], encoder: PromptEncoder) -> list[int]:
@@ -87,5 +87,5 @@ def _message(message: Any) -> dict[str, Any]:
     if isinstance(message, Mapping) and isinstance(message.get("from"), str):
         return {"role": _ROLES.get(message["from"], message["from"]), "content": message.get("value")}
     if not isinstance(message, Mapping):
-        raise TypeError(f"a message is {message!r:.40}; an object with role and content is needed")
+        raise TypeError(f"a message is {message!r:.40}; it must be an object with role and content")
     return dict(message)

@@ -86,7 +86,7 @@ def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
         low = -high
     exact = (high - low) / np.float32(form.largest)
     if exact.max(initial=0) > _LARGEST_SCALE:
-        raise ValueError(f"its numbers reach {max(-low.min(), high.max()):g}, beyond float16 scales")
+        raise ValueError(f"its numbers reach {max(-low.min(), high.max()):g}, too large for float16 scales")
     scale = np.maximum(exact, _SMALLEST_SCALE).astype(np.float16).astype(np.float32)
     if form.symmetric:
         return Grid(scale, np.full_like(scale, (form.largest + 1) // 2))

@@ -88,15 +88,15 @@ class QuantizationMethod:
         if self.kind in _WITH_GROUPS and width % self.form.columns(width):
             fitting = [str(size) for size in GROUPS if width % size == 0] + ["-1"]
             raise UsageError(
-                f"tensor {tensor!r:.100} has rows of {width} numbers, no whole number of groups of {self.form.group}; "
-                f"take --group-size {' or '.join(fitting)}, {remedy}",
+                f"tensor {tensor!r:.100} has rows of {width} numbers, not a multiple of the group size "
+                f"{self.form.group}; use --group-size {' or '.join(fitting)}, {remedy}",
                 param="group_size",
             )
         steps = (32 // gcd(32, self.form.bits),) * 2 if self.kind in ("gptq", "rtn") else _STEPS.get(self.kind, (1, 1))
         for what, count, step in zip(("rows", "columns"), shape, steps, strict=True):
             if count % step:
                 raise UsageError(
-                    f"tensor {tensor!r:.100} has {count} {what}; {self.kind} needs a multiple of {step}: take int8 or "
+                    f"tensor {tensor!r:.100} has {count} {what}; {self.kind} needs a multiple of {step}: use int8 or "
                     f"fp8, {remedy}",
                     param="type",
                 )
@@ -176,7 +176,7 @@ def choose_method(type_name: str, choices: Choices, widths: Sequence[int], model
     for name, is_allowed in allowed.items():
         if getattr(choices, name) is not None and not is_allowed:
             flag = {"symmetric": "--asymmetric", "strength": "--smoothing"}.get(name, f"--{name.replace('_', '-')}")
-            raise UsageError(f"{flag} is no option of --type {type_name}; leave it out", param=name)
+            raise UsageError(f"{flag} does not apply to --type {type_name}; leave it out", param=name)
     size = choices.group_size
     if size is None:
         size = next((group for group in GROUPS if all(width % group == 0 for width in widths)), -1)

@@ -94,12 +94,12 @@ def plan_quantization(checkpoint: Checkpoint, keep: Sequence[re.Pattern[str]]) -
     names = [name for layer in found for name in layer]
     if not names:
         raise UsageError(
-            f"{checkpoint.path}: it has no matrix that a checkpoint of this type can hold; its layers are stored "
-            "transposed or as stacks: take a GGUF type, such as q4_k_m"
+            f"{checkpoint.path}: it has no matrix that this type can quantize; its layers are stored "
+            "transposed or as stacks: use a GGUF type, such as q4_k_m"
         )
     for pattern in keep:
         if not any(pattern.search(name) for name in names):
-            raise UsageError(f"pattern {pattern.pattern!r} is found in no matrix, such as {names[0]}", param="keep")
+            raise UsageError(f"pattern {pattern.pattern!r} matches no matrix; names look like {names[0]}", param="keep")
     kept = {name for name in names if any(pattern.search(name) for pattern in keep)}
     matrices = [[name for name in layer if name not in kept] for layer in found]
     taken = {name for layer in matrices for name in layer}
@@ -114,9 +114,7 @@ def _check_source(checkpoint: Checkpoint) -> None:
             "--to safetensors"
         )
     if checkpoint.quantization is not None:
-        raise UsageError(
-            f"{checkpoint.path}: quantized by {checkpoint.quantization} already; take the float checkpoint"
-        )
+        raise UsageError(f"{checkpoint.path}: already quantized by {checkpoint.quantization}; use the float checkpoint")
     for info in checkpoint.file.tensors.values():
         if len(info.shape) > 1 and info.type_name not in DENSE_TYPES:
             raise UsageError(

@@ -156,7 +156,7 @@ def _copy_others(source: Path, folder: Path) -> None:
         copy = folder / path.relative_to(source)
         try:
             if (size := path.stat().st_size) > _MAX_COPIED_BYTES:
-                raise ModelWriteError(f"{path}: {size:,} bytes, too many for a file beside a model; move it away")
+                raise ModelWriteError(f"{path}: {size:,} bytes, too many for a file next to a model; move it elsewhere")
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
         except OSError as error:

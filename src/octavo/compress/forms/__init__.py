@@ -33,7 +33,7 @@ def _declared(architecture: str, name: str, files: str) -> object:
     form = _form(architecture, name) if architecture in modules else None
     if form is None:
         known = ", ".join(module for module in modules if _form(module, name) is not None)
-        raise ModelLoadError(f"architecture {architecture!r} cannot be written as {files} yet; declared are {known}")
+        raise ModelLoadError(f"architecture {architecture!r} cannot be written as {files} yet; supported are {known}")
     return form
 
 

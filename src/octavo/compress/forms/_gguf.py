@@ -158,7 +158,7 @@ def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     if cfg.mlp.experts is None:
         return {}
     if reader.value("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
-        raise ModelLoadError("GGUF files cannot say that some layers have no experts (mlp_only_layers)")
+        raise ModelLoadError("GGUF files cannot express that some layers have no experts (mlp_only_layers)")
     count = reader.integer(next((key for key in EXPERT_COUNTS if reader.has(key)), "num_experts"))
     keys: Keys = {"expert_count": count, "expert_used_count": cfg.mlp.experts.top_k}
     if reader.has("moe_intermediate_size"):

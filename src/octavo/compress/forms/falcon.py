@@ -13,7 +13,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     Raises ModelLoadError if there are biases, which llama.cpp does not read for this architecture.
     """
     if reader.flag("bias", False):
-        raise reader.error("bias", True, "GGUF files have no biases of Falcon")
+        raise reader.error("bias", True, "GGUF files have no place for the biases of Falcon")
     return {**classic_keys(cfg, reader), "attention.head_count_kv": cfg.num_kv_heads}
 
 

@@ -21,7 +21,7 @@ _ATTENTION, _MLP, _MAMBA = "layers.*.self_attn.", "layers.*.mlp.", "layers.*.mam
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
     for key in ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"):
         if reader.flag(key, False):
-            raise reader.error(key, True, "GGUF files of this architecture have no biases of projections")
+            raise reader.error(key, True, "GGUF files of this architecture have no place for the biases of projections")
     factors, heads = cfg.multipliers, cfg.num_heads * cfg.head_dim
     scale = cfg.attention.scale
     keys = 1.0 if scale is None else scale * cfg.head_dim**0.5

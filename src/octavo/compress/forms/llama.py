@@ -12,7 +12,7 @@ def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
     keys = decoder_json(cfg, reader)
     if cfg.mlp.experts is None:
         return keys
-    raise reader.error("expert_count", reader.integer("expert_count"), "Mixtral has no way back to safetensors yet")
+    raise reader.error("expert_count", reader.integer("expert_count"), "cannot be converted back to safetensors yet")
 
 
 GGUF = GGUFForm("llama", decoder_keys)

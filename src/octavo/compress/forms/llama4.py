@@ -26,7 +26,7 @@ def _step(reader: ConfigReader, num_layers: int) -> int:
     step = reader.integer("interleave_moe_layer_step", 1)
     layers = reader.value("moe_layers")
     if layers and layers != list(range(step - 1, num_layers, step)):
-        raise reader.error("moe_layers", layers, f"GGUF files know experts in every n-th layer only, here {step}")
+        raise reader.error("moe_layers", layers, f"GGUF files express experts only in every n-th layer, here {step}")
     return step
 
 

@@ -64,7 +64,7 @@ def _interval(reader: ConfigReader, num_layers: int) -> int:
     kinds = reader.texts("layer_types", num_layers)
     interval = kinds.index("full_attention") + 1 if "full_attention" in kinds else num_layers + 1
     if any((kind == "full_attention") != ((i + 1) % interval == 0) for i, kind in enumerate(kinds)):
-        raise reader.error("layer_types", kinds, "GGUF files know attention in every n-th layer only")
+        raise reader.error("layer_types", kinds, "GGUF files express attention only in every n-th layer")
     return interval
 
 

@@ -64,7 +64,7 @@ def _num_dense_layers(reader: ConfigReader, num_layers: int) -> int:
         sparse = {int(number) for number in numbers if str(number).strip()} & set(range(num_layers))
     count = num_layers - len(sparse)
     if sparse != set(range(count, num_layers)):
-        raise ModelLoadError("GGUF files cannot say that layers without experts follow others (moe_layers_enum)")
+        raise ModelLoadError("GGUF files cannot express that layers without experts follow others (moe_layers_enum)")
     return count
 
 

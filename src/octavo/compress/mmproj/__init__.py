@@ -85,7 +85,7 @@ def _mmproj_form_of(checkpoint: Checkpoint, part: VisionPart) -> tuple[dict[str,
         raise ModelLoadError(f"{path}: mmproj files cannot express this encoder's {', '.join(different[:5])}")
     processor = read_processor(*part.tower.Config.processor_settings(stored))
     if different := list(differences(part.processor, processor, "")):
-        logger.warning("%s: mmproj files cannot express these settings of images: %s", path, ", ".join(different))
+        logger.warning("%s: mmproj files cannot express these image settings: %s", path, ", ".join(different))
     metadata: dict[str, MetadataValue] = {
         "general.architecture": "clip",
         "general.type": "mmproj",
@@ -98,7 +98,7 @@ def _form(tower: Tower, checkpoint: Checkpoint) -> MmprojForm:
     known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
     if (name := tower_name(tower)) not in known:
         raise ModelLoadError(
-            f"{checkpoint.path}: llama.cpp has no form for its image encoder, {name}; it has one for {', '.join(known)}"
+            f"{checkpoint.path}: llama.cpp does not support its image encoder, {name}; it supports {', '.join(known)}"
         )
     return cast(MmprojForm, importlib.import_module(f"{__name__}.{name}").MMPROJ)
 

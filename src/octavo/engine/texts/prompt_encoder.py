@@ -43,7 +43,9 @@ def plain_prompt(prompt: PromptInput) -> Any:
         raise UsageError(f"a prompt needs one of prompt and prompt_token_ids, not {given!r:.80}", param="prompt")
     value = prompt[given[0]]  # type: ignore[literal-required]
     if isinstance(value, str) != (given[0] == "prompt"):
-        raise UsageError(f"{given[0]} is {value!r:.80}; prompt must be a text, prompt_token_ids a list", param="prompt")
+        raise UsageError(
+            f"{given[0]} is {value!r:.80}; prompt must be a string, and prompt_token_ids a list", param="prompt"
+        )
     return value
 
 
@@ -92,7 +94,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True, max_tokens=max_tokens)
         if not isinstance(prompt, (list, tuple)):
-            raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}", param="prompt")
+            raise UsageError(f"a prompt must be a string or a list of token ids, not {prompt!r:.80}", param="prompt")
         return list(prompt)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:

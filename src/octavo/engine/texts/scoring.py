@@ -57,7 +57,7 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
     for name, texts in (("data_1", first), ("data_2", second)):
         wrong = next((text for text in texts if not isinstance(text, str)), None)
         if wrong is not None or not texts:
-            message = f"{name} must be a text or a list of one or more texts, not {wrong!r:.80}"
+            message = f"{name} must be a string or a list of one or more strings, not {wrong!r:.80}"
             raise UsageError(message, param=name, code="invalid_type")
     if len(first) == 1:
         first = first * len(second)

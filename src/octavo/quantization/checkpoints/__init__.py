@@ -39,9 +39,9 @@ def known_methods() -> Mapping[str, ModuleType]:
 def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
     """Yield all quantized weights of a file, without reading them. Raises ModelLoadError naming the key or tensor."""
     names = ", ".join(sorted(known_methods()))
-    supported = f"{names} are; take a checkpoint of one of these, the unquantized one or a GGUF file"
+    supported = f"supported are {names}; use a checkpoint of one of these, the unquantized one or a GGUF file"
     if not config.has("quant_method"):
-        raise ModelLoadError(f"{config.prefix}quant_method is missing; of the methods {supported}")
+        raise ModelLoadError(f"{config.prefix}quant_method is missing; {supported}")
     method = config.text("quant_method")
     if method not in known_methods():
         raise config.error("quant_method", method, f"is not supported; {supported}")
@@ -69,8 +69,8 @@ def check_unscaled(file: StoredTensors, made: Mapping[str, object], config: Conf
         others = ", ".join(sorted(layer.parts.keys() - {part, "bias"}))
         if config is None and layer.type_name(part).startswith("F8") and "scale" not in others:
             continue
-        missing = "no quantization_config says how; take the complete checkpoint"
+        missing = "no quantization_config explains it; use the complete checkpoint"
         if config is not None:
-            missing = f"it lacks the scales of quant_method {config.text('quant_method')!r} beside it"
-        found = f"there is {others:.100}" if others else "there is nothing else of this layer"
+            missing = f"the scales of quant_method {config.text('quant_method')!r} are missing"
+        found = f"this layer also has {others:.100}" if others else "this layer has nothing else"
         raise layer.error(part, f"has the type {layer.type_name(part)}, but {missing} ({found})")

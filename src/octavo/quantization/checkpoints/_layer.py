@@ -58,26 +58,26 @@ class Layer:
     def type_name(self, part: str) -> str:
         """Return the stored type of a tensor. Raises ModelLoadError if there is no such tensor."""
         if part not in self.parts:
-            raise ModelLoadError(f"layer {self.name!r:.80} has no tensor {part!r} beside {', '.join(self.parts):.100}")
+            raise ModelLoadError(f"layer {self.name!r:.80} has no tensor {part!r}, only {', '.join(self.parts):.100}")
         return self.file.tensors[self.parts[part]].type_name
 
     def shape(self, part: str, *types: str) -> tuple[int, ...]:
         """Return the shape of a tensor with one of these types. Raises ModelLoadError."""
         if (found := self.type_name(part)) not in types:
-            raise self.error(part, f"has the type {found}; {' or '.join(types)} is needed")
+            raise self.error(part, f"has the type {found}; it must be {' or '.join(types)}")
         return self.file.tensors[self.parts[part]].shape
 
     def matrix(self, part: str, *types: str) -> tuple[int, int]:
         """Return the shape of a two-dimensional tensor."""
         shape = self.shape(part, *types)
         if len(shape) != 2 or 0 in shape:
-            raise self.error(part, f"has the shape {list(shape)}; a matrix is needed")
+            raise self.error(part, f"has the shape {list(shape)}; it must be a matrix")
         return shape[0], shape[1]
 
     def check(self, part: str, shape: tuple[int, ...], *types: str) -> None:
         """Raise ModelLoadError unless the tensor has this shape and one of these types."""
         if (found := self.shape(part, *types)) != shape:
-            raise self.error(part, f"has the shape {list(found)}; {list(shape)} is needed")
+            raise self.error(part, f"has the shape {list(found)}; it must be {list(shape)}")
 
     def error(self, part: str, reason: str) -> ModelLoadError:
         return ModelLoadError(f"tensor {self.parts[part]!r:.100} {reason}")
@@ -196,7 +196,7 @@ def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inp
     layouts |= dict.fromkeys(((), (1,), (1, 1)), (None, None))
     found = layer.shape(part, *FLOATS, "F8_E8M0")
     if found not in layouts:
-        raise layer.error(part, f"has the shape {list(found)}; needed: {' or '.join(str(list(s)) for s in layouts)}")
+        raise layer.error(part, f"has the shape {list(found)}; it must be {' or '.join(str(list(s)) for s in layouts)}")
     layout, shape = layouts[found], (*found, 1, 1)[: max(2, len(found))]
 
     def make(data: NDArray[Any], scales: NDArray[Any]) -> Weight:

@@ -35,5 +35,5 @@ def words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     Raises ValueError if they do not fill the last word.
     """
     if codes.shape[-1] * bits % 32:
-        raise ValueError(f"{codes.shape[-1]} codes of {bits} bits are no whole number of 32-bit words")
+        raise ValueError(f"{codes.shape[-1]} codes of {bits} bits do not fill whole 32-bit words")
     return np.ascontiguousarray(packed(codes, bits)).view("<i4")

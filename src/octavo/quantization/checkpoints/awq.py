@@ -69,7 +69,7 @@ def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
 def _words(rows: NDArray[np.uint8]) -> NDArray[np.int32]:
     """The inverse of `_rows`."""
     if len(rows) % 8:
-        raise ValueError(f"{len(rows)} rows are no multiple of 8")
+        raise ValueError(f"{len(rows)} rows are not a multiple of 8")
     codes = np.ascontiguousarray(rows.T)
     placed = np.empty((len(codes), len(rows) // 8, 8), np.uint8)
     placed[..., _PLACES] = codes.reshape(placed.shape)

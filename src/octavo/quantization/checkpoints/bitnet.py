@@ -30,7 +30,7 @@ class Format:
         self._divides = choice(config, "linear_class", ("bitlinear", "autobitlinear"), "bitlinear") == "bitlinear"
         self._online = choice(config, "quantization_mode", ("offline", "online"), "offline") == "online"
         if config.flag("use_rms_norm", False):
-            raise config.error("use_rms_norm", True, "must be false: further norms are not supported")
+            raise config.error("use_rms_norm", True, "must be false: additional norms are not supported")
         kept = config.value("modules_to_not_convert")
         if self._online and isinstance(kept, list) and {str(name).rpartition(".")[2] for name in kept} - {*_PLAIN}:
             raise config.error("modules_to_not_convert", kept, "is not supported with quantization_mode online")

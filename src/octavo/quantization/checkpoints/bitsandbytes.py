@@ -64,7 +64,7 @@ def _state(layer: Layer, part: str) -> ConfigReader:
     stored = layer.bytes(part)
     try:
         if stored.nbytes > _MAX_STATE_BYTES or not isinstance(state := json.loads(stored.tobytes()), dict):
-            raise ValueError(f"an object of at most {_MAX_STATE_BYTES} bytes is needed")
+            raise ValueError(f"it must be an object of at most {_MAX_STATE_BYTES} bytes")
     except (ValueError, RecursionError) as error:
         raise layer.error(part, f"is not a quantization state: {error}") from error
     name = layer.parts[part]

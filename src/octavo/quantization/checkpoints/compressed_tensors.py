@@ -102,7 +102,7 @@ def _integers(layer: Layer, section: ConfigReader, config: ConfigReader) -> Lowe
     group = group_size(config, "group_size", width) if by_group else None
     groups = width // (group or width)
     if (found := layer.shape("weight_scale", *FLOATS)) not in ((out, groups), (1,)):
-        raise layer.error("weight_scale", f"has the shape {list(found)}; [{out}, {groups}] or [1] is needed")
+        raise layer.error("weight_scale", f"has the shape {list(found)}; it must be [{out}, {groups}] or [1]")
     if has_zeros and layer.type_name("weight_zero_point") == "I32":
         layer.check("weight_zero_point", (-(-out * bits // 32), groups), "I32")
     elif has_zeros:

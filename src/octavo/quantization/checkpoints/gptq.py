@@ -72,7 +72,7 @@ class Format:
             if is_symmetric and not any((stored == known).all() for known in (zero - 1, zero)):
                 raise layer.error(
                     "qzeros",
-                    f"has other zeros than those of symmetric codes, {zero - 1} in version 1 of the format and {zero} "
+                    f"has zeros other than those of symmetric codes, {zero - 1} in version 1 of the format and {zero} "
                     "in version 2; if they are meant, set sym to false and checkpoint_format to gptq or gptq_v2",
                 )
             scales = np.ascontiguousarray(layer.array("scales").T)

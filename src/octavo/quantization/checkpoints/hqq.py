@@ -47,11 +47,11 @@ def _groups(layer: Layer) -> Lowered:
     layer.check("shape", (2,), "I64", "I32")
     out, width = (int(size) for size in layer.array("shape"))
     if not (0 < out <= MAX_WIDTH and 0 < width <= MAX_WIDTH):
-        raise layer.error("shape", f"is {[out, width]}; two numbers from 1 to {MAX_WIDTH} are needed")
+        raise layer.error("shape", f"is {[out, width]}; it must be two numbers from 1 to {MAX_WIDTH}")
     shape = layer.shape("scale", *FLOATS)
     groups = prod(shape) // out
     if shape != (out * groups, 1) or not groups or width % groups:
-        raise layer.error("scale", f"has the shape {list(shape)}; [{out} * groups, 1] is needed")
+        raise layer.error("scale", f"has the shape {list(shape)}; it must be [{out} * groups, 1]")
     layer.check("zero", shape, *FLOATS)
     stored_rows, size = -(-prod(shape) // per_number), width // groups
     if layer.bytes("W_q").nbytes != stored_rows * size * np.dtype(dtype).itemsize:

@@ -18,7 +18,7 @@ W = TypeVar("W", bound="Weight")
 def check_finite(values: NDArray[np.floating]) -> None:
     """Raise ValueError for a NaN or an infinity. The caller adds the tensor's name."""
     if not np.isfinite(values).all():
-        raise ValueError("it has a NaN or an infinity; take an intact model")
+        raise ValueError("it contains NaN or infinity; use an intact model")
 
 
 class WeightInfo(Protocol):

@@ -41,9 +41,9 @@ class GroupedWeight(Weight):
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
-            raise ValueError(f"codes have {self.bits} bits; 2 to 8 are possible")
+            raise ValueError(f"codes have {self.bits} bits; they must have 2 to 8")
         if self.group is not None and (self.group < 1 or self.group & (self.group - 1)):
-            raise ValueError(f"groups have {self.group} columns; a power of two is needed")
+            raise ValueError(f"groups have {self.group} columns; it must be a power of two")
         width = self.shape[-1]
         if self.codes.shape[-1] * 8 != width * self.bits or width % (self.group or width):
             raise ValueError(

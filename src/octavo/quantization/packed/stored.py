@@ -87,7 +87,7 @@ class DenseWeight(Weight):
             is_finite = np.isfinite(values)
             if not np.isfinite(DenseWeight(found).dequantize()[is_finite]).all():
                 largest = np.abs(values[is_finite]).max()
-                raise ValueError(f"its numbers reach {largest:g}, which {type_name} does not have; take float32")
+                raise ValueError(f"its numbers reach {largest:g}, which {type_name} cannot represent; use float32")
             out[begin : begin + _CHUNK_VALUES] = found
         return DenseWeight(out.reshape(self.shape))
 

@@ -58,7 +58,7 @@ async function request(path, options = {}) {
     throw new ServerError(0, String(error));
   }
   if (response.ok) return response;
-  let message = `The server answered ${response.status}.`;
+  let message = `The server answered with status ${response.status}.`;
   let code = null;
   try {
     const body = await response.json();

@@ -69,10 +69,10 @@ async function imageUrl(file, sees, others) {
 
 /** The file as a data: URL of this type, as the server takes it. */
 async function seenUrl(file, what, type, sees, others) {
-  if (!sees) throw new Error(`${file.name} is ${what}, and this model reads only text.`);
+  if (!sees) throw new Error(`${file.name} is ${what}, but this model reads only text.`);
   const size = others.reduce((sum, { url }) => sum + (url ? bytesOf(url) : 0), file.size);
   if (size > MAX_SEEN_BYTES) {
-    throw new Error(`${file.name} was not attached: the images, documents and videos of a message may take up to 44 MiB.`);
+    throw new Error(`${file.name} was not attached: the images, documents and videos in a message may take at most 44 MiB.`);
   }
   const url = await dataUrl(file);
   return `data:${type};base64,${url.slice(url.indexOf(",") + 1)}`;

@@ -135,7 +135,7 @@ function remember(id) {
 function save() {
   conversation.updated = Date.now();
   if (!store.saveConversation(conversation)) {
-    const text = "The browser's storage is full, so this conversation is not saved. Export it, or delete others.";
+    const text = "The browser's storage is full, so this conversation is not saved. Export it, or delete other conversations.";
     composer.tell(text);
     say(text);
   }
@@ -268,7 +268,7 @@ function showerOf(run) {
 }
 
 function describe(error) {
-  if (!(error instanceof ServerError)) return `Something went wrong in this page: ${error.message}`;
+  if (!(error instanceof ServerError)) return `Something went wrong on this page: ${error.message}`;
   return error.text;
 }
 

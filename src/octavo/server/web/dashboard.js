@@ -26,7 +26,7 @@ const charts = {
   cache: new Chart({ title: "KV cache in use", names: ["used"], span: SPAN_S, format: percent, least: 100 }),
   firstToken: new Chart({ ...latency, title: "Time to first token", least: 0.1 }),
   interToken: new Chart({ ...latency, title: "Time between tokens", least: 0.02 }),
-  total: new Chart({ ...latency, title: "Whole request", least: 1 }),
+  total: new Chart({ ...latency, title: "Total request time", least: 1 }),
 };
 byId("charts").append(...Object.values(charts).map((chart) => chart.node));
 
@@ -40,7 +40,7 @@ async function tick() {
     if (!(error instanceof ServerError)) throw error;
     byId("key-form").hidden = error.status !== 401;
     if (error.status === 401 && byId("key").value === "") byId("key").focus();
-    setState(error.status === 401 ? "Locked" : "Not reachable", "bad");
+    setState(error.status === 401 ? "Locked" : "Unreachable", "bad");
     byId("notice").hidden = error.status === 401;
     byId("notice").textContent = error.text;
   }

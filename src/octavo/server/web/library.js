@@ -44,7 +44,7 @@ async function importFile(file) {
     presets = (body.presets ?? []).filter(isPreset);
     if (typeof body !== "object" || !Array.isArray(entries)) throw new TypeError("no list");
   } catch {
-    return `${file.name} is not a file of chats.`;
+    return `${file.name} is not a file of exported chats.`;
   }
   const counts = { added: 0, known: 0, damaged: 0, full: 0 };
   for (const entry of entries) counts[importEntry(entry)]++;
@@ -58,7 +58,8 @@ async function importFile(file) {
   const areKept = !added.length || store.savePresets([...own, ...added]);
   const parts = [`Imported ${chats(counts.added)} from ${file.name}.`];
   if (counts.known) parts.push(`${chats(counts.known)} ${counts.known === 1 ? "was" : "were"} already here.`);
-  if (counts.damaged) parts.push(`Skipped ${counts.damaged === 1 ? "1 entry that is" : `${counts.damaged} entries that are`} not a chat.`);
+  const { damaged } = counts;
+  if (damaged) parts.push(`Skipped ${damaged === 1 ? "1 entry that is not a chat" : `${damaged} entries that are not chats`}.`);
   if (counts.full) parts.push(`The browser's storage is full: ${chats(counts.full)} could not be saved.`);
   if (!areKept) parts.push("The browser's storage is full: the presets could not be saved.");
   return parts.join(" ");

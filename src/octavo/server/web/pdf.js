@@ -22,8 +22,8 @@ export async function readPdf(file) {
     }
     return { text: pages.filter(Boolean).join("\n\n"), pages: pages.length };
   } catch (error) {
-    if (error.name === "PasswordException") throw new Error(`${file.name} is protected by a password.`, { cause: error });
-    throw new Error(`${file.name} is not a PDF file that can be read.`, { cause: error });
+    if (error.name === "PasswordException") throw new Error(`${file.name} is password-protected.`, { cause: error });
+    throw new Error(`${file.name} is not a readable PDF file.`, { cause: error });
   } finally {
     await task.destroy();
   }

@@ -68,7 +68,7 @@ def test_libraries_that_can_win(problem: KernelProblem, winner: str, installed: 
         (product("Q4_K", place=replace(H200, repeats=True)), "deterministic"),
         (product("Q4_K", place=replace(H200, capability=None)), "there is no GPU"),
         (product("Q4_K", place=replace(H200, dtype=torch.float32)), "in 16 bits, not in float32"),
-        (replace(product("Q8_0"), rounds_inputs=True), "inputs rounded to eight bits"),
+        (replace(product("Q8_0"), rounds_inputs=True), "rounds inputs to eight bits"),
         (replace(PROMPT, params=replace(PLAIN, softcap=30.0)), "a soft cap"),
         (replace(PROMPT, params=replace(PLAIN, window=64, chunked=True)), "chunks"),
         (replace(PROMPT, params=replace(PLAIN, value_dim=64)), "the keys are a latent"),

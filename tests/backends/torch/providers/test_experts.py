@@ -151,7 +151,7 @@ def test_a_library_that_fails_leaves_the_whole_mixture_to_our_kernels(
     assert case.own.experts.call_count == 2
     assert len(FakeLayer.made) == 3
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "products of experts with Q4_K: our own kernel, as humming failed: no compiler"
+    assert line == "products of experts with Q4_K: humming failed, so our own kernel is used: no compiler"
 
 
 def graph_with(down: str) -> tuple[Graph, dict[Parameter, PackedType]]:
@@ -186,7 +186,7 @@ def test_the_problems_of_a_graph_have_its_stacks_and_routers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("down", "reason"), [("IQ4_NL", "its codes are entries of a table"), ("BF16", "it is held as plain numbers")]
+    ("down", "reason"), [("IQ4_NL", "its codes are entries of a table"), ("BF16", "its weights are plain numbers")]
 )
 def test_a_stack_that_the_library_lacks_keeps_the_others_of_its_mixture(down: str, reason: str) -> None:
     found = [choose(q) for q in product_problems(*graph_with(down), H200).values() if q.experts]

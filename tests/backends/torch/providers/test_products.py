@@ -122,7 +122,7 @@ def test_a_library_that_fails_is_named_once_and_left_out(
             calls.linear(torch.zeros(8, SHAPE[1]).bfloat16(), planes(weight), ProductEnd(), repeats=False)
     assert own.linear.call_count == 4
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "products of some rows with Q4_K: our own kernel, as humming failed: no compiler"
+    assert line == "products of some rows with Q4_K: humming failed, so our own kernel is used: no compiler"
 
 
 def test_a_packed_matrix_goes_with_its_codes() -> None:

@@ -133,7 +133,7 @@ class ProvidedCalls:
             if problem.title not in self._failed:
                 self._failed.add(problem.title)
                 reason = str(error).partition("\n")[0]
-                logger.warning("%s: our own kernel, as humming failed: %s", problem.title, reason)
+                logger.warning("%s: humming failed, so our own kernel is used: %s", problem.title, reason)
             return None
 
     def attend(

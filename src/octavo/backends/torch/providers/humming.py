@@ -36,7 +36,7 @@ def can(problem: ProductProblem) -> str | None:
     if reason := absent(problem.place):
         return reason
     if problem.rounds_inputs:
-        return "the checkpoint has inputs rounded to eight bits, too"
+        return "the checkpoint also rounds inputs to eight bits"
     if problem.decode != "integer" and problem.decode not in _TYPES:
         return "its codes are entries of a table"
     if out % _OUT or width % _IN:
@@ -51,7 +51,7 @@ def can(problem: ProductProblem) -> str | None:
 def _reason_beside(problem: ProductProblem) -> str | None:
     """Return the reason why the library cannot take one of the mixture's other stacks, or None."""
     for other in problem.beside:
-        reason = "it is held as plain numbers" if other is None else can(other)
+        reason = "its weights are plain numbers" if other is None else can(other)
         if reason is not None:
             return f"another stack of the mixture: {reason}"
     return None

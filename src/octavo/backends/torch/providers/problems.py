@@ -130,12 +130,12 @@ def unfit(place: Place, least: tuple[int, int] = (8, 0)) -> str | None:
     least: minimum compute capability.
     """
     if place.repeats:
-        return "deterministic: its sums may depend on what else is in a step"
+        return "deterministic is set, and its sums may depend on the rest of the batch"
     if place.capability is None:
         return "there is no GPU"
     if place.capability < least:
         found, needed = (".".join(map(str, pair)) for pair in (place.capability, least))
-        return f"the GPU has compute capability {found}, it needs {needed}"
+        return f"it needs compute capability {needed}, and the GPU has {found}"
     if place.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in 16 bits, not in {str(place.dtype).removeprefix('torch.')}"
     return None

@@ -21,7 +21,7 @@ def absent(place: Place) -> str | None:
 def can(problem: PromptProblem) -> str | None:
     """Return the reason why the function cannot compute this attention, or None if it can."""
     return absent(problem.place) or refused(problem) or (
-        "a window would take a mask of all pairs" if problem.params.window is not None else None
+        "a window would need a mask of all pairs" if problem.params.window is not None else None
     )  # fmt: skip
 
 
