@@ -34,7 +34,8 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
     ProgramOptions options;
     options.isa = parse_isa(isa);
     if (options.isa > detect_isa())
-        throw std::invalid_argument("this machine has no " + isa + "; its highest level is " + isa_name(detect_isa()));
+        throw std::invalid_argument("this machine does not support " + isa + "; its highest level is " +
+                                    isa_name(detect_isa()));
     if (num_threads < 1 || num_threads > 1024)
         throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + ", must be from 1 to 1024");
     options.pool.count = num_threads;
@@ -59,12 +60,12 @@ void add_domains(StepLimits& limits, const std::vector<DomainTuple>& domains, co
         limits.domains.push_back({name, name + ".starts", rows, components, has_starts, groups});
     const auto check = [&](int32_t domain) {
         if (domain < 0 || static_cast<size_t>(domain) >= limits.domains.size())
-            throw std::invalid_argument("an index of rows of no domain");
+            throw std::invalid_argument("an index array refers to an unknown domain");
     };
     for (const auto& [key, domain, source, width, keeps] : indices) {
         check(domain);
         check(source);
-        if (width < 1) throw std::invalid_argument("an index of no rows");
+        if (width < 1) throw std::invalid_argument("an index array must have a width of at least 1");
         limits.indices.push_back({limits.domains[domain].name + "." + key, key, domain, source, width, keeps});
     }
 }
@@ -196,7 +197,7 @@ class PyPendingStep {
 
     void read_sampling(Program& program, nb::handle sampling) {
         const ProgramValue& value = program.values().at(pending_.result);
-        if (!value.is_output()) throw nb::value_error("only output rows are sampled");
+        if (!value.is_output()) throw nb::value_error("only values with output rows can be sampled");
         const int32_t rows = pending_.step.num_logits;
         sampling_.emplace(sampling, rows, value.cols);
         kernel_ = sampling_kernel(program.isa(), false);
@@ -279,7 +280,7 @@ class PyProgram {
         for (const ProgramValue& value : program_.values())
             if (value.cols * sizeof(float) > joined->exchange()->bytes)
                 throw std::invalid_argument("a row of " + std::to_string(value.cols) +
-                                            " numbers does not fit into the buffer of the group");
+                                            " numbers does not fit into the group's buffer");
         kept_.push_back(std::move(group));
         program_.join(joined);
     }

@@ -13,7 +13,7 @@ Buffer<T, N> writable(nb::handle array, const char* name, size_t rows) {
     Buffer<T, N> buffer(array, name, true);
     if (buffer.shape(0) != rows)
         throw nb::value_error(
-            (std::string(name) + " of the output must have " + std::to_string(rows) + " rows").c_str());
+            ("the output's " + std::string(name) + " must have " + std::to_string(rows) + " rows").c_str());
     return buffer;
 }
 
@@ -42,9 +42,10 @@ StepArrays::StepArrays(nb::handle batch)
       block_copies_(read_array<int32_t, 2>(batch, "block_copies")),
       block_tables_(read_array<int32_t, 3>(batch, "block_tables")) {
     if (query_start_loc_.shape(0) == 0)
-        throw nb::value_error("query_start_loc is empty; it has one entry more than there are requests");
+        throw nb::value_error("query_start_loc is empty; it must have one more entry than there are requests");
     seq_lens_ = read_array<int32_t>(batch, "seq_lens", query_start_loc_.shape(0) - 1);
-    if (block_tables_.shape(1) != seq_lens_.shape(0)) throw nb::value_error("block_tables must have one row a request");
+    if (block_tables_.shape(1) != seq_lens_.shape(0))
+        throw nb::value_error("block_tables must have one row per request");
     if (slot_mapping_.shape(0) != block_tables_.shape(0) || slot_mapping_.shape(1) != token_ids_.shape(0))
         throw nb::value_error(("slot_mapping must be [" + std::to_string(block_tables_.shape(0)) + " cache groups, " +
                                std::to_string(token_ids_.shape(0)) + " tokens]")
@@ -142,7 +143,7 @@ void FurtherRows::read_cached(const std::string& name, nb::handle rows, const St
     if (const nb::object lengths = rows.attr("lengths"); !lengths.is_none()) {
         arrays_.emplace_back(lengths, (name + ".lengths").c_str());
         if (arrays_.back().shape(0) != static_cast<size_t>(step.num_requests))
-            throw nb::value_error((name + ".lengths must have one entry a request").c_str());
+            throw nb::value_error((name + ".lengths must have one entry per request").c_str());
         found.lengths = arrays_.back().data();
     }
     const nb::object slots = rows.attr("slots");
@@ -183,7 +184,7 @@ TokenSources::TokenSources(nb::handle batch, nb::handle earlier_tokens, Step& st
         const int32_t row = rows_.data()[i];
         if (row < -1 || row >= count)
             throw nb::value_error(("token_sources[" + std::to_string(i) + "] is " + std::to_string(row) +
-                                   "; the step before has rows 0 to " + std::to_string(count - 1))
+                                   "; the previous step has rows 0 to " + std::to_string(count - 1))
                                       .c_str());
     }
     step.token_ids = tokens_.data();
@@ -205,7 +206,7 @@ BlockArrays::BlockArrays(nb::handle moved, const char* name, bool writable)
         return;
     PyBuffer_Release(&data_);
     throw nb::value_error(("data of " + std::string(name) + " must be uint8 [" + std::to_string(block_ids_.shape(0)) +
-                           ", bytes of a block] with contiguous rows")
+                           ", bytes per block] with contiguous rows")
                               .c_str());
 }
 
@@ -224,15 +225,16 @@ SamplingRows::SamplingRows(nb::handle array, size_t count) {
         throw nb::value_error("rows must be a contiguous array of SAMPLING_ROW");
     }
     if (buffer_.ndim == 1 && static_cast<size_t>(buffer_.shape[0]) == count) return;
-    const std::string length = buffer_.ndim == 1 ? std::to_string(buffer_.shape[0]) : "not one dimension but several";
+    const std::string problem = buffer_.ndim == 1 ? std::to_string(buffer_.shape[0]) + " entries, must have "
+                                                  : std::to_string(buffer_.ndim) + " dimensions, must be a vector of ";
     PyBuffer_Release(&buffer_);
-    throw nb::value_error(("rows has " + length + " entries, must have " + std::to_string(count)).c_str());
+    throw nb::value_error(("rows has " + problem + std::to_string(count)).c_str());
 }
 
 void check_sampling_row(nb::handle dtype) {
     const auto fail = [](const std::string& what) {
         throw nb::import_error(("octavo.batch.SAMPLING_ROW and csrc/sampling.h differ: " + what +
-                                "; change both and build the native module again")
+                                "; change both and rebuild the native module")
                                    .c_str());
     };
     const nb::dict fields = nb::cast<nb::dict>(dtype.attr("fields").attr("copy")());
@@ -286,7 +288,8 @@ StepOutput read_step_output(nb::handle output, nb::handle errors, size_t rows) {
     const auto read = [&](const char* name) { return nb::object(output.attr(name)); };
     const auto top_ids = writable<int32_t, 2>(read("top_ids"), "top_ids", rows);
     const auto top_logprobs = writable<float, 2>(read("top_logprobs"), "top_logprobs", rows);
-    if (top_ids.shape(1) != top_logprobs.shape(1)) throw nb::value_error("top_ids and top_logprobs differ in shape");
+    if (top_ids.shape(1) != top_logprobs.shape(1))
+        throw nb::value_error("top_ids and top_logprobs must have the same shape");
     StepOutput o{};
     o.token_ids = writable<int32_t, 1>(read("token_ids"), "token_ids", rows).data();
     o.logprobs = writable<float, 1>(read("logprobs"), "logprobs", rows).data();

@@ -129,7 +129,7 @@ class KernelRun {
     KernelRun(const std::string& kernel, const std::string& isa, int num_threads) : pool_(options(isa, num_threads)) {
         const Isa level = parse_isa(isa);
         if (level > detect_isa())
-            throw std::invalid_argument("this machine has no " + isa + "; its highest level is " +
+            throw std::invalid_argument("this machine does not support " + isa + "; its highest level is " +
                                         isa_name(detect_isa()));
         entry_ = find_kernel(kernel, level);
         if (!entry_) throw std::invalid_argument("there is no kernel '" + kernel + "'");
@@ -172,7 +172,7 @@ class KernelRun {
         return options;
     }
     static View view_of(const Floats& array) {
-        if (array.ndim() != 2) throw std::invalid_argument("a matrix of two dimensions is wanted");
+        if (array.ndim() != 2) throw std::invalid_argument("a matrix must have two dimensions");
         return {array.data(), static_cast<int32_t>(array.shape(0)), static_cast<int32_t>(array.shape(1))};
     }
     static View view_of(nb::handle input) { return input.is_none() ? View{} : view_of(nb::cast<Floats>(input, false)); }
@@ -209,7 +209,7 @@ class KernelRun {
 }  // namespace
 
 const PackedWeight* packed_weight_of(nb::handle object) {
-    if (!nb::isinstance<OwnedWeight>(object)) throw nb::type_error("a PackedWeight is wanted");
+    if (!nb::isinstance<OwnedWeight>(object)) throw nb::type_error("expected a PackedWeight");
     return &nb::cast<const OwnedWeight&>(object).weight();
 }
 
@@ -221,7 +221,8 @@ static std::vector<uint64_t> checksums(const std::vector<Bytes>& arrays) {
 }
 
 static void bind_guard(nb::module_& module) {
-    nb::class_<FileGuard>(module, "MappingGuard", "Makes failed reads of a mapped file known instead of fatal.")
+    nb::class_<FileGuard>(module, "MappingGuard",
+                          "Reports failed reads of a mapped file, which would otherwise end the process.")
         .def(nb::init<Bytes, std::string>(), "data"_a.noconvert(), "path"_a)
         .def_prop_ro("path", &FileGuard::path)
         .def_prop_ro("is_damaged", &FileGuard::is_damaged);
@@ -261,10 +262,9 @@ void bind_weights(nb::module_& module) {
                     return std::make_pair(std::vector<int>(type.table, type.table + 16), type.table_factor);
             return std::make_pair(std::vector<int>(), 1.0f);
         },
-        "name"_a, "The table of a grouped type as whole numbers, and the factor by which they are too large.");
+        "name"_a, "The table of a grouped type, scaled to integers, and the scaling factor.");
     module.def("view_packed", &OwnedWeight::view, nb::rv_policy::take_ownership, "type_name"_a, "panels"_a.noconvert(),
-               "n"_a, "k"_a, "guard"_a = nb::none(),
-               "A matrix [n, k] over bytes that are packed already, without a copy.");
+               "n"_a, "k"_a, "guard"_a = nb::none(), "A matrix [n, k] that uses packed bytes without copying them.");
     module.def(
         "packed_nbytes",
         [](const std::string& type_name, int64_t n, int64_t k) {
@@ -279,7 +279,7 @@ void bind_weights(nb::module_& module) {
             if (!comes_as_arrays(type)) names.emplace_back(type.name);
         return names;
     });
-    nb::class_<KernelRun>(module, "KernelRun", "One kernel alone, for tests and benchmarks.")
+    nb::class_<KernelRun>(module, "KernelRun", "A single kernel, for tests and benchmarks.")
         .def(nb::init<const std::string&, const std::string&, int>(), "kernel"_a, "isa"_a, "num_threads"_a)
         .def("__call__", &KernelRun::operator(), "inputs"_a, "weights"_a, "ints"_a, "floats"_a, "output"_a.noconvert(),
              "token_ids"_a = std::vector<int32_t>());

@@ -47,7 +47,8 @@ CollectiveGroup::CollectiveGroup(const GroupOptions& options) : options_(options
                                     ": a group has 1 to " + std::to_string(MAX_RANKS) + " ranks, counted from 0");
     for (const char c : options.name)
         if (!isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '_')
-            throw std::invalid_argument("the name of a group has letters, digits, '-' and '_': " + options.name);
+            throw std::invalid_argument("a group name may have only letters, digits, '-' and '_', not: " +
+                                        options.name);
     const size_t half = (options.buffer_bytes + Exchange::HEADER_BYTES + PAGE - 1) / PAGE * PAGE;
     segment_bytes_ = PAGE + 2 * half;
     memory_.resize(options.size);
@@ -105,7 +106,7 @@ void CollectiveGroup::open_peers() {
             }
         }
         if (segments_[rank]->size != options_.size || segments_[rank]->buffer_bytes != options_.buffer_bytes)
-            throw std::runtime_error("rank " + std::to_string(rank) + " has other options of the group");
+            throw std::runtime_error("rank " + std::to_string(rank) + " uses a different group size or buffer size");
     }
     segments_[options_.rank]->joined.store(1, std::memory_order_release);
     for (int32_t rank = 0; rank < options_.size; ++rank)
@@ -184,12 +185,12 @@ bool CollectiveGroup::wait_for(int32_t peer, uint32_t target) {
         if (segments_[options_.rank]->failed.load(std::memory_order_acquire))
             return false;
         else if (other.failed.load(std::memory_order_acquire))
-            fail(who + " has given up or ended");
+            fail(who + " has given up or exited");
         else if (now - heard > options_.silence_ms)
             fail(who + " has died or was stopped: no sign of life for " + std::to_string(options_.silence_ms) + " ms");
         else if (now - start > options_.deadline_ms)
-            fail(who + " lives but did not reach the exchange within " + std::to_string(options_.deadline_ms / 1000) +
-                 " s");
+            fail(who + " is alive but did not reach the exchange within " +
+                 std::to_string(options_.deadline_ms / 1000) + " s");
         else
             continue;
         return false;

@@ -1,9 +1,9 @@
 // The interface of a kernel: one function per operation, compiled once per instruction set.
 //
-// A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace and `static bool
-// name_fits(const Args&)`, and registers both with OCTAVO_KERNEL(name, signature). All workers of the pool call the
-// kernel at the same time (SPMD); it divides its work by worker.index and worker.count. The executor puts a barrier
-// between two records of a program, so a kernel may read everything that earlier records wrote.
+// A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace
+// and `static bool name_fits(const Args&)`, and registers both with OCTAVO_KERNEL(name, signature). All workers of the
+// pool call the kernel at the same time (SPMD); it divides its work by worker.index and worker.count. The executor puts
+// a barrier between two records of a program, so a kernel may read everything that earlier records wrote.
 //
 // Kernel files must not include the STL or headers with inline functions of external linkage. The linker keeps only one
 // copy of such a function, possibly one with instructions that this CPU lacks.

@@ -43,7 +43,7 @@ MappingGuard::MappingGuard(const void* data, size_t bytes) {
     const std::lock_guard<std::mutex> guard(slots_mutex);
     for (slot_ = 0; slot_ < NUM_SLOTS && slots[slot_].is_taken; ++slot_) {
     }
-    if (slot_ == NUM_SLOTS) throw std::runtime_error("too many mapped files are guarded");
+    if (slot_ == NUM_SLOTS) throw std::runtime_error("too many mapped files, at most 256 can be guarded");
     platform::repair_failed_reads(repair);
     Slot& slot = slots[slot_];
     slot.is_taken = true;

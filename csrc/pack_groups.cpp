@@ -124,8 +124,8 @@ void check_groups(const PackedWeight& w, const std::string& type_name, const Gro
     const bool is_byte = t.bits < 8 || has_exponents(t) || t.mins != Mins::none ||
                          (source.zero >= (1 << source.bits) - 128 && source.zero <= 128);
     if ((source.bits != t.bits && !is_widened) || !is_byte)
-        throw std::invalid_argument("codes of " + std::to_string(source.bits) + " bits about " +
-                                    std::to_string(source.zero) + " cannot become " + type_name);
+        throw std::invalid_argument("codes of " + std::to_string(source.bits) + " bits with zero at " +
+                                    std::to_string(source.zero) + " cannot be stored as " + type_name);
     const auto check = [&](const char* what, const ByteArray& array, size_t wanted) {
         if (array.size == wanted) return;
         throw std::invalid_argument(std::string(what) + " of " + type_name + " of " + std::to_string(w.n) + " x " +

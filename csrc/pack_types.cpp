@@ -110,7 +110,7 @@ PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k)
     }
     if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
         throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
-                                    " cannot be packed");
+                                    " cannot be packed; its sizes must be positive and fit into 32 bits");
     const int32_t columns = static_cast<int32_t>(k);
     int64_t block_k = block_values(type);
     if (grouped.type || is_file_group) {
@@ -119,9 +119,10 @@ PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k)
     }
     if (k % block_k != 0)
         throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +
-                                    std::to_string(k) + " do not divide into them");
+                                    std::to_string(k) + " are not a multiple of that");
     if (grouped.num_orders > 0 && n % grouped.num_orders != 0)
-        throw std::invalid_argument(std::to_string(n) + " rows do not divide into the orders of " + type_name);
+        throw std::invalid_argument(std::to_string(n) + " rows cannot be divided evenly among the orders of " +
+                                    type_name);
     PackedWeight w{&type, static_cast<int32_t>(n), columns, grouped.groups, 0, nullptr};
     w.panel_bytes = packed_panel_bytes(type.traits, w.groups, columns);
     w.num_orders = grouped.num_orders;
@@ -137,8 +138,8 @@ std::vector<uint64_t> find_orders(PackedWeight& w) {
         const int32_t* const order = w.order + static_cast<int64_t>(i) * w.k;
         for (int32_t j = 0; j < w.k; ++j)
             if (order[j] < 0 || order[j] >= w.k)
-                throw std::invalid_argument("column " + std::to_string(order[j]) + " in the order of " +
-                                            std::to_string(w.k) + " columns");
+                throw std::invalid_argument("an order of columns has column " + std::to_string(order[j]) +
+                                            ", must be from 0 to " + std::to_string(w.k - 1));
         ids.push_back(checksum(reinterpret_cast<const uint8_t*>(order), sizeof(int32_t) * w.k));
     }
     w.order_id = ids.data();

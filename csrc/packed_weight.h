@@ -3,10 +3,10 @@
 // A matrix [n, k] (n output features) is divided into panels of 16 output columns. A panel is one sequential stream
 // over k. The last panel is padded with columns whose scales are zero.
 //
-// Dense types: for each k, 16 numbers. Quantized types: super-blocks of 32 to 256 values of k. A super-block is a
-// header (scales of all its units, 16 columns side by side) followed by its units of 32 k. The codes of a unit form
-// eight quads. Quad q has, for 16 columns, the four consecutive values k = 4q .. 4q+3 (64 codes, column-major: VNNI
-// order), split into planes:
+// Dense types: for each k, 16 numbers.
+// Quantized types: super-blocks of 32 to 256 values of k. A super-block is a header (scales of all its units, 16
+// columns side by side) followed by its units of 32 k. The codes of a unit form eight quads. Quad q has, for 16
+// columns, the four consecutive values k = 4q .. 4q+3 (64 codes, column-major: VNNI order), split into planes:
 //   nibbles   4 x 64 bytes: chunk c has quad 2c in the low and quad 2c+1 in the high nibbles
 //   pairs     2 x 64 bytes: chunk c has quads 4c .. 4c+3, two bits each, from the lowest bits up
 //   bits      64 bytes: bit q belongs to quad q
@@ -22,9 +22,10 @@
 // A header consists of arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for
 // the scale of each unit or half unit and 16 bytes for the minimum of each unit. The traits determine which of them
 // exist. E4M3 scales of half units are in the unit instead, 2 x 16 bytes after its codes; exponents of units likewise,
-// 16 bytes. Grouped types: a super-block is a group, whose width is a property of the matrix (Groups). Its header has
-// the scale and, if there are any, zero points or minimums, whose widths are also properties of the matrix. The last
-// group may be narrower if its type has exponents.
+// 16 bytes.
+// Grouped types: a super-block is a group, whose width is a property of the matrix (Groups). Its header has the scale
+// and, if there are any, zero points or minimums, whose widths are also properties of the matrix. The last group may be
+// narrower if its type has exponents.
 //
 // After the panels come the orders of columns, if a matrix has any, and the ranges of quantized types (PackedWeight).
 //

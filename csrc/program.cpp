@@ -24,17 +24,18 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
     : options_(options), values_(std::move(values)), workspace_bytes_(workspace_bytes) {
     options_.pool.tiles = uses_tiles(options_.isa);
     const std::vector<DomainLimits>& domains = options_.limits.domains;
-    if (domains.size() < FIRST_FURTHER_DOMAIN) throw std::invalid_argument("a program has tokens, outputs and logits");
+    if (domains.size() < FIRST_FURTHER_DOMAIN)
+        throw std::invalid_argument("a program needs the domains of tokens, outputs and logits");
     for (size_t i = FIRST_FURTHER_DOMAIN; i < domains.size(); ++i)
         most_rows_.push_back({domains[i].rows, 0, nullptr, nullptr, 0});
     const Step largest = largest_step();
     for (const ProgramValue& value : values_) {
         if (value.domain < 0 || static_cast<size_t>(value.domain) >= domains.size())
-            throw std::invalid_argument("a value has rows of no domain");
+            throw std::invalid_argument("a value has an unknown domain: " + std::to_string(value.domain));
         const size_t bytes = static_cast<size_t>(held_rows(value, largest)) * value.cols * sizeof(float);
         if (value.cols <= 0 || value.offset % 64 != 0 || value.offset > workspace_bytes ||
             bytes > workspace_bytes - value.offset)
-            throw std::invalid_argument("a value lies outside the workspace");
+            throw std::invalid_argument("a value is empty, misaligned or outside the workspace");
         if (options_.checked) workspace_.emplace_back(bytes, Pages::guarded);
     }
     if (!options_.checked) workspace_.emplace_back(workspace_bytes + IMAGE_SLACK_BYTES);
@@ -81,7 +82,9 @@ View Program::make_view(int32_t value, int32_t rows) const {
 
 void Program::keep_as_image(int32_t value) {
     if (options_.checked || values_.at(value).cols % UNIT_K != 0)
-        throw std::invalid_argument("a value of " + std::to_string(values_.at(value).cols) + " columns as an image");
+        throw std::invalid_argument("a value of " + std::to_string(values_.at(value).cols) +
+                                    " columns cannot be kept as an image; that needs a multiple of " +
+                                    std::to_string(UNIT_K) + " columns, and no checked mode");
     values_[value].is_image = true;
 }
 
@@ -92,7 +95,9 @@ void Program::add_record(const RecordSpec& spec) {
     if (!record->kernel) throw std::invalid_argument("no native kernel for operation '" + spec.kernel + "'");
     check_operand_names(spec.label, spec.names, *record->kernel->signature);
     const auto check = [&](int32_t index, size_t size) {
-        if (index >= 0 && static_cast<size_t>(index) >= size) throw std::invalid_argument(spec.label + ": bad index");
+        if (index >= 0 && static_cast<size_t>(index) >= size)
+            throw std::invalid_argument(spec.label + ": index " + std::to_string(index) + " must be below " +
+                                        std::to_string(size));
     };
     for (const int32_t input : spec.inputs) check(input, values_.size());
     check(spec.output, values_.size());
@@ -101,10 +106,11 @@ void Program::add_record(const RecordSpec& spec) {
         record->weights.push_back(weight < 0 ? Weight{} : weights_[weight]);
     }
     if ((spec.state_size > 0) != record->kernel->keeps_state)
-        throw std::invalid_argument(spec.label +
-                                    (spec.state_size > 0 ? ": keeps no state" : ": needs the size of its state"));
+        throw std::invalid_argument(
+            spec.label + (spec.state_size > 0 ? ": the operation has no state" : ": the operation needs a state size"));
     if (spec.state_size > 0) options_.limits.has_states = true;
-    if (spec.cache >= 0 && !record->kernel->cache) throw std::invalid_argument(spec.label + ": keeps no cache");
+    if (spec.cache >= 0 && !record->kernel->cache)
+        throw std::invalid_argument(spec.label + ": the operation has no cache");
     if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
     if (spec.cache >= 0) options_.limits.cache_groups = std::max(options_.limits.cache_groups, spec.cache_group + 1);
     bind(*record);
@@ -129,7 +135,7 @@ void Program::check_row_index(const RecordSpec& spec) const {
     if (number < 0 || number >= static_cast<int64_t>(indices.size()) ||
         values_.at(spec.output).domain != indices[number].domain ||
         (!spec.inputs.empty() && values_.at(spec.inputs.back()).domain != indices[number].source))
-        throw std::invalid_argument(spec.label + ": reads an index of other rows");
+        throw std::invalid_argument(spec.label + ": its index array belongs to the rows of another domain");
 }
 
 // The domain of a CrossAttention takes the cache group of the record.
@@ -139,13 +145,13 @@ void Program::check_cached_domain(const RecordSpec& spec) const {
     if (number >= FIRST_FURTHER_DOMAIN && number < static_cast<int64_t>(domains.size()))
         for (const int32_t group : domains[number].groups)
             if (group == spec.cache_group) return;
-    throw std::invalid_argument(spec.label + ": its domain has no such cache");
+    throw std::invalid_argument(spec.label + ": its domain lacks cache group " + std::to_string(spec.cache_group));
 }
 
 // Token types must be rows of the smallest of their tables.
 void Program::limit_token_types(const Record& record) {
     const PackedWeight* const table = record.weights.empty() ? nullptr : record.weights[0].packed;
-    if (!table) throw std::invalid_argument(record.spec.label + ": has no table");
+    if (!table) throw std::invalid_argument(record.spec.label + ": the operation needs a packed table");
     int32_t& limit = options_.limits.token_types;
     limit = limit > 0 ? std::min(limit, static_cast<int32_t>(table->n)) : static_cast<int32_t>(table->n);
 }
@@ -181,7 +187,8 @@ void Program::finish(size_t scratch_bytes) {
     shared_scratch_ = Memory(shared);
     for (const auto& record : records_) {
         const bool exchanges = record->spec.kernel == "all_reduce" || record->spec.kernel == "all_gather";
-        if (exchanges && !group_) throw std::invalid_argument(record->spec.label + ": the program is in no group");
+        if (exchanges && !group_)
+            throw std::invalid_argument(record->spec.label + ": the program must join a group of ranks first");
         record->args.shared_scratch = exchanges ? static_cast<void*>(group_->exchange()) : shared_scratch_.data();
     }
 }
@@ -194,7 +201,9 @@ void Program::stream_weights(const std::vector<int32_t>& weights, size_t ahead_b
         for (size_t i = 0; i < records_.size(); ++i)
             for (const int32_t operand : records_[i]->spec.weights)
                 if (operand == weight) last = i;
-        if (!packed || last == records_.size()) throw std::invalid_argument("a weight that cannot be streamed");
+        if (!packed || last == records_.size())
+            throw std::invalid_argument("weight " + std::to_string(weight) +
+                                        " cannot be streamed: no record reads it, or it is not packed");
         items.push_back({last, const_cast<char*>(reinterpret_cast<const char*>(packed->data)), packed_bytes(*packed)});
     }
     std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.record < b.record; });
@@ -287,8 +296,8 @@ bool Program::take_counts(const Step& step) {
 void Program::share_threads(const Program& other) {
     if (closed() || other.closed()) throw std::runtime_error("the executor is closed");
     if (pool_->count() != other.pool_->count())
-        throw std::invalid_argument("one program has " + std::to_string(pool_->count()) + " threads, the other " +
-                                    std::to_string(other.pool_->count()));
+        throw std::invalid_argument("programs that share threads need equal numbers of them, not " +
+                                    std::to_string(pool_->count()) + " and " + std::to_string(other.pool_->count()));
     other.pool_->reserve_scratch(scratch_bytes_);
     pool_ = other.pool_;
 }

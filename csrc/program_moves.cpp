@@ -12,11 +12,12 @@ namespace {
 void check_moved(const char* name, const BlockBytes& moved, size_t expected, int32_t limit) {
     if (moved.count > 0 && moved.block_bytes != expected)
         throw std::invalid_argument("data of " + std::string(name) + " has " + std::to_string(moved.block_bytes) +
-                                    " bytes a block, must have " + std::to_string(expected));
+                                    " bytes per block, must have " + std::to_string(expected));
     for (int32_t i = 0; i < moved.count; ++i)
         if (moved.block_ids[i] < 0 || moved.block_ids[i] >= limit)
             throw std::invalid_argument("block_ids of " + std::string(name) + ": " +
-                                        std::to_string(moved.block_ids[i]) + " is not one of " + std::to_string(limit));
+                                        std::to_string(moved.block_ids[i]) + " must be from 0 to " +
+                                        std::to_string(limit - 1));
 }
 
 // Saves and then loads one part of each block: `bytes` per block of `data`, at `offset` in a row.
@@ -41,7 +42,7 @@ std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
 
 void Program::check_moves(const PendingStep& pending) const {
     if (!pending.moves()) return;
-    if (lender_) throw std::invalid_argument("a step moves blocks of a cache that is another program's");
+    if (lender_) throw std::invalid_argument("a step cannot move blocks of a cache that belongs to another program");
     const StepLimits& limits = options_.limits;
     const std::vector<size_t> of_caches = block_bytes_of(limits.block_size);
     const size_t block_bytes = std::accumulate(of_caches.begin(), of_caches.end(), size_t{0});

@@ -15,7 +15,7 @@ const QuantizerEntry& find_quantizer(const std::string& type_name, Isa level) {
             if (type_name == e->type_name && std::strcmp(e->isa, isa_name(static_cast<Isa>(i))) == 0) return *e;
     std::string known;
     for (const std::string& name : quantizer_names()) known += (known.empty() ? "" : ", ") + name;
-    throw std::invalid_argument("there is no quantizer for type '" + type_name + "'; there are " + known);
+    throw std::invalid_argument("there is no quantizer for type '" + type_name + "'; known: " + known);
 }
 
 std::vector<std::string> quantizer_names() {

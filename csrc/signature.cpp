@@ -80,7 +80,7 @@ void set_weights(Args& args, const std::vector<Weight>& weights, const KernelSig
     const size_t fixed = split(signature.weights).size(), tuples = split(signature.tuples).size();
     const size_t rest = weights.size() < fixed ? 0 : weights.size() - fixed;
     if (weights.size() < fixed || (tuples == 0 ? rest > 0 : rest % tuples > 0))
-        throw std::invalid_argument(std::to_string(weights.size()) + " weights do not fit " +
+        throw std::invalid_argument(std::to_string(weights.size()) + " weights do not fit the signature " +
                                     std::string(signature.weights) + " and tuples " + signature.tuples);
     args.weights = weights.data();
     args.tuples = weights.data() + fixed;

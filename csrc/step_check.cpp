@@ -43,7 +43,7 @@ std::string check_domain(const DomainRows& rows, const DomainLimits& limit, bool
     const int32_t components = rows.positions ? rows.components : 0;
     const bool is_one = is_tokens && components == 1;
     if (error.empty() && rows.count > 0 && components < limit.components && !is_one)
-        return limit.name + " have " + std::to_string(components) + " components of a position, the graph reads " +
+        return limit.name + " have " + std::to_string(components) + " components per position, the graph reads " +
                std::to_string(limit.components);
     return error;
 }
@@ -108,7 +108,7 @@ std::string check_blocks(const Step& s, const StepLimits& limits, int32_t reques
     const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
     const int32_t length = s.seq_lens[request];
     if (length > table_tokens)
-        return wrong("seq_lens", request, length, "at most what block_tables hold,", table_tokens);
+        return wrong("seq_lens", request, length, "at most the tokens in its block_tables,", table_tokens);
     std::string error;
     for (int32_t g = 0; g < s.num_cache_groups && error.empty(); ++g)
         if (limits.is_of_tokens(g)) error = check_table(s, limits, g, request, length);

@@ -18,7 +18,7 @@ namespace {
 const uint8_t* bytes_of(const nb::bytes& data) { return reinterpret_cast<const uint8_t*>(data.c_str()); }
 
 void check_place(const nb::bytes& data, size_t begin, size_t end) {
-    if (begin >= end || end > data.size()) throw nb::value_error("this is no part of the text");
+    if (begin >= end || end > data.size()) throw nb::value_error("begin and end must delimit a part of the text");
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t> measure(const nb::bytes& data) {

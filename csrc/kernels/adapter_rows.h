@@ -17,7 +17,7 @@ inline int64_t factor_panel_bytes(int64_t k) { return k * PANEL_COLS * 2; }
 
 struct AdapterRows {
     const LowRank* parts;  // of the first weight in the first slot
-    int32_t stride;        // weights of the operation, the distance between slots
+    int32_t stride;        // parts per slot, one for each weight of the operation
     int32_t count;         // consecutive weights that read the rows together
     int32_t max_rank, heads, k;
     const float* slots;   // one per row; -1: no adapter
@@ -48,7 +48,7 @@ struct AdapterRows {
         return inner + (static_cast<int64_t>(piece) * num_rows + row) * row_width() +
                (static_cast<int64_t>(weight) * heads + head) * width();
     }
-    // Within a stack, the part begins with the expert's factors.
+    // A part for a stack has the factors of all experts, one after the other.
     const uint16_t* a_of(const LowRank& part, int32_t head) const {
         return part.a + (static_cast<int64_t>(expert) * heads + head) * factor_panels(part.rank) * PANEL_COLS * k;
     }

@@ -1,6 +1,6 @@
 // Entry points that only tests and benchmarks call: individual kernels for sampling and for exchanges between ranks. A
-// separate module, built unless OCTAVO_NATIVE_TESTS is off, as it is for wheels. Its functions take classes from the
-// shipped module.
+// separate module that is built unless OCTAVO_NATIVE_TESTS is off, as it is for wheels. Its functions take classes from
+// the shipped module.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -65,7 +65,7 @@ void sample_part(CollectiveGroup& group, const std::string& isa, Array<float, 2>
                  nb::handle sampling, nb::handle output, nb::handle errors) {
     const size_t rows = logits.shape(0);
     const auto part = static_cast<int32_t>(logits.shape(1));
-    if (first < 0 || part > vocab - first) throw std::invalid_argument("the part lies outside the vocabulary");
+    if (first < 0 || part > vocab - first) throw std::invalid_argument("the part is outside the vocabulary");
     if (vocab * sizeof(float) > group.exchange()->bytes)
         throw std::invalid_argument("a row of logits is larger than the group's buffer");
     const SamplingArrays arrays(sampling, rows, vocab);
@@ -104,7 +104,7 @@ void bind_collective_tests(nb::module_& module) {
         [](CollectiveGroup& group, nb::handle x, nb::handle out) {
             const Buffer<float, 2> array(x, "x"), gathered(out, "out", true);
             if (array.shape(0) != gathered.shape(0) || array.shape(1) > gathered.shape(1))
-                throw std::invalid_argument("x and out do not have the same rows, or x is wider");
+                throw std::invalid_argument("x and out must have the same number of rows, and x must not be wider");
             if (gathered.shape(1) * sizeof(float) > group.exchange()->bytes)
                 throw std::invalid_argument("a row of out is larger than the group's buffer");
             run(group, "all_gather", view_of(array), view_of(gathered));
@@ -121,7 +121,7 @@ void bind_collective_tests(nb::module_& module) {
 NB_MODULE(_native_tests, module) {
     using namespace octavo;
     nb::set_leak_warnings(false);
-    module.doc() = "Entry points for tests and benchmarks; no part of a wheel.";
+    module.doc() = "Entry points for tests and benchmarks; not included in wheels.";
     nb::module_::import_("octavo.backends.cpu._native");  // defines the classes that the functions take
     module.def("sample", &sample_batch, "isa"_a, "logits"_a, "sampling"_a, "output"_a, "errors"_a, "num_workers"_a = 1,
                "scratch"_a.noconvert() = nb::none());

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int SIGN_GROUP = 8;
 
-// A type: `width` values share an index, `scaled` values share a scale of 4 bits. A value is block scale * step * (0.5
-// + scale) * grid value * sign. even: each eight values have an even number of minus signs.
+// A type: `width` values share an index, `scaled` values share a scale of 4 bits. A value is
+// block scale * step * (0.5 + scale) * grid value * sign. even: each eight values have an even number of minus signs.
 struct IQ2XXS {
     static constexpr int width = 8, entries = 256, scaled = 32, bytes = 66;
     static constexpr bool even = true;

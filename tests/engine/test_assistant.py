@@ -237,7 +237,7 @@ def test_the_cache_is_that_of_the_model(tmp_path: Path) -> None:
         moving = step([(Request([1, 2], [0]), 2)], num_groups=len(executor.cache_sizes.layout.groups))
         moving.inputs = (np.zeros((2, 64), np.float32),)
         moving.block_saves = BlockBytes(np.zeros(1, np.int32), np.zeros((1, 8), np.uint8))
-        with pytest.raises(ValueError, match="moves blocks of a cache that is another program's"):
+        with pytest.raises(ValueError, match="cannot move blocks of a cache that belongs to another program"):
             assistant.submit(moving)
         with pytest.raises(UsageError, match="must be on the same device"):
             assistant.borrow_cache(cast("Any", object()))

@@ -97,7 +97,7 @@ void share() {
         try {
             platform::SharedSegment::create(name, BYTES, -1, &placement_error);
         } catch (const std::runtime_error& error) {
-            is_refused = std::string(error.what()).find("is this rank running already?") != std::string::npos;
+            is_refused = std::string(error.what()).find("is this rank already running?") != std::string::npos;
         }
         check(is_refused, "a name that is taken is refused");
         made.remove_name();

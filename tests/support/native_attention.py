@@ -133,7 +133,7 @@ def block_bytes_of(submit: Callable[[Batch], object]) -> int:
     """Return the block size in bytes of a native program's cache, as stated in its error for an empty cache."""
     batch = step([(Request([0], [0]), 1)])
     batch.block_loads = BlockBytes(np.zeros(1, np.int32), np.zeros((1, 0), np.uint8))
-    with pytest.raises(ValueError, match="has 0 bytes a block, must have") as refusal:
+    with pytest.raises(ValueError, match="has 0 bytes per block, must have") as refusal:
         submit(batch)
     return int(str(refusal.value).split()[-1])
 

@@ -19,7 +19,7 @@ namespace octavo::platform {
 SharedSegment SharedSegment::create(const std::string& name, size_t bytes, int32_t numa_node, int* placement_error) {
     const int file = open_named_file(name, O_RDWR | O_CREAT | O_EXCL);
     if (file < 0)
-        throw std::runtime_error(shown_name(name) + ": " + std::strerror(errno) + ": is this rank running already?");
+        throw std::runtime_error(shown_name(name) + ": " + std::strerror(errno) + ": is this rank already running?");
     SharedSegment made;
     made.name_ = name;
     made.bytes_ = bytes;

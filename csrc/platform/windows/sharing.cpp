@@ -26,7 +26,7 @@ SharedSegment SharedSegment::create(const std::string& name, size_t bytes, int32
     made.handle_ =
         CreateFileMappingA(INVALID_HANDLE_VALUE, nullptr, PAGE_READWRITE, high, low, full_name(name).c_str());
     if (!made.handle_) throw failure(name, "no room for shared memory");
-    if (GetLastError() == ERROR_ALREADY_EXISTS) throw failure(name, "is this rank running already?");
+    if (GetLastError() == ERROR_ALREADY_EXISTS) throw failure(name, "is this rank already running?");
     made.data_ = MapViewOfFile(made.handle_, FILE_MAP_ALL_ACCESS, 0, 0, bytes);
     if (!made.data_) throw failure(name, "no room for shared memory");
     made.bytes_ = bytes;

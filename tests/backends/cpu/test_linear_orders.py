@@ -129,7 +129,7 @@ def test_an_order_beyond_the_columns_is_refused():
     weight = ordered((16, K), 7)
     assert weight.column_order is not None
     wrong = np.where(weight.column_order == 3, K, weight.column_order).astype(np.int32)
-    with pytest.raises(ValueError, match="column 256 in the order of 256 columns"):
+    with pytest.raises(ValueError, match="an order of columns has column 256, must be from 0 to 255"):
         pack(dataclasses.replace(weight, column_order=wrong))
     panels = pack(weight).panels.copy()
     panels[-4 * K - 64 :].view(np.int32)[0] = -1
@@ -138,6 +138,6 @@ def test_an_order_beyond_the_columns_is_refused():
     aligned[start : start + panels.size] = panels
     with pytest.raises(ValueError, match="column -1 in the order"):
         _native.view_packed("I4_128_Z_ORDER", aligned[start : start + panels.size], 16, K)
-    with pytest.raises(ValueError, match="7 rows do not divide into the orders of I4_32_ORDER2"):
+    with pytest.raises(ValueError, match="7 rows cannot be divided evenly among the orders of I4_32_ORDER2"):
         _native.packed_nbytes("I4_32_ORDER2", 7, K)
     assert packed_types("I4_128_Z_ORDER", (3, 16, K))[0] == "I4_128_Z_ORDER3"
