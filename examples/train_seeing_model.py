@@ -7,7 +7,7 @@ of this in words: ` two red pyramid 7 bottom left`. A picture that is rotated, m
 colours or parts are in the wrong order, therefore gets a wrong answer. The model is saved to FOLDER in the format of
 transformers. The script fails if fewer than --least of the answers about new pictures are right, in transformers or in
 Octavo, if the two differ, or if most of the pictures altered on purpose still get the old answers. Needs torch and
-transformers: pip install 'octavo[vision,test]'. Training takes a few minutes on one core.
+transformers: pip install 'octavo[vision,test]'. Training takes about ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=FAMILIES, default="qwen3_vl")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=32, help="pictures per step (default: %(default)s)")
     parser.add_argument("--pictures", type=int, default=200, help="number of new pictures (default: %(default)s)")
     parser.add_argument(

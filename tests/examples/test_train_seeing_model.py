@@ -66,10 +66,10 @@ def test_a_model_of_a_few_steps_answers_in_octavo_as_in_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "steps"), [("qwen3_vl", 800), ("idefics3", 1000)])
-def test_a_trained_model_answers_nearly_always_rightly(name: str, steps: int, tmp_path: Path) -> None:
-    """Within 20 minutes."""
-    command = [sys.executable, str(SCRIPT), str(tmp_path), "--family", name, "--steps", str(steps), "--threads", "2"]
+@pytest.mark.parametrize("name", ["qwen3_vl", "idefics3"])
+def test_a_trained_model_answers_nearly_always_rightly(name: str, tmp_path: Path) -> None:
+    """Within 20 minutes on one core."""
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "--family", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "right answers about 200 new pictures" in done.stdout
