@@ -326,6 +326,15 @@ def test_windows_of_qwen2_moe_without_a_list() -> None:
     assert config_of("qwen2moe-mixed", layer_types=..., use_sliding_window=False).attention.windows == (None,) * 3
 
 
+@pytest.mark.parametrize("name", ["deepseek_v4", "deepseek4"])
+def test_missing_operations_of_known_architectures_are_named(name: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        find_architecture(name, ConfigReader({}), lambda module, own: module.Config.from_hf(own))
+    message = str(caught.value)
+    assert f"'{name}' is not supported: it needs attention over keys that are averaged over windows" in message
+    assert "experts by token id; the nearest supported ones: deepseek2 (" in message
+
+
 def nearest_to(name: str, **changes: Any) -> str:
     reader = ConfigReader(config_values(name) | {"model_type": "novel"} | changes)
     with pytest.raises(ModelLoadError) as caught:

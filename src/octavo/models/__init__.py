@@ -23,7 +23,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, ModelConfig
 from octavo.models._heads import has_head
-from octavo.models._nearest import nearest
+from octavo.models._nearest import MISSING, nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
 from octavo.models._wrapped import text_part as text_part_of
@@ -114,14 +114,16 @@ def find_architecture(
 ) -> Architecture:
     """Load the module for a model with this configuration, which `read` has the architecture parse.
 
-    Raises ModelLoadError naming the most similar supported architecture and the keys it does not know.
+    Raises ModelLoadError naming the most similar supported architecture and the keys it does not know, and the
+    operations that the model needs if they are known.
     """
     if name in known_architectures():
         return load_architecture(architecture_name(name, reader))
     modules = {known: load_architecture(known) for known in sorted(set(known_architectures().values()))}
     near = nearest(name, modules, reader, read)
     found = f"; the nearest supported ones: {near}" if near else ", and no supported one is similar"
-    raise ModelLoadError(f"architecture {name!r:.80} is not supported{found} (docs/models.md lists them all)")
+    needs = f": it needs {MISSING[name]}" if name in MISSING else ""
+    raise ModelLoadError(f"architecture {name!r:.80} is not supported{needs}{found} (docs/models.md lists them all)")
 
 
 def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph | None:

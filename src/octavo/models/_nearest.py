@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from octavo.errors import ModelLoadError
@@ -37,6 +38,13 @@ _NEUTRAL_PARTS = (
     "jitter",
     "_std",
 )
+_DEEPSEEK4 = (
+    "attention over keys that are averaged over windows of tokens, with an indexer that chooses among them; streams of "
+    "hidden states mixed by a doubly stochastic matrix; experts by token id"
+)
+MISSING: Mapping[str, str] = MappingProxyType({"deepseek_v4": _DEEPSEEK4, "deepseek4": _DEEPSEEK4})
+"""The operations that known architectures need and no graph has."""
+
 _SHOWN = 4  # keys; an architecture that lacks more is not similar
 _ALIKE = 0.8  # similarity of names
 _WIDTH = "intermediate_size"
