@@ -192,7 +192,7 @@ def main(folder: Path) -> None:
     engine = FakeClient(
         tokenizer,
         max_model_len=4096,
-        sampling_defaults=SamplingDefaults({"temperature": 0.2}, "the makers of scripted"),
+        sampling_defaults=SamplingDefaults({"temperature": 0.2}, "recommended by the authors of scripted"),
     )
     eyes = FakeClient(seeing(tokenizer), max_model_len=4096, **seeing_client())
     loader = SteppedLoader(tokenizer, engine)

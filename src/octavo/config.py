@@ -57,7 +57,7 @@ class EngineConfig:
     model: str = option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
     revision: str | None = option(None, "branch, tag or commit on the hub; default: the newest version")
     quantization: Quantization | None = option(  # noqa: RUF009 - a literal cannot change
-        None, "quantize an unquantized model while it is loaded: nf4, fp4, int8, int4 or fp8"
+        None, "quantize an unquantized model while loading it: nf4, fp4, int8, int4 or fp8"
     )
     dtype: WeightDtype = option(  # noqa: RUF009 - a literal cannot change
         "auto",
@@ -194,7 +194,7 @@ class EngineConfig:
     )
     generation_config: str = option(
         "auto",
-        "sampling values for requests that set none: auto (recommended by the model's makers), none (neutral "
+        "sampling values for requests that set none: auto (recommended by the model's authors), none (neutral "
         "values), or the path of a generation_config.json",
     )
     system_prompt: str | None = option(None, "system message for conversations without one")

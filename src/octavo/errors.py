@@ -31,7 +31,9 @@ class GraphError(OctavoError):
 
 
 class ModelLoadError(OctavoError):
-    """A model is missing, damaged, unsupported or not a model: the message names the file, offset and reason."""
+    """A model is missing, damaged or unsupported, or a file is not a model. The message names the file, offset and
+    reason.
+    """
 
     exit_code = 3
 

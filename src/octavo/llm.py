@@ -144,7 +144,7 @@ class LoadedLLM:
         self._session.model().engine.texts.check(SamplingParams(), 0)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters that the model's makers recommend, with vLLM's default `max_tokens`.
+        """Return the sampling parameters that the model's authors recommend, with vLLM's default `max_tokens`.
 
         Use `dataclasses.replace` to change some of them. `LLM(generation_config="none")` gives neutral ones.
         """

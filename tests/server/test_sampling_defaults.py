@@ -14,7 +14,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.asgi_server import asgi_client
 from tests.support.fake_client import FakeClient, fake_model
 
-DEFAULTS = SamplingDefaults({"temperature": 0.2, "top_p": 0.9, "top_k": 20}, "the makers of fake")
+DEFAULTS = SamplingDefaults({"temperature": 0.2, "top_p": 0.9, "top_k": 20}, "recommended by the authors of fake")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
@@ -106,7 +106,7 @@ def test_the_card_tells_them(smollm2_tokenizer: Tokenizer) -> None:
         return found
 
     loaded, unloaded = asyncio.run(cards())
-    assert loaded["default_sampling_source"] == "the makers of fake"
+    assert loaded["default_sampling_source"] == "recommended by the authors of fake"
     assert loaded["default_sampling_params"]["temperature"] == 0.2
     assert loaded["default_sampling_params"]["min_p"] == 0.0
     assert unloaded["default_sampling_params"] is None

@@ -190,7 +190,7 @@ def test_settings_reach_the_request_and_stay(page: Page) -> None:
 def test_the_settings_show_the_models_defaults(page: Page, engine: FakeClient) -> None:
     assert page.get_attribute("#temperature", "placeholder") == "0.2"
     assert page.get_attribute("#top_k", "placeholder") == "0"
-    expect(page.locator("#defaults")).to_contain_text("the makers of scripted")
+    expect(page.locator("#defaults")).to_contain_text("recommended by the authors of scripted")
     ask_to_the_end(page)
     params = engine.requests[-1].params
     assert isinstance(params, SamplingParams)

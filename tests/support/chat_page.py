@@ -32,7 +32,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def engine(smollm2_tokenizer: Tokenizer) -> FakeClient:
-    defaults = SamplingDefaults({"temperature": 0.2}, "the makers of scripted")
+    defaults = SamplingDefaults({"temperature": 0.2}, "recommended by the authors of scripted")
     return FakeClient(smollm2_tokenizer, max_model_len=4096, sampling_defaults=defaults)
 
 

@@ -36,7 +36,7 @@ class ExecutorLimits:
     """The largest step that an executor must be able to run; its workspace is planned from these limits.
 
     max_logits_rows: how many of the max_num_outputs rows may have logits in memory at once; None means all of them. A
-    backend with a native program computes and samples any further rows in turns.
+    backend with a native program computes and samples any further rows in several passes.
     further_rows: maximum rows of each of the graph's domains other than tokens and outputs.
     adapters: limits of the adapters, or None if the graph takes none.
     """

@@ -88,7 +88,7 @@ class Sizes:
     weights: packed size of each of its parameters.
     matrices: its matrices.
     kv_formats: number format of each layer's cache; empty if the backend stores all caches alike.
-    providers: human-readable lines naming the library or kernel of each kind of operation that has a choice.
+    providers: human-readable lines that name the library or kernel used for each kind of operation that has several.
     """
 
     graph: Graph

@@ -11,7 +11,7 @@ from octavo.platform import memory, processes
 
 @runtime_checkable
 class WatchedExecutor(Protocol):
-    """An executor whose steps can be watched."""
+    """An executor that reports the progress of its steps."""
 
     def progress(self) -> int:
         """Return a number that changes while a step makes progress.

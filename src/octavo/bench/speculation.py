@@ -1,4 +1,4 @@
-"""Measures the speedup from drafts: prompts of eight kinds with and without drafts, in turns on one loaded model."""
+"""Measures the speedup from drafts: prompts of eight kinds, alternately without and with drafts, on one model."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ def throughput(*, model: str, as_json: bool, engine_options: Options, **load: in
 @_as_json
 @with_engine_options
 def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
-    """Show each operation's time in a step, and the best possible.
+    """Show each operation's time in a step, and the shortest possible.
 
-    The best possible follows from the measured bandwidth and speed of this machine. `octavo bench --profile` is the
-    same command.
+    The shortest possible time is calculated from the measured bandwidth and speed of this machine. `octavo bench
+    --profile` is the same command.
     """
     from octavo.bench import profile as measure
 
@@ -127,7 +127,7 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
 @_as_json
 @with_engine_options
 def speculation(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
-    """Measure how much drafts speed up each kind of text.
+    """Measure how much drafts speed up generation for each kind of text.
 
     Also checks that answers stay the same.
     """

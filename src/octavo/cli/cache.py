@@ -55,7 +55,7 @@ def list_kept(*, folder: Path, as_json: bool) -> None:
 @_FOLDER
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 def clear(*, folder: Path, yes: bool) -> None:
-    """Delete all prompts in DIR, except for running models."""
+    """Delete all prompts in DIR, except those of running models."""
     folders = _folders(folder)
     total = size(sum(each.num_bytes for each in folders))
     if folders and not yes:

@@ -48,11 +48,11 @@ _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 def compare(
     *, models: tuple[str, ...], engines: tuple[str, ...], as_json: bool, engine_options: Options, **given: Any
 ) -> None:
-    """Compare models by size, quality and speed, or engines.
+    """Compare models with each other, or inference engines.
 
-    Models are compared by size, quality, speed and memory; engines by speed and answers. Speeds are measured in
-    alternation (A B A B), because the speed of a shared machine changes; trust the ratios. With --engine, MODEL is the
-    one model for all engines started here; OPENAI_API_KEY is sent to engines given by URL.
+    Models are compared by size, quality, speed and memory; engines by speed and answers. Speeds are measured
+    alternately (A B A B), because a shared machine's speed varies; trust the ratios rather than the absolute speeds.
+    With --engine, give one MODEL: every engine started here runs it. OPENAI_API_KEY is sent to engines given by URL.
     """
     _check(models, engines, engine_options, given)
     if engines:

@@ -20,7 +20,7 @@ _FILES = {
 def install_completion(command: click.Command, shell: str | None) -> str:
     """Write a shell's completion script and return a message about it. Raises UsageError.
 
-    shell: name of the shell, or None for the user's own
+    shell: name of the shell, or None to read it from $SHELL
     """
     name = shell or env.shell()
     found = get_completion_class(name)

@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 20
 def defaults(path: Path | None, command: click.Command, commands: Collection[str]) -> dict[str, Any]:
     """Return the values for one of the commands, by option. Raises UsageError.
 
-    path: the file, or None for the user's own if it exists
+    path: the file, or None for the user's default file, if it exists
     """
     file = env.config_file() if path is None else path
     if path is None and not file.is_file():

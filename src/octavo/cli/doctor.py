@@ -49,7 +49,7 @@ def doctor(*, as_json: bool) -> None:
             "memory": f"{size(findings['available_bytes'])} available",
             "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s (short measurement)",
             "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
-            "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} of that",
+            "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} (included above)",
             "dependencies": ", ".join(f"{name} {version}" for name, version in findings["dependencies"].items()),
             "problems": "; ".join(findings["problems"]) or "none",
         },

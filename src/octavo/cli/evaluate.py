@@ -67,7 +67,7 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 @with_engine_options
 def evaluate(*, model: str, tasks: tuple[Path, ...], as_json: bool, engine_options: Options, **given: Any) -> None:
-    """Measure the quality of a model: perplexity, KL or tasks.
+    """Measure quality: perplexity, KL divergence, task accuracy.
 
     MODEL is a path, a hub id or a short name. Measures the perplexity on a text and, with --reference, the KL
     divergence from that model; with --task, the share of correct answers.

@@ -52,10 +52,10 @@ _COMMANDS = {
     ),
     "finetune": ("finetune.finetune", "Train a LoRA adapter for MODEL on the answers in FILE."),
     "bench": ("bench.bench", "Measure the speed of a model on this machine."),
-    "eval": ("evaluate.evaluate", "Measure the quality of a model: perplexity, KL or tasks."),
+    "eval": ("evaluate.evaluate", "Measure quality: perplexity, KL divergence, task accuracy."),
     "compare": (
         "compare.compare",
-        "Compare models by size, quality and speed, or engines.",
+        "Compare models with each other, or inference engines.",
     ),
     "doctor": (
         "doctor.doctor",
@@ -97,7 +97,12 @@ class _Commands(click.Group):
     "octavo", cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, message="octavo %(version)s", help="Show the version and exit.")
-@click.option("--config", type=Path, metavar="FILE", help="TOML file of default options [default: the user's own]")
+@click.option(
+    "--config",
+    type=Path,
+    metavar="FILE",
+    help="TOML file of default options [default: config.toml in Octavo's configuration folder]",
+)
 @click.option("--install-completion", is_flag=True, help="Let the shell complete commands, options and models.")
 @click.option("--shell", metavar="NAME", help="with --install-completion: bash, zsh or fish [default: $SHELL]")
 @click.pass_context

@@ -43,9 +43,10 @@ def plan(
 ) -> None:
     """Show how much memory a model needs and how much context fits.
 
-    MODEL is a path, a hub id or a short name. Only headers are read, and only they are fetched if the model is not
-    downloaded. A model larger than the memory runs from disk; the plan measures the disk and shows how fast that is.
-    The exit code is 3 if the model cannot run with the context given by --ctx or, without --ctx, with any context.
+    MODEL is a path, a hub id or a short name. Only the headers of its files are read; for a model that is not on this
+    machine, only these are downloaded. A model larger than the memory runs from disk; the plan measures the disk and
+    shows how fast that is. The exit code is 3 if the model cannot run with the context given by --ctx or, without
+    --ctx, with any context.
     """
     from octavo.engine.loading.devices import free_memory
     from octavo.engine.loading.memory_needs import memory_needs

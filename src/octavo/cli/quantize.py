@@ -58,8 +58,8 @@ float_type = click.option(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="text on which --bpw measures the loss [default: the text of --imatrix], and calibration data for gptq, awq "
-    "and w8a8; for these also JSON lines with texts or conversations",
+    help="text on which --bpw measures the loss [default: the text of --imatrix]; for gptq, awq and w8a8, "
+    "the calibration data: text, or JSON lines of texts or conversations",
 )
 @click.option(
     "--tensor-type",

@@ -100,8 +100,8 @@ def run(
 ) -> None:
     """Answer a prompt. The answer is printed as it is generated.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. Without a prompt, a terminal starts a conversation.
-    Text on standard input goes before the prompt; if PROMPT is -, it is the prompt.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Without a prompt, a conversation starts if
+    this is a terminal. Text on standard input goes before the prompt; if PROMPT is -, it is the prompt.
     """
     started = time.monotonic()
     closed_objects = constraint.pop("closed_objects")

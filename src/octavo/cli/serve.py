@@ -79,8 +79,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP with OpenAI, Anthropic and other APIs.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. Requests refer to a
-    model file by its name without the suffix, or by its path. Several models are loaded on demand; each needs a name.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Requests refer to a model file by its name without the
+    suffix, or by its path. If there are several models, each needs a name and is loaded when it is first requested.
 
     Exit codes: 2 for an invalid option, 3 if the model cannot be loaded, 4 if the port or the memory is not
     available, 5 if the engine died too often.

@@ -49,8 +49,8 @@ def ps(*, as_json: bool) -> None:
 def stop(*, target: str | None, every: bool, now: bool) -> None:
     """Stop a server once its running requests have finished.
 
-    They get the time set by `octavo serve --drain`. Without an argument, the command asks first, because another shell
-    may have started the server.
+    Running requests may finish within the time set by `octavo serve --drain`. Without an argument, the command
+    asks first, because another shell may have started the server.
     """
     chosen = _chosen(running_servers(), target, every)
     for server in chosen:
@@ -96,7 +96,7 @@ def _names(server: RunningServer) -> tuple[str, ...]:
 
 
 def _facts(server: RunningServer) -> dict[str, Any]:
-    """Return facts about a server, which may be loading, busy, or require a key."""
+    """Return facts about a server, which may be loading or busy, or may require a key."""
     status, _ = _ask(f"{server.url}/health/ready")
     state = {200: "ready", 503: "loading or ending"}.get(status, "not answering")
     status, load = _ask(f"{server.url}/load")

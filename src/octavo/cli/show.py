@@ -35,8 +35,9 @@ _ORIGIN = {"name": "name", "organization": "made by", "size_label": "size label"
 def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     """Describe a model: architecture, sizes, context and licence.
 
-    MODEL is a path, a hub id or a short name. Only headers are read, and only they are fetched if the model is not
-    downloaded. MODEL may also be the path of a LoRA adapter; this shows its ranks, modules and size.
+    MODEL is a path, a hub id or a short name. Only the headers of its files are read; for a model that is not on this
+    machine, only these are downloaded. MODEL may also be the path of a LoRA adapter; this shows its ranks,
+    modules and size.
     """
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.named_models import find

@@ -47,8 +47,8 @@ class TeacherCache:
         texts: NDArray[np.int32],
         report: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> TeacherTokens:
-        """Return the most likely tokens after every token of texts [texts, tokens], computed or read, and mapped from
-        disk.
+        """Return the most likely tokens after every token of texts [texts, tokens], mapped from disk. Texts that are
+        not on disk yet are computed first.
 
         report: called with the number of finished texts and of all texts. A killed run resumes after the last complete
             text.

@@ -42,7 +42,7 @@ def cpu_meter() -> UsageMeter:
 
 
 def run_queue_meter(pid: int) -> UsageMeter:
-    """Measure the time that another process's threads are ready to run and wait for a processor.
+    """Return a meter of the time that another process's threads spend ready to run, waiting for a processor.
 
     If several threads wait at once, each counts. The time is 0 where the system does not provide it.
     """

@@ -123,7 +123,7 @@ class Loaded(_Message):
     block_token_bytes: cache bytes per token in a block.
     token_bytes: cache bytes per token in all layers.
     state_bytes: bytes of a state.
-    available_bytes: the rank's share of its machine's free memory, where its weights are.
+    available_bytes: the free memory left to the rank: of its GPU, or its share of its machine's.
     """
 
     block_token_bytes: int

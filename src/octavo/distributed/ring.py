@@ -83,7 +83,7 @@ class Ring:
             view = view[count:]
 
     def has_bytes(self) -> bool:
-        """True if the other end has written bytes that were not read yet."""
+        """True if the other end has written bytes that have not been read yet."""
         if self._count == 0:
             self._count = shared_memory.taken_from(self._written_fd)
         return self._count > 0

@@ -619,7 +619,9 @@ class Engine:
     # --- failures ---
 
     def _drop_in_flight(self) -> list[Schedule]:
-        """Wait for the steps that follow a step to be repeated, and discard their results."""
+        """Wait for the steps that follow a failed step, discard their results, and return their schedules to be
+        repeated.
+        """
         dropped, self._in_flight = self._in_flight, deque()
         for step in dropped:
             with suppress(SamplingError):

@@ -1,8 +1,8 @@
 """The measured times of steps: the scheduler's cost model.
 
-The model is deliberately small: a step takes the time of its rows, one for each next token and each draft, plus a time
-per token of a chunk that depends on its context. Both are medians of the last few steps of their kind, so one slow step
-changes nothing, and the step that follows a wrong estimate corrects it.
+The model is deliberately small. The time of a step has two parts: one for its rows (a row for each next token and each
+draft), and one for the tokens of chunks, whose time per token depends on the context. Both are medians of the last few
+steps of their kind, so one slow step changes nothing, and the step that follows a wrong estimate corrects it.
 """
 
 from __future__ import annotations

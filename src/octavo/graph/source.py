@@ -1,4 +1,4 @@
-"""The row domain of a text that an encoder has read before a model answers."""
+"""The row domain of a text that the encoder has read before the decoder answers."""
 
 from __future__ import annotations
 

@@ -240,7 +240,9 @@ class StateSplit:
 
 
 def side_by_side(parts: Sequence[ColumnSplit]) -> ColumnSplit:
-    """Join the columns of all parts, whose ranges ascend."""
+    """Join the columns of all parts into one split. On each rank, the ranges of the parts must ascend from part to
+    part.
+    """
     return ColumnSplit(
         tuple(
             merged(each for ranges in of_rank for each in ranges)

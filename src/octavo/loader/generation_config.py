@@ -1,7 +1,7 @@
-"""The sampling parameters that a model's makers recommend, for the fields that a request does not set.
+"""The sampling parameters that a model's authors recommend, for the fields that a request does not set.
 
 The first source with a value counts: `generation_config.json` next to safetensors or the `general.sampling.*` keys of a
-GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the makers' files.
+GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the authors' files.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingD
     elif (path := checkpoint.path.parent / FILE_NAME).is_file() and (values := _from_json(path)):
         return SamplingDefaults(values, FILE_NAME)
     base = _base_model(checkpoint)
-    return SamplingDefaults(_table()[base], f"the makers of {base}") if base else SamplingDefaults()
+    return SamplingDefaults(_table()[base], f"recommended by the authors of {base}") if base else SamplingDefaults()
 
 
 def _from_json(path: Path) -> dict[str, SamplingValue]:

@@ -73,7 +73,7 @@ def mmproj_files(model: Path) -> list[Path]:
 def mmproj_folders(model: PathT) -> list[PathT]:
     """Return the folders in which to look for the vision file of a GGUF file.
 
-    The first folder that contains one counts.
+    The first folder that contains one is used.
     """
     beside = model.parent
     return [beside, beside.parent] if _TYPE_FOLDER.fullmatch(beside.name) else [beside]

@@ -1,4 +1,4 @@
-"""An image's path into a model: a picture, its tiles and its rows of patches, as each model family makes them."""
+"""Image processors: each turns pictures into the tiles and rows of patches that its model family expects."""
 
 from __future__ import annotations
 

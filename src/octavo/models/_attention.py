@@ -79,7 +79,7 @@ def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default:
 
 
 def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> Windows:
-    """Return the window of each layer in config.json: by `layer_types`, or every n-th layer has none.
+    """Return the window of each layer in config.json. Without `layer_types`, every n-th layer has no window.
 
     pattern, window: n and `sliding_window`, if the file does not give them.
 

@@ -101,7 +101,7 @@ class DecoderConfig(ModelConfig):
         return replace(params, query_scales=scales, scale_length=growth.length, scale_offset=growth.offset)
 
     def rope_params(self, layer: int) -> RopeParams | None:
-        """Return the rotary embedding of one layer, or None if it does not rotate."""
+        """Return the rotary embedding of one layer, or None if the layer has no rotary positions."""
         return self.rope.of_layer(layer, local=self.attention.windows[layer] is not None)
 
     def for_length(self, max_model_len: int) -> DecoderConfig:

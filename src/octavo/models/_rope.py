@@ -43,7 +43,7 @@ class RopeConfig:
         return 2 * len(self.params.frequencies)
 
     def of_layer(self, layer: int, *, local: bool) -> RopeParams | None:
-        """Return the rotary embedding of one layer, or None if it does not rotate.
+        """Return the rotary embedding of one layer, or None if the layer has no rotary positions.
 
         local: the layer has a window.
         """

@@ -132,7 +132,7 @@ class Config(DecoderConfig):
     def latent_from_hf(cls: type[LatentT], reader: ConfigReader, mlp: MLPConfig | None = None) -> LatentT:
         """Read the configuration from config.json, without an indexer.
 
-        mlp: None means DeepSeek's.
+        mlp: configuration of the MLPs; None means that it is read from DeepSeek's keys.
         """
         num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
         rope_dim = _columns(reader, "qk_rope_head_dim", num_heads, 2)

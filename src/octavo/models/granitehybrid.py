@@ -61,8 +61,8 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(granite.Config):
-    """Granite 4's configuration. Layers with state-space weights have no attention. Most models do not rotate queries
-    and keys.
+    """Granite 4's configuration. Layers with state-space weights have no attention. Most models have no rotary
+    positions.
     """
 
     shared_size: int = 0

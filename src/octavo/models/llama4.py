@@ -19,7 +19,7 @@ from octavo.models._weights import WeightTable, fused_experts, rotary_pairs, sta
 
 ALIASES = ("llama4_text",)
 
-_INTERVAL = 4  # every fourth layer sees all tokens and does not rotate
+_INTERVAL = 4  # every fourth layer sees all tokens and has no rotary positions
 _CHUNK = 8192
 _FLOOR = 8192  # positions that share a factor of queries
 _GROWTH = 0.1
@@ -32,7 +32,7 @@ _SCALINGS = ("default", "linear", "llama3")  # scalings without a factor that a 
 class Config(DecoderConfig):
     """Llama 4's configuration. `intermediate_size` is the width of an expert.
 
-    In layers that do not rotate, queries grow with their positions.
+    In layers without rotary positions, queries are scaled up with their positions.
     """
 
     def attention_params(self, layer: int) -> AttentionParams:

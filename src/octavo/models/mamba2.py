@@ -33,7 +33,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """Mamba 2's configuration. The sizes that describe attention describe the state space's heads."""
+    """Mamba 2's configuration. The fields for the sizes of attention hold the sizes of the state-space heads."""
 
     scan: ScanHeads = NO_HEADS
 

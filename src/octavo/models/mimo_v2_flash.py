@@ -110,7 +110,10 @@ def rope_sections(reader: ConfigReader, head_dim: int) -> tuple[ConfigReader, Co
 
 
 def _in_pairs(section: ConfigReader, head_dim: int, share: float, theta: float) -> ConfigReader:
-    """Return the section with its share adjusted to a whole number of columns; the published share gives none."""
+    """Return the section with its rotary share rounded down to a whole number of columns.
+
+    The share in the published files does not give a whole number.
+    """
     section = section.with_defaults({"partial_rotary_factor": share, "rope_theta": theta})
     columns = int(head_dim * section.number("partial_rotary_factor", high=1.0))
     return section.replaced("partial_rotary_factor", columns / head_dim)

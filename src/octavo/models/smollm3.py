@@ -19,7 +19,7 @@ THETA = 2e6
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """SmolLM 3's configuration. Some layers do not rotate."""
+    """SmolLM 3's configuration. Some layers have no rotary positions."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:

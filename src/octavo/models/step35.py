@@ -142,7 +142,9 @@ class Config(DecoderConfig):
 
 
 def usual(reader: ConfigReader) -> ConfigReader:
-    """Return the configuration with the usual keys. Raises ModelLoadError if the graph does not support it."""
+    """Return the configuration with its keys renamed to the usual ones. Raises ModelLoadError if the graph does not
+    support it.
+    """
     for key, value in _FIXED.items():
         if reader.flag(key, value) != value:
             raise reader.error(key, not value, f"must be {str(value).lower()}")
@@ -205,8 +207,8 @@ def rope_sections(reader: ConfigReader, windows: Windows) -> tuple[ConfigReader,
 
 
 def _local_heads(reader: ConfigReader) -> int:
-    """Return the number of heads in layers with a window. Raises ModelLoadError if these differ in more than that
-    number.
+    """Return the number of heads in layers with a window. Raises ModelLoadError if anything else about their heads
+    differs from the other layers.
     """
     other = reader.section("attention_other_setting")
     for key, usual_key in (("num_attention_groups", "num_key_value_heads"), ("head_dim", "head_dim")):

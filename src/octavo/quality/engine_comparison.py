@@ -1,4 +1,4 @@
-"""Compares engines on the same prompts: times and answers of OpenAI-compatible servers, taking turns."""
+"""Compares the times and answers of OpenAI-compatible servers, which take turns on the same prompts."""
 
 from __future__ import annotations
 

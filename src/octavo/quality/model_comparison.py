@@ -92,7 +92,7 @@ def compare_models(
     progress: Progress | None = None,
     measure: Callable[[str, dict[str, Any]], Speed] = speed_of,
 ) -> ModelComparison:
-    """Compare models. Speeds are measured in turns, with each model in its own process.
+    """Compare models. Speeds are measured alternately, with each model in its own process.
 
     models: names with their paths.
 

@@ -52,7 +52,7 @@ class AnswerLines:
         return {"result": np.array(results, dtype=object)}
 
     def close(self) -> None:
-        """Stop the engine. An actor ends with its process."""
+        """Stop the engine. A Ray actor does not need this, because its engine ends with its process."""
         self._wait(self._stack.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
 

@@ -178,7 +178,7 @@ def _patterns(path: Path, step: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _named_ids(directory: Path, original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
-    """Return the ids of special tokens, and whether they surround a text."""
+    """Return the metadata of the special tokens: their ids, and whether bos and eos are added around a text."""
     config = tokenizer_config(directory)
     vocab = {text: i for i, text in enumerate(original.tokens[:num_tokens]) if text}
     names = {"eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}

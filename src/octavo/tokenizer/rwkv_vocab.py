@@ -46,7 +46,7 @@ class LongestMatch:
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
 
     def join(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of a text, given the ids of its bytes. Other tokens are kept."""
+        """Replace each run of single-byte tokens with the longest existing tokens. All other tokens are kept."""
         found: list[int] = []
         text = bytearray()
         for token in ids:

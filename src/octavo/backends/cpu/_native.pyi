@@ -175,7 +175,7 @@ class Program:
     ) -> None:
         """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, number of the domain.
 
-        logits_rows: the rows of logits that are held at once; more are computed and sampled in turns. 0: all.
+        logits_rows: the rows of logits that are held at once; more are computed and sampled in several passes. 0: all.
         domains: those behind tokens, outputs and logits: name, most rows, components of a position, whether sequences
         start, groups of its caches. indices: those behind `logits_indices`: name, numbers of the domains whose rows
         have entries and whose rows these are, entries a row, whether -1 is one. token_components: of the position of

@@ -13,7 +13,9 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, R
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """domains, indices: their numbers, starting with the domains and index arrays that every program has.
+    """The numbers of a graph's domains and index arrays.
+
+    domains, indices: the number of each, starting with the domains and index arrays that every program has.
     further: needs of the remaining domains, in their order.
     arrays: the index arrays after SELECTED.
     described: the domains that a batch describes in `Batch.domains`.

@@ -71,7 +71,7 @@ def step_plan(
 def value_types(graph: Graph, dtype: torch.dtype) -> dict[Value, torch.dtype]:
     """Return the type of each value in a graph whose values have `dtype`.
 
-    Logits have at least float32, and so do sums of columns that are exchanged between ranks.
+    Logits have at least the precision of float32, and so do sums of columns that are exchanged between ranks.
     """
     wide = torch.promote_types(dtype, torch.float32)
     found: dict[Value, torch.dtype] = {}
@@ -116,7 +116,7 @@ def unplaced_bytes(
 
 
 class Workspace:
-    """The places of values, and scratch memory for operations while they run."""
+    """The memory that holds a graph's values, and scratch memory for operations while they run."""
 
     def __init__(self, plan: MemoryPlan, types: Mapping[Value, torch.dtype], device: torch.device) -> None:
         """types: result of `value_types`."""

@@ -33,9 +33,10 @@ class CachePlan:
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
     """Return the number of blocks in the cache, and the context that fits.
 
-    With kv_cache_memory the cache takes exactly that much. Otherwise it takes half of the free memory
-    (available_bytes). It takes more if one request of full length (model_len) needs it and the headroom is left, but no
-    more than max_num_seqs full requests could use. Raises InsufficientMemoryError with the arithmetic.
+    With kv_cache_memory the cache takes exactly that much. Otherwise it takes half of the usable memory, which is the
+    free memory (available_bytes) without the headroom. If one request of full length (model_len) needs more than half,
+    the cache takes what that request needs, up to all of the usable memory. It never takes more than max_num_seqs full
+    requests could use. Raises InsufficientMemoryError with the arithmetic.
     """
     block, step = config.block_size, step_tokens(config)
     block_bytes, request_bytes = sizes.block_bytes(block), sizes.sequence_bytes(model_len, block, step)

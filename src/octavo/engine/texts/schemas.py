@@ -137,9 +137,10 @@ def _properties(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
-    """Return the properties named by a schema, or by schemas of the same value. Empty if one mentions additional names.
+    """Return the properties named by a schema and by the schemas that describe the same value.
 
-    Also empty if only alternatives name some, because these can be closed by themselves.
+    The result is empty if one of them has a rule for properties that it does not name. It is also empty if the names
+    come only from alternatives, because each alternative can be closed on its own.
     """
     groups = _same_value(root, node)
     if len(groups) == 1 and not _OBJECT_KEYWORDS & node.keys():

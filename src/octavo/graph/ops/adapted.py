@@ -17,10 +17,11 @@ from octavo.graph.values import LOGITS, OUTPUTS, Parameter, RowDomain, Value
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear(BesideWeights, Op):
-    """A product and its `AddLowRank` as one operation, made by a pass, with y = W x of each weight kept apart.
+    """A product and its `AddLowRank` as one operation, made by a pass. The products of the weights stay separate.
 
-    [norm of x] -> for each weight gain * (W x) + scale * B A x of the row's adapter + bias, side by side or kind(gate)
-    * up -> scale, soft cap -> + residual. A row's bits do not depend on the other rows.
+    For each weight W, with x or its norm as input, the operation computes gain * (W x) + scale * B A x + bias, where A
+    and B belong to the adapter of the row. The results are placed side by side or combined as kind(gate) * up. Then
+    scale, soft cap and residual are applied. A row's bits do not depend on the other rows.
     """
 
     row_wise: ClassVar[bool] = True

@@ -117,7 +117,7 @@ def layers(file: StoredTensors) -> Iterator[Layer]:
 
 
 def choice(config: ConfigReader, key: str, supported: tuple[object, ...], default: object = None) -> Any:
-    """Return a configured value that must be supported.
+    """Return a configured value after checking that it is supported.
 
     Raises ModelLoadError naming key, value and what is supported.
     """

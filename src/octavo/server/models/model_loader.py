@@ -88,8 +88,8 @@ class ModelLoader:
         self._plans: dict[str, ModelPlan] = {}  # the latest plan of each model
 
     async def estimate(self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress) -> ModelMemory:
-        """Estimate the memory that the model will take: weights, workspace and KV cache. Nothing is counted for an only
-        model.
+        """Estimate the memory that the model will take: weights, workspace and KV cache. The result is 0 if
+        memory is not shared among several models.
 
         The model is downloaded if needed.
 

@@ -38,7 +38,7 @@ def json_call(answer: Answer, *, is_marked: bool = False, dropped: Collection[st
     such tool. Without markup it is a call only if it names a tool of the request and has no members that a call would
     not have. Such a call is started only at its arguments, because until then it may still be any JSON.
 
-    dropped: names in markup that are neither a call nor text
+    dropped: names of tools whose calls in markup are discarded; they do not become text either
     """
     name: str | None = None
     has_arguments = has_started = False

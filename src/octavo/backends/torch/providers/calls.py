@@ -1,4 +1,4 @@
-"""The kernels of a step, with providers for the problems where one was chosen over our own kernel."""
+"""The kernels of a step, with a library in place of our own kernel for each problem where one was chosen."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class RedactedThinkingBlock(Historic):
 
 
 class ServerBlock(Historic):
-    """An action of a tool that Anthropic's servers ran in an earlier turn. It is left out."""
+    """A call or result of a tool that Anthropic's servers ran in an earlier turn. It is left out of the prompt."""
 
     type: Literal[
         "server_tool_use",
