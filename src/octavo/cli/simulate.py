@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "compare ways to divide the model among simulated machines; NAME is nodes (such as 2+8), sockets, bandwidth, "
-    "compute or memory (of a socket), latency or link (between machines), local_latency or local_link (between sockets), or "
-    "efficiency; NUMBER is in bytes, seconds or operations per second"
+    "compute or memory (of a socket), latency or link (between machines), local_latency or local_link (between "
+    "sockets), or efficiency; NUMBER is in bytes, seconds or operations per second"
 )
 _NODES = (2, 4, 8, 16, 32, 64)
 _SHOWN = 4  # choices shown per number of machines

@@ -114,7 +114,7 @@ class StepBudget:
         return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_rows))
 
     def _room_beside(self, num_rows: int) -> float:
-        """Return the seconds of max_itl that a step with only the streams leaves unused; negative if it takes longer."""
+        """Return the part of max_itl that a step with only the streams leaves unused, negative if it takes longer."""
         return self._max_itl_s * _AIM - self._decode_time(num_rows)
 
     def _decode_time(self, num_rows: int) -> float:
