@@ -135,7 +135,7 @@ class AsyncLLM(LoadedLLM):
     ) -> EmbeddingRequestOutput:
         """Return the embedding of one text.
 
-        pooling: see `LLM.embed`. The other arguments are those of `generate`.
+        pooling: see `LLM.embed`. The other arguments are as in `generate`.
         """
         params = PoolingParams(pooling=pooling)
         encoded = await asyncio.to_thread(self._session.to_prompt, prompt)

@@ -55,8 +55,8 @@ Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "all"]
 class PoolingParams:
     """Parameters of a request for one embedding of the whole prompt, instead of an answer.
 
-    pooling: take the mean of all tokens' last hidden states, or the last or first token's; None for the checkpoint's
-        own.
+    pooling: take the mean of all tokens' last hidden states, or the last or first token's hidden state; None for the
+        pooling that the checkpoint specifies.
     task: what to return: the embedding itself, embeddings of all tokens, or a classification head's labels (for a
         causal reranker, its score).
     second_start: index of the first token of a pair's second text, for models that distinguish the two; 0 for a single
@@ -78,7 +78,7 @@ class PoolingParams:
     sampling: ClassVar[SamplingParams] = SamplingParams(detokenize=False)
 
     def with_output_kind(self, kind: RequestOutputKind) -> PoolingParams:  # noqa: ARG002
-        """Return the same parameters: an embedding always arrives at the end."""
+        """Return the same parameters, because an embedding always arrives at the end."""
         return self
 
 
@@ -91,7 +91,7 @@ class RequestOptions:
     """Options of a request besides its prompt and parameters. Raises UsageError for a wrong value.
 
     To add an option, add one field here: the Python API, every endpoint, the wire format and the engine read this
-    class. The metadata hold the field's limits as arguments of `pydantic.Field`; `check_fields` enforces them too.
+    class. The field's metadata contains its limits, as arguments of `pydantic.Field`; `check_fields` enforces them too.
 
     priority: lower runs first.
     cache_salt: only requests with the same salt share blocks of the prefix cache.

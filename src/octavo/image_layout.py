@@ -11,7 +11,7 @@ class ImageTile:
 
     grid_rows, grid_cols: its size in patches.
     num_tokens: positions it occupies in the prompt.
-    num_frames: frames of a video, whose pixels are stacked vertically.
+    num_frames: number of video frames in the tile; their pixels are stacked vertically.
     time: distance in positions from the first tile of its video, if tiles are separated only by time; None for the
         first tile and for images.
     """
@@ -32,7 +32,7 @@ class ImageTile:
 class ImageLayout:
     """Tiles of an image of a given size, and what represents them in the prompt.
 
-    width, height: of the picture, in pixels.
+    width, height: size of the picture in pixels.
     marks: in order, texts (special tokens or plain text such as a line feed) and numbers of positions that belong to
         the tiles, one after another; a tile may be split row by row.
     """

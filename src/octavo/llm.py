@@ -242,7 +242,7 @@ class LoadedLLM:
 def open_session(
     model: str, options: Mapping[str, Any], load_progress: LoadProgress | None, *, will_chat: bool
 ) -> Session:
-    """Open a session for a model, showing progress in a notebook. Arguments and errors are those of `LLM`."""
+    """Open a session for a model, showing progress in a notebook. Arguments and errors are as for `LLM`."""
     config = EngineConfig.resolve(*expanded(model, options))
     if load_progress is not None or not in_notebook():
         return Session(config, load_progress, will_chat=will_chat)
@@ -305,17 +305,17 @@ class LLM(LoadedLLM):
         """Answer one or many conversations, each a text or a list of messages with `role` and `content`.
 
         A list of texts, or a column of a data frame, is a list of conversations with one message each. An answer has
-        no length limit unless `max_tokens` is given. A content is a text or a list of parts:
+        no length limit unless `max_tokens` is given. The content of a message is a text or a list of parts:
         `{"type": "text", "text": ...}` and, for vision models, `{"type": "image", "image": ...}` with a Pillow image,
-        a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL. A
-        `document` is a PDF file, a `video` a file or its frames. `pdf_as` in a part with a PDF file takes precedence
-        over the option of that name.
+        a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL. A `document`
+        part holds a PDF file, and a `video` part holds a video file or its frames. `pdf_as` in a part with a PDF file
+        takes precedence over the option of that name.
 
         chat_template: Jinja text to use instead of the model's template, or the name of one of the model's templates.
         template_arguments: tools, documents, add_generation_prompt, and other variables of the template; options of
             `generate` are accepted here too.
 
-        The other arguments and the errors are those of `generate`.
+        The other arguments and the errors are as in `generate`.
         """
         options = take_options(template_arguments)
         messages = as_list(messages)
@@ -368,7 +368,7 @@ class LLM(LoadedLLM):
         pooling: how to pool the hidden states of a generative model, by default as the checkpoint specifies; encoders
             accept no other.
 
-        The other arguments are those of `generate`.
+        The other arguments are as in `generate`.
         """
         items, is_single = _listed(prompts)
         given = [self._session.to_prompt(item) for item in items]
@@ -381,7 +381,7 @@ class LLM(LoadedLLM):
         """Return an embedding for each token of each text, in order: `output.outputs.data`, [tokens, width].
 
         Works with late-interaction models (ColBERT) and with generative models, which return their last hidden states.
-        The other arguments are those of `generate`.
+        The other arguments are as in `generate`.
         """
         items, is_single = _listed(prompts)
         given = [self._session.to_prompt(item) for item in items]

@@ -149,7 +149,7 @@ def _joined(before: CompletionOutput, choice: CompletionOutput) -> CompletionOut
 
 
 class OutputBuilder:
-    """Builds the outputs that a program receives from the deltas of one request, in the requested kind."""
+    """Builds the outputs that a program receives from the deltas of one request, with the requested output kind."""
 
     def __init__(self, params: Params, prompt: Prompt, text: str | None) -> None:
         """Start with an empty output.

@@ -53,7 +53,7 @@ class MediaItem:
 
     @property
     def description(self) -> str:
-        """Its size in pixels, as text for people."""
+        """The image's size in pixels, worded for users."""
         return f"{self.layout.width} x {self.layout.height}"
 
     @property
@@ -134,7 +134,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Prompt:
-    """Token ids, and spans among them, which are in order, do not overlap and lie inside the prompt.
+    """Token ids with spans. The spans are in order, do not overlap, and lie inside the prompt.
 
     The id at each position of a span is SPAN_TOKEN_ID.
 
@@ -148,7 +148,7 @@ class Prompt:
     def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = (), source: SourceText | None = None) -> None:
         """Make a prompt. Raises UsageError if an id is not a 32-bit integer or a span does not fit.
 
-        token_ids: 32-bit integers. Whether they are in the vocabulary is checked by the model.
+        token_ids: 32-bit integers. The engine checks later whether they are in the model's vocabulary.
         """
         object.__setattr__(self, "token_ids", _plain_ids(token_ids))
         object.__setattr__(self, "source", source)

@@ -11,7 +11,8 @@ sampling: rules that sample each sequence.
 with_output_kind(kind): the same parameters for another kind of stream.
 
 They also share max_tokens, ignore_eos, skip_special_tokens, structured_outputs and prompt_logprobs, None where they do
-not apply. The first two share with_defaults(values): the parameters with a model's sampling defaults.
+not apply. `SamplingParams` and `BeamSearchParams` share with_defaults(values): the parameters with a model's sampling
+defaults.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _checked_fields(kind: type) -> Sequence[tuple[str, Callable[..., Any], bool,
 def changed(params: _Checked, **values: Any) -> _Checked:
     """Copy checked parameters with changed values without checking again, for values that Octavo makes itself.
 
-    The values have their fields' types, tuples for lists. Use `dataclasses.replace` for values from elsewhere.
+    The values must have the types of their fields, with tuples for lists. Use `dataclasses.replace` for values from
+    elsewhere.
     """
     copy = object.__new__(type(params))
     for item in fields(params):  # type: ignore[arg-type]  # a dataclass from here or from generation_request
@@ -129,7 +131,8 @@ class StructuredOutputsParams:
     grammar: a grammar in llguidance's Lark dialect or llama.cpp's GBNF.
     json_object: allow any JSON object.
 
-    A constraint that cannot be enforced is refused when the request is submitted; see `engine.constrained`.
+    A constraint that cannot be enforced is refused when the request is submitted; see
+    `octavo.engine.texts.constrained`.
     """
 
     json: Any = None  # text on the wire, which cannot carry classes
@@ -261,7 +264,7 @@ class SamplingParams:
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if drawing a token depends only on the logits and its index, and nothing observes it."""
+        """True if drawing a token needs only the logits and its index, and no processed log-probability is reported."""
         return not (self.has_penalties or self.forbids_tokens or self.processed_logprobs)
 
     @property
@@ -321,11 +324,11 @@ class BeamSearchParams:
         )
 
     def with_output_kind(self, kind: RequestOutputKind) -> BeamSearchParams:  # noqa: ARG002
-        """Return the same parameters: a search only has output at its end."""
+        """Return the same parameters, because a search has output only at its end."""
         return self
 
     def with_defaults(self, values: Mapping[str, Any]) -> BeamSearchParams:  # noqa: ARG002
-        """Return the same parameters: a search does not sample."""
+        """Return the same parameters, because a search does not sample."""
         return self
 
 
@@ -429,7 +432,7 @@ def _token_id(name: str, value: object) -> int:
 
 
 def _string(name: str, value: object, *, max_length: int, min_length: int = 0) -> str:  # noqa: ARG001
-    """Check a string; an empty one means none."""
+    """Check a string. The empty string stands for an unset value."""
     if not isinstance(value, str):
         raise _refusal(name, f"must be a string, not {value!r:.80}", "invalid_type")
     if len(value) > max_length:

@@ -61,7 +61,7 @@ def advice_on(name: str, known: Sequence[str]) -> str:
 
 
 def in_our_words(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename vLLM's options to ours. Raises UsageError if both are given."""
+    """Rename vLLM's options to ours. Raises UsageError if an option is given under both names."""
     ours = {name: value for name, value in options.items() if name not in _SAME}
     for name in _SAME.keys() & options.keys():
         own, values = _SAME[name]

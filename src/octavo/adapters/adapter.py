@@ -29,9 +29,9 @@ MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
 class AdapterBase:
     """The model that adapters are made for.
 
-    places: the weights of its graph that adapters may change, by name, with their shapes (tables transposed).
-    weights: its weights. Magnitudes are relative to them.
-    tables: the names of its embeddings.
+    places: the weights of the model's graph that adapters may change, by name, with their shapes (tables transposed).
+    weights: the model's weights. Magnitudes are relative to them.
+    tables: the names of the model's embeddings.
     path: the checkpoint to open for the weights, or None if `weights` can be read at any time.
     """
 
@@ -64,11 +64,11 @@ class AdapterBase:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank products by the names of the graph's weights to which they are added.
+    """Low-rank products, by the name of the graph's weight that each is added to.
 
     digest: 16 bytes over all numbers and scales, which identify the content; empty if the adapter changes nothing.
-    invocation_tokens: for an activated adapter, which acts from their last occurrence in the prompt on, and not at all
-    without one. Empty if it always acts.
+    invocation_tokens: tokens that activate the adapter. It acts from their last occurrence in the prompt on, and not at
+    all if they do not occur. Empty if it always acts.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts: float32 as read, and 16-bit numbers as prepared."""
+        """The bytes of all parts, both as read (float32) and as prepared (16-bit numbers)."""
         return sum(6 * part.size for part in self.parts.values())
 
 

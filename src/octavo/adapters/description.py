@@ -1,4 +1,4 @@
-"""Describes an adapter from its headers, without the model it is for."""
+"""Describes an adapter from its headers, without the model that it is for."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class AdapterFacts:
     """An adapter as its files describe it.
 
     ranks: the number of modules with each rank.
-    modules: the number of modules with each last name.
-    problem: the reason why no model accepts it, or None. Whether its shapes fit a model is checked when it is read for
-    one.
+    modules: the number of modules for each last part of a module's name, such as `q_proj`.
+    problem: the reason why no model accepts it, or None. Whether its shapes fit a model is checked only when it is read
+    for that model.
     """
 
     path: str
@@ -118,7 +118,7 @@ def _of_gguf(path: Path) -> AdapterFacts | None:
 
 
 def _wrapped(shapes: Mapping[str, tuple[int, ...]], scales: AdapterScales) -> dict[str, tuple[str, int]]:
-    """Return the `target_parameters` entry that each tensor belongs to, by the tensor's name, with an expert's rank."""
+    """Return, by tensor name, the `target_parameters` entry that the tensor belongs to and the rank of an expert."""
     modules = {name: name.removeprefix(PREFIX).removesuffix(_FACTOR) for name in shapes if name.endswith(_FACTOR)}
     found = {name: parameter_of(module, scales.targets) for name, module in modules.items()}
     return {name: (each, int(scales.rank_of(each))) for name, each in found.items() if each is not None}
@@ -132,9 +132,9 @@ def _of_tensors(
 ) -> dict[str, Any]:
     """Describe an adapter from the shapes of its tensors.
 
-    shapes: of the adapter's tensors.
+    shapes: shapes of the adapter's tensors, by name.
     endings: endings of the names of A factors.
-    wrapped: from `_wrapped`.
+    wrapped: result of `_wrapped`.
     """
     ranks: Counter[int] = Counter()
     modules: Counter[str] = Counter()

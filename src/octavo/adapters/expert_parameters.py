@@ -35,7 +35,7 @@ def checked_targets(path: Path, settings: Mapping[str, object]) -> frozenset[str
 
 
 def parameter_of(module: str, targets: frozenset[str]) -> str | None:
-    """Return the parameter whose factors a module has: `experts.gate_up_proj` for `experts.base_layer`, for example.
+    """Return the parameter that a module's factors change, for example `experts.gate_up_proj` for `experts.base_layer`.
 
     None if the module does not wrap a parameter.
     """
@@ -97,7 +97,7 @@ def _stack(part: LowRank, count: int) -> LowRank:
 def _logical(part: LowRank, hidden: int, base: AdapterBase) -> LowRank:
     """Return the product for weights [out, in], even if PEFT has mistaken a stack of [in, out] for one of [out, in].
 
-    hidden: in a stack of [out, in], the dimension that is the width of the model's rows.
+    hidden: size of the dimension that, in a stack of [out, in], is the width of the model's rows.
     """
     assert part.a is not None, "it has factors"
     width = base.config.hidden_size

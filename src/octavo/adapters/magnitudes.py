@@ -19,8 +19,10 @@ _ROWS = 1 << 12  # rows of the change in memory at once
 def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, LowRank]:
     """Return the parts as gain * (W x) + B' (A x) instead of m / |W + scale B A| * (W x + scale B (A x)).
 
-    Parts with a gain have their magnitudes m in it, one per row of the weight, like the norms. Raises ModelLoadError
-    for a row of zeros.
+    Before the call, the gain of a low-rank part contains its magnitudes m. Magnitudes and norms have one number per row
+    of the weight.
+
+    Raises ModelLoadError if a row of the changed weight is zero.
     """
     magnified = {name for name, part in parts.items() if part.gain is not None and part.a is not None}
     if not magnified:

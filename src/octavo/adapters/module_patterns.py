@@ -1,4 +1,4 @@
-"""Numbers by patterns of module names, as in PEFT's `rank_pattern`. Matching any pattern takes linear time."""
+"""Numbers assigned by patterns of module names, as in PEFT's `rank_pattern`. Matching any pattern takes linear time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModulePatterns:
     def find(self, module: str, default: float) -> float:
         """Return the number of the first pattern that matches.
 
-        Raises ModelLoadError for a pattern that takes too many states.
+        Raises ModelLoadError for a pattern whose automaton needs too many states.
         """
         return next((number for matches, number in self._rules if matches(module)), default)
 
@@ -88,7 +88,10 @@ def _matcher(where: str, pattern: str) -> Callable[[str], bool]:
 
 
 def _without_anchors(pattern: str) -> str:
-    """Return the pattern, preceded by any prefix unless it begins with `^`. `$` matches the end of a name."""
+    """Return the pattern for whole names: any prefix may come first unless the pattern begins with `^`.
+
+    A `$` matches the end of a name.
+    """
     outside = _ESCAPES.sub("", pattern)
     while outside != (outside := _INNER_GROUP.sub("", outside)):
         pass

@@ -66,7 +66,7 @@ _REFUSED_TENSORS = {
 class AdapterScales:
     """The rank and scale of each module, by PEFT's rules.
 
-    targets: parameters that are changed by name.
+    targets: parameters that the adapter changes by parameter name (`target_parameters`).
     """
 
     rank: float
@@ -120,7 +120,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
-    """Return the tensors that PEFT saved as copies of the base's own embedding and head, not those that it trained."""
+    """Return the tensors that PEFT saved as mere copies of the base's embedding and head, not the trained ones."""
     given = settings.get("modules_to_save")
     saved = [str(each).rpartition(".")[2] for each in given] if isinstance(given, list) else []
     found = ((name, _COPIES.fullmatch(name)) for name in names)
@@ -179,7 +179,7 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
 def _parts(
     path: Path, file: TensorFiles, names: Sequence[str], scales: AdapterScales, base: AdapterBase
 ) -> dict[str, StoredPart]:
-    """Return the parts with low-rank factors. Magnitudes take the place of the gain until `with_gains` is called."""
+    """Return the parts with low-rank factors. Until `with_gains` is called, their gains contain the magnitudes."""
     modules: dict[str, dict[str, str]] = {}
     for tensor in names:
         if (ending := _ENDING.search(tensor)) is not None:

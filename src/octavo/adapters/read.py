@@ -50,7 +50,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamps_of(path: Path) -> Stamps:
-    """Return each file's name, size in bytes, modification time in ns and inode. They differ if a file has changed.
+    """Return each file's name, size in bytes, modification time in ns and inode. If a file has changed, its values
+    differ.
 
     Raises ModelLoadError.
     """

@@ -1,4 +1,4 @@
-"""The adapters of an engine: known by name, held in memory and, for steps, in slots."""
+"""The adapters of an engine: known by name, held in memory, and placed in slots for steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HeldAdapter:
 
 
 class AdapterRegistry:
-    """Adapters by name. They are read on the callers' threads, so that steps continue.
+    """Adapters by name. They are read on the callers' threads, so that steps can continue meanwhile.
 
     Names and held adapters may be used from any thread; the slots belong to the engine's thread.
     """
@@ -159,7 +159,7 @@ class AdapterRegistry:
     def enter(self, held: HeldAdapter) -> None:
         """Record that a group begins to run with an adapter, given that `may_run` is true.
 
-        If the adapter is in no slot, it is loaded into the one unused for longest.
+        If the adapter is in no slot, it is loaded into the slot that has been unused for longest.
         """
         self._num_uses += 1
         if held.slot < 0:

@@ -77,7 +77,9 @@ def _factors(
 
 
 def _with_types(parts: dict[str, tuple[str, Float32, Float32]]) -> Mapping[str, tuple[str, Float32, Float32]]:
-    """Return the parts without the head's, and with the change of the single token type merged into the embedding's."""
+    """Return the parts without the head's part, and with the change of the only token type merged into the embedding's
+    part.
+    """
     parts.pop("pooler.weight", None)
     if (types := parts.pop(_TYPES, None)) is None:
         return parts

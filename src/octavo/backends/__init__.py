@@ -70,8 +70,8 @@ class PackCacheOptions:
     identity: identifies the content of the model's files.
     limit_bytes: limit for all models together.
     resident_bytes: for a model larger than memory, how many bytes may stay in memory; None means no limit.
-    later: list that receives the job of writing newly packed weights. None means that they are written before the model
-    starts, and the model maps the file.
+    later: list that receives the job of writing newly packed weights. None means that the weights are written before
+    the model starts, and that the model maps the file.
     """
 
     identity: str
@@ -110,12 +110,12 @@ class PendingStep(Protocol):
     def wait(self) -> StepOutput:
         """Return the step's output when it is done; other Python threads run meanwhile. May be called again.
 
-        Raises SamplingError for rows without an outcome, and RuntimeError if the step failed.
+        Raises SamplingError if no token can be chosen for some rows, and RuntimeError if the step failed.
         """
 
 
 def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
-    """Raise UsageError if a sequence could have more tokens than the model has learned positions."""
+    """Raise UsageError if a sequence could have more tokens than the model's table of learned positions covers."""
     positions = graph.max_positions
     if positions is not None and limits.max_model_len > positions:
         raise UsageError(
@@ -178,9 +178,10 @@ class Executor(Protocol):
     def submit(self, batch: Batch) -> PendingStep:
         """Start one step and return. The step copies blocks and states, computes, and samples.
 
-        The output includes the hidden states of `hidden_indices`; a step without logits ends before the output head. A
-        segment without logits returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its
-        arrays must not change before `wait` has returned. Steps run in the order of their calls.
+        The output includes the hidden states of `hidden_indices`. A step without logits ends before the output head. If
+        the graph is a segment that makes no logits, its outputs are returned as `StepOutput.values`. The step reads the
+        batch while it runs, so the batch's arrays must not change before `wait` has returned. Steps run in the order in
+        which they were submitted.
         Raises ValueError or UsageError for a batch with invalid arrays or numbers, before anything runs.
         """
 
@@ -222,7 +223,7 @@ class BorrowingExecutor(Protocol):
     def borrow_cache(self, other: Executor) -> None:
         """Use the cache that `other` has allocated, instead of calling `allocate_cache`.
 
-        Steps of the two never overlap.
+        Steps of the two executors never overlap.
 
         Raises UsageError if this executor cannot read the cache where it is.
         """
@@ -236,7 +237,8 @@ class GuessingExecutor(Protocol):
         """Leave draft tokens where `other` takes its tokens from (`Batch.guesses_at`). Call before `allocate_cache`.
 
         target_ids: token id in `other` for each token id of this model; None means that the ids are the same.
-        bias: bias that the first of two inputs adds to hidden states, and that is subtracted from this model's own.
+        bias: bias that this model adds to the hidden states it reads, although it is meant only for the target's. It is
+        subtracted beforehand from hidden states that this model produced. None means that there is no bias.
         Return False if tokens cannot be shared; draft tokens are then only in `StepOutput`.
         """
 
@@ -352,9 +354,10 @@ class Backend(Protocol):
     ) -> RankGroup:
         """Join the group called `name` and return it when all ranks have joined.
 
-        buffer_bytes: at least one row of the widest value.
+        buffer_bytes: size of the buffer for exchanged values, at least one row of the widest value.
         given_up: called while waiting; returns a reason to stop waiting, or an empty string.
-        Raises EngineDeadError with that reason or if a rank does not join, and UsageError if the backend has no groups.
+        Raises EngineDeadError with that reason, or if a rank does not join. Raises UsageError if the backend does not
+        support groups.
         """
 
     def memory(self) -> MemoryBudget:

@@ -1,7 +1,7 @@
 """Files in the pack cache's folder: private, with a limit on their total size, written completely or not at all.
 
-The writer of a file chooses its first bytes, the key of the content, and checks the rest when it is read. Problems with
-a file are logged and never prevent a start by themselves.
+A file begins with a key that identifies its content. The code that uses the file chooses the key, and checks everything
+else when it reads the file. Problems with a file are logged and never prevent a start by themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KeptFile:
         self.path = env.pack_cache_dir() / self._name
 
     def read(self, content_of: Callable[[int], Content]) -> Content | None:
-        """Return what `content_of` makes of the file, or None if the file is missing or cannot be used.
+        """Return the result of `content_of` for the file, or None if the file is missing or cannot be used.
 
         content_of: takes a file descriptor that is closed after the call. It raises `WrongFileError` for wrong content;
         the file is then removed.
@@ -168,7 +168,7 @@ def padded(nbytes: int) -> int:
 
 @contextlib.contextmanager
 def _open_folder(path: Path) -> Iterator[Folder]:
-    """Open the folder for all further accesses. Raises OSError if others may write to it."""
+    """Open the folder for all further accesses. Raises OSError if other users may write to it."""
     with contextlib.closing(Folder(path)) as folder:
         try:
             check_private(folder.status())
@@ -179,7 +179,7 @@ def _open_folder(path: Path) -> Iterator[Folder]:
 
 
 def check_private(status: os.stat_result) -> None:
-    """Check that no other user could have written the mapped file, or could write to it while it is in use."""
+    """Check that no other user could have written the mapped file or can write to it while it is in use."""
     if status.st_uid != files.user_id():
         raise WrongFileError(f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

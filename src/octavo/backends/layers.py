@@ -24,7 +24,7 @@ Values = tuple[Array, ...]
 
 
 def layers_of(graph: Graph) -> list[Graph]:
-    """Return one graph for each layer; the first includes the embedding, the last the output head."""
+    """Return one graph for each layer; the first includes the embedding, and the last the output head."""
     indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
     return cut(graph, [range(i, i + 1) for i in indices])
 
@@ -40,7 +40,7 @@ def run_layer(
 ) -> list[Values]:
     """Return the values that a layer computes for each text.
 
-    The last layer gives the logits of all tokens, or of only the last token.
+    The last layer returns the logits of all tokens, or of only the last token without `all_logits`.
 
     inputs: the previous layer's values for each text; empty tuples for the first layer.
     """

@@ -1,4 +1,4 @@
-"""A text some of whose tokens are learned in training."""
+"""Texts in which some of the tokens are learned in training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class LearnedText:
-    """Token ids [T] and a mask [T] of those to be learned: the model is trained to predict each from the tokens before
-    it.
+    """Token ids [T] and a mask [T] of the tokens to be learned: the model is trained to predict each of these from the
+    tokens before it.
     """
 
     ids: NDArray[np.int32]
@@ -19,5 +19,5 @@ class LearnedText:
 
     @property
     def num_learned(self) -> int:
-        """The number of tokens that count in the loss. The first token never counts, because nothing precedes it."""
+        """The number of tokens that contribute to the loss. The first token never does, because nothing precedes it."""
         return int(np.count_nonzero(self.is_learned[1:]))

@@ -23,7 +23,7 @@ _MIN_HEADROOM_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The memory of a backend's device that is free for this process. Negative if more is needed than available."""
+    """The memory of a backend's device that is free for this process; negative if more is needed than available."""
 
     available_bytes: int
 
@@ -47,10 +47,12 @@ class MemoryBudget:
 
 
 def host_memory(proc: Path = memory.PROC, cgroups: Path = memory.CGROUPS) -> MemoryBudget:
-    """Return the budget in main memory: the least memory that the system or an enclosing control group has free.
+    """Return the budget in main memory: the minimum of what the system and each enclosing control group have free.
 
-    A limit on the address space (`ulimit -v`) counts too. proc, cgroups: the mount points of Linux's file systems of
-    these names; without the first, only free memory counts.
+    A limit on the address space (`ulimit -v`) is taken into account too.
+
+    proc, cgroups: the mount points of Linux's file systems with these names. Without the first, only free memory is
+    considered.
     """
     return MemoryBudget(memory.available_bytes(proc, cgroups))
 
@@ -65,7 +67,8 @@ def address_space_note() -> str:
 class PackedType:
     """A matrix of one stored type, or all such matrices together, packed as `packed_as`.
 
-    unpacked_bytes: size of the numbers that each product unpacks because no kernel multiplies the codes; 0 if one does.
+    unpacked_bytes: size of the numbers that each product has to unpack because no kernel multiplies the codes; 0 if a
+    kernel does.
     """
 
     type_name: str
@@ -86,7 +89,7 @@ class Sizes:
 
     graph: the graph as the backend runs it.
     weights: packed size of each of its parameters.
-    matrices: its matrices.
+    matrices: how each of its matrices is stored and packed.
     kv_formats: number format of each layer's cache; empty if the backend stores all caches alike.
     providers: human-readable lines that name the library or kernel used for each kind of operation that has several.
     """
@@ -110,7 +113,7 @@ class Sizes:
 
     @property
     def grown(self) -> list[PackedType]:
-        """The types without a kernel of their own that take more memory than in the file, largest first."""
+        """The types that take more memory than in the file because no kernel reads them as they are, largest first."""
         grown = [t for t in _sums(self.matrices) if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes]
         return sorted(grown, key=lambda t: -t.packed_bytes)
 
@@ -147,7 +150,7 @@ class StreamedSizes(Sizes):
 
     @property
     def host_bytes(self) -> int:
-        """The size of the streamed layers' weights, which each step copies to the device."""
+        """The size of the streamed layers' weights. Each step copies them to the device."""
         return sum(self.weights[p] for p in self.hosted)
 
     @property

@@ -1,4 +1,6 @@
-"""The blocks and states that a step moves between its cache and outside memory: checked, and divided into parts."""
+"""The blocks and states that a step moves between its cache and outside memory: how they are checked and divided into
+parts.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class OffloadRates:
     copy_bytes_per_s: float
 
     def step_seconds(self, parts: Sequence[tuple[bool, Sizes]], tokens: int, requests: int, context: int) -> float:
-        """Return the minimum time of a step whose parts run one after another; layers are copied while others compute.
+        """Return the minimum time of a step whose parts run one after another; layers are copied while other layers are
+        computed.
 
         parts: (is on the device, its sizes).
         """
@@ -58,7 +59,7 @@ class OffloadRates:
 
 
 def workload_name(step_tokens: int, users: int, *, generates: bool) -> str:
-    """Describe the workload in words that end with a verb."""
+    """Describe the workload as the beginning of a sentence, up to its verb: `a step of 512 tokens takes`."""
     if not generates:
         return f"a step of {step_tokens:,} tokens takes"
     if users > 1:

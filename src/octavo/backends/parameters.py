@@ -52,7 +52,7 @@ def parameter_info(weights: Mapping[str, Weight], parameter: Parameter) -> Param
 def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
     """Return the weight of a parameter, or the part of it that the parameter names.
 
-    Raises GraphError if it cannot be cut there, or if its shape differs from the graph's.
+    Raises GraphError if the weight cannot be cut into such parts, or if its shape differs from the graph's.
     """
     weight = weights[parameter.name]
     part, dimensions = parameter.part, len(weight.shape)

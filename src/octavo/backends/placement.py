@@ -15,8 +15,9 @@ from octavo.graph.segments import cut_at, layer_borders
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placement of the last `device_layers` of `num_layers`, and the output head, on the device; the rest is on the
-    CPU.
+    """The division of a model's layers between the device and the CPU.
+
+    The last `device_layers` of `num_layers` layers and the output head are on the device. The rest is on the CPU.
 
     cpu_experts: number of device layers, counted from the first, whose experts the CPU computes.
     streamed_layers: number of device layers whose weights are copied to the device in each step.
@@ -29,7 +30,7 @@ class Placement:
 
     @property
     def is_whole(self) -> bool:
-        """True if the device has everything."""
+        """True if the whole model is on the device."""
         return self.device_layers == self.num_layers and not self.cpu_experts and not self.streamed_layers
 
     def __str__(self) -> str:
@@ -77,11 +78,12 @@ def possible_layers(graph: Graph) -> list[int]:
 
 
 def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
-    """Return the placement with the most on the device.
+    """Return the placement that puts as much of the model on the device as fits.
 
-    fits: True if the device has room for a placement; if it is False, it is also False for all larger ones.
+    fits: returns True if the device has room for a placement. If it returns False for one, it does so for all larger
+    ones.
 
-    Experts go to the CPU first, because a token reads few of them; then whole layers.
+    Experts are the first to be left to the CPU, because a token reads few of them. Whole layers follow.
     """
     count = len(layer_borders(graph))
     if fits(whole := Placement(count, count)):

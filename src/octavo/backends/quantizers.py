@@ -38,10 +38,11 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """Quantize x [rows, k] to blocks of a ggml type: uint8, as in a GGUF file.
 
-    x: float32, float16, or the bits of bfloat16.
-    importance: float32 [k], at least 0, the weight of each column in the squared error; None means equal weights. The
-    result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of three
-    values, so x must have three. Releases the GIL.
+    The result is the same on every instruction set. Releases the GIL.
+
+    x: float32, float16, or the bits of bfloat16. For TQ1_0 and TQ2_0, each block must consist of the values -d, 0 and
+    d.
+    importance: float32 [k], at least 0, the weight of each column in the squared error; None means equal weights.
 
     Raises ValueError for a type without a quantizer, a width that is not a whole number of blocks, and numbers that are
     not finite or larger than `MAX_VALUE`.

@@ -48,8 +48,8 @@ def best_rate(amount: float, run: Callable[[], None]) -> float:
 def read_rate(path: Path) -> float:
     """Measure the bytes per second of large reads of a file, bypassing the system's cache if the file system allows it.
 
-    The reads are spread over the file, because a host may still have part of it in its own cache. If the file has a
-    size but no content yet, a temporary file of 64 MiB in its folder is measured instead.
+    The reads are spread over the file, because the host of a virtual machine may have part of it in its own cache. If
+    the file has a size but no content yet, a temporary file of 64 MiB in its folder is measured instead.
     """
     if files.is_hollow(path):
         import tempfile  # here, because few models are measured so

@@ -110,7 +110,9 @@ def join_group(
     buffer_bytes: int,  # noqa: ARG001
     given_up: Callable[[], str] | None = None,  # noqa: ARG001
 ) -> RankGroup:
-    """See `octavo.backends.Backend`. Only faster backends run ranks in processes; this one has `ReferenceGroup`."""
+    """See `octavo.backends.Backend`. Only faster backends run ranks in separate processes; this one has
+    `ReferenceGroup`.
+    """
     raise UsageError("the backend reference cannot run ranks in separate processes; use the backend cpu")
 
 
@@ -131,7 +133,7 @@ def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
 
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
-    """Return the number of elements of all values in the largest step; this backend reuses no memory."""
+    """Return the number of elements of all values in the largest step. This backend does not reuse their memory."""
     return sum(limits.rows[n.output.rows] * n.output.cols for n in graph.nodes)
 
 
@@ -150,7 +152,7 @@ def _of_one_rank(step: _RankStep) -> StepOutput:
 def _advanced(step: _RankStep, result: Array | None) -> tuple[Collective, Array] | StepOutput:
     """Resume a rank's step with `result` of a collective operation, or None at its start.
 
-    Return where it stops next.
+    Return the collective operation at which it stops next, with the rank's input, or the output at the end of the step.
     """
     try:
         return next(step) if result is None else step.send(result)
@@ -169,8 +171,8 @@ class ReferenceGroup:
     def run(self, batch: Batch) -> list[StepOutput]:
         """Run one step and return its output on every rank of the last stage.
 
-        Raises GraphError if the ranks of a stage do not reach the same collective operations, or unless exactly one of
-        them sends what the next stage receives.
+        Raises GraphError if the ranks of a stage do not reach the same collective operations, or if a value for the
+        next stage is not sent by exactly one of them.
         """
         for ranks in self._stages[:-1]:
             outputs = self._run_stage(ranks, replace(batch, sampling=None, return_logits=False))

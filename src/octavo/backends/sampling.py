@@ -2,27 +2,27 @@
 
 The stages, in this order, all in float32 unless said otherwise:
 
-0. Log-probabilities, ranks and the most likely tokens that are reported are those of the raw logits, unless
-   `report_processed` replaces them. The order of likelihood is by descending logit, equal ones by ascending id.
+0. The reported log-probabilities, ranks and most likely tokens are computed from the raw logits, unless
+   `report_processed` replaces them. The order of likelihood is by descending logit, and by ascending id on ties.
 1. `bias` is added (-inf forbids a token); tokens outside `allowed_mask` become -inf.
-2. Repetition penalty over all seen tokens, of the prompt too: positive logits are divided by it, others
-   multiplied (CTRL, arXiv 1909.05858). Then, over generated tokens, `frequency_penalty * count` and
+2. The repetition penalty applies to all seen tokens, including the prompt's: positive logits are divided by it,
+   others are multiplied (CTRL, arXiv 1909.05858). Then, for generated tokens, `frequency_penalty * count` and
    `presence_penalty` are subtracted.
-3. Temperature 0 takes the largest logit, the lowest id on ties, and ends here. Otherwise
-   `x = (logit - max) / temperature` and each token weighs `exp(x)`; below x = -87 it weighs nothing.
-4. min_p, top_k, typical_p, top_p, each applied to the survivors of the one before. vLLM puts min_p first and
+3. Temperature 0 takes the largest logit (the lowest id on ties), and sampling ends here. Otherwise
+   `x = (logit - max) / temperature` and each token has the weight `exp(x)`, or 0 if x is below -87.
+4. min_p, top_k, typical_p, top_p, each applied to the survivors of the previous one. vLLM puts min_p first and
    top_p after top_k, so that p is a share of the survivors. typical_p (arXiv 2202.00666) comes after the cuts
-   that do not depend on the total mass and before the one that does, so that it combines with both. At least
-   one token survives each of them.
+   that do not depend on the total mass and before the one that does, so that it can be combined with all of them.
+   At least one token survives each cut.
    - min_p: weight >= min_p * the largest weight, that is x >= log(min_p).
-   - top_k: the first k in the order of likelihood; exactly k, ties go to lower ids.
+   - top_k: the first k in the order of likelihood; always exactly k, because lower ids win ties.
    - typical_p: ordered by |x - mean of x|, the distance of the surprise from the entropy; the shortest
      prefix whose mass is at least typical_p.
    - top_p: in the order of likelihood, the shortest prefix whose mass is at least top_p.
-5. One uniform number u in [0, 1) from `uniform(seed, counter)`: the first survivor in ascending id whose
-   cumulative weight exceeds u * total. Ascending ids need no sort, and u depends on nothing but the request.
+5. A uniform number u in [0, 1) from `uniform(seed, counter)` selects the first survivor, by ascending id, whose
+   cumulative weight exceeds u * total. Ascending ids need no sort, and u depends only on the request.
 
-A logit of +inf counts as the largest finite float32. A NaN logit, or a row without any permitted token, is an
+A logit of +inf is treated as the largest finite float32. A NaN logit, or a row without any permitted token, is an
 error: see `raise_row_errors`.
 """
 
@@ -44,7 +44,7 @@ ROW_TOKEN_ID_OUT_OF_RANGE = 3
 
 
 class RowError(NamedTuple):
-    """The reason why a row has no outcome.
+    """The reason why no token can be chosen for a row.
 
     kind: error class that the request gets, depending on the cause.
     """
@@ -74,7 +74,7 @@ _SMALLEST_X = np.float32(-87.0)
 def uniform(seed: NDArray[np.uint64], counter: NDArray[np.uint64]) -> Float64:
     """Return uniform numbers in [0, 1) with 53 bits, one for each pair of seed and counter.
 
-    Two rounds of the splitmix64 finalizer (Steele et al., OOPSLA 2014): of the seed, and of the counter added to it.
+    The splitmix64 finalizer (Steele et al., OOPSLA 2014) is applied to the seed, and again after adding the counter.
     """
     step = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
@@ -114,7 +114,7 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
 class SamplingError(OctavoError):
     """Some output rows have no defined outcome; the other rows of the step are valid.
 
-    errors: output row -> why.
+    errors: the error of each such row, by output row.
     """
 
     def __init__(self, errors: dict[int, RowError]) -> None:
@@ -170,9 +170,9 @@ def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
 
 
 def report_processed(output: StepOutput, batch: SamplingBatch, rows: Iterable[int]) -> None:
-    """Report the distribution after stages 1 to 4, from which tokens were drawn, for these rows.
+    """For these rows, report the distribution after stages 1 to 4, which is what tokens were drawn from.
 
-    Ranks and the most likely tokens are among the survivors; a row with few survivors reports only those.
+    Ranks and most likely tokens are determined among the survivors; a row with few survivors reports only those.
     output: the step's output, including its logits.
     """
     assert output.logits is not None

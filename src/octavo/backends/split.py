@@ -48,7 +48,7 @@ class Device(Backend, Protocol):
     def as_deterministic(self) -> Device:
         """Return this device with steps in which a sequence's results do not depend on other sequences.
 
-        Raises UsageError.
+        Raises UsageError if the device does not support this.
         """
 
     def copy_rate(self) -> float:
@@ -84,7 +84,7 @@ class SplitBackend:
     PAGES_WEIGHTS = True  # applies to the weights on the CPU
 
     def device_limit(self) -> MemoryBudget:
-        """Return the device memory that a model which is not yet loaded may use."""
+        """Return the device memory available to a model that is not loaded yet."""
         if self.room is not None:
             return MemoryBudget(MemoryBudget.with_usable(self.room))
         free, wanted = self.device.memory(), self._wanted_bytes
@@ -166,9 +166,9 @@ class SplitBackend:
         return sizes_of(placement)
 
     def _cheaper(self, beside: SplitSizes, streamed: SplitSizes, limits: ExecutorLimits) -> SplitSizes:
-        """Choose between layers on the CPU and streamed layers, as configured or by the shorter time.
+        """Choose between layers on the CPU and streamed layers, as configured, or else by the shorter time.
 
-        The result has the reason.
+        The result includes the reason for the choice.
         """
         choice = self.config.gpu_offload
         # A device of tests has no link to copy over. Layers that are read from disk in each step must be asked for.
@@ -205,7 +205,7 @@ class SplitBackend:
         return sizes_of_parts(graph, [replace(part, sizes=self.device.streamed(part.sizes, layers))], placement)
 
     def _asked(self, graph: Graph, wanted: int, needed: Callable[[Placement], int], room: int) -> Placement:
-        """Return the placement with `wanted` layers always on the device.
+        """Return the placement that keeps `wanted` layers on the device at all times.
 
         Raises UsageError or InsufficientMemoryError.
         """
@@ -315,7 +315,8 @@ class SplitBackend:
         return self.device.describe()
 
     def cache_memory(self, executor: Executor, cpu: MemoryBudget) -> MemoryBudget:
-        """Return the memory for a cache beside a loaded model, such that each part fits where it is.
+        """Return the memory for the cache of a loaded model, chosen so that each part of the cache fits where it is
+        stored.
 
         cpu: free memory on the CPU.
         """

@@ -25,8 +25,8 @@ class SplitExecutor:
 
     A step passes through them one after another.
 
-    Values that pass between parts are in main memory, pinned if one of the parts is on a GPU; caches are with their
-    layers.
+    Values that pass between parts are in main memory, which is pinned if one of the parts is on a GPU. Each layer's
+    cache is where the layer is.
     """
 
     max_in_flight = 1
@@ -104,7 +104,7 @@ class SplitExecutor:
                 executor.wake_up()
 
     def progress(self) -> int:
-        """See `octavo.backends.work_done.WatchedExecutor`. Parts on the device count when they end."""
+        """See `octavo.backends.work_done.WatchedExecutor`. A part on the device is counted when it ends."""
         return self._num_parts_done + sum(
             executor.progress() for executor in self.executors if isinstance(executor, WatchedExecutor)
         )

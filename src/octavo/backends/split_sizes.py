@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartSizes:
-    """A part of the model, and its sizes in its place."""
+    """A part of the model, and its sizes on the device or the CPU."""
 
     on_device: bool
     graph: Graph  # not yet optimized
@@ -38,9 +38,7 @@ class SplitSizes(Sizes):
         return sum(not part.on_device for part in self.parts)
 
     def on(self, *, device: bool) -> Sizes:
-        """Return the sizes of the parts on the device, or of those on the CPU, which include streamed
-        layers' weights.
-        """
+        """Return the sizes of the parts on the device, or of the parts on the CPU with streamed layers' weights."""
         if not device and isinstance(streamed := self.parts[0].sizes, StreamedSizes):
             weights = {p: streamed.weights[p] for p in streamed.hosted}
             matrices = {p: streamed.matrices[p] for p in streamed.hosted if p in streamed.matrices}
@@ -93,7 +91,10 @@ def sizes_of_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placemen
 
 
 def cache_room(sizes: SplitSizes, device_bytes: int, cpu_bytes: int) -> int:
-    """Return the bytes for all parts of the cache together such that each part fits in the bytes of its place."""
+    """Return the maximum size of the whole cache with which each part of the cache fits where it is stored.
+
+    device_bytes, cpu_bytes: memory for the parts of the cache on the device and on the CPU.
+    """
     room = device_bytes + cpu_bytes
     for is_device, here in ((True, device_bytes), (False, cpu_bytes)):
         part, whole = sizes.on(device=is_device).cache, sizes.cache

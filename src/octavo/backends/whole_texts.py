@@ -21,7 +21,7 @@ MAX_BLOCK_TOKENS = 256
 class TextRunner:
     """A compiled graph with a cache for texts [texts, tokens]. Close it to free its memory.
 
-    rows: the tokens of each text whose logits are wanted, the same for every text.
+    rows: indices of the tokens whose logits are wanted, the same in every text.
     """
 
     def __init__(

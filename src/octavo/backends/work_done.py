@@ -23,8 +23,8 @@ class WatchedExecutor(Protocol):
 def work_done(executor: object) -> int:
     """Return a number that changes while the executor's steps make progress, or while this process reads from a disk.
 
-    A step whose weights are read from a slow disk may compute nothing for a long time, but it has page faults that wait
-    for the disk, and blocks that arrive.
+    A step whose weights are read from a slow disk may compute nothing for a long time, but it then has page faults that
+    wait for the disk, and blocks that arrive from it.
     """
     own = executor.progress() if isinstance(executor, WatchedExecutor) else 0
     return own + memory.disk_reads()
@@ -42,9 +42,9 @@ class WaitMeter:
         self._waited_s = 0.0
 
     def sample(self) -> float:
-        """Return the seconds so far.
+        """Return the seconds waited so far.
 
-        Each interval counts the longest wait of any thread, limited to the interval's length.
+        Each interval adds the longest wait of any thread, limited to the interval's length.
         """
         now, longest_s, queued_s = time.monotonic(), 0.0, {}
         with suppress(OSError):

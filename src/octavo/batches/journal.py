@@ -26,6 +26,7 @@ class Journal:
     errors: the file for failed lines, or None to write them to the output too.
     retry_failed: discard earlier failures, so that their lines run again.
     ordered: write results in the order of the lines. Results that come early wait in memory.
+
     Use it as a context manager. Raises UsageError if a file cannot be used or contains something else.
     """
 
@@ -77,7 +78,7 @@ class Journal:
         self._sync()
 
     def end(self) -> None:
-        """Flush everything to disk and close the files. Raises OSError, also for earlier results."""
+        """Flush everything to disk and close the files. Raises OSError if this or an earlier flush fails."""
         self._has_ended.set()
         try:
             self._thread.submit(self._sync).result()

@@ -1,4 +1,4 @@
-"""The lines of a batch, in OpenAI's format or plain ones with a prompt or messages."""
+"""The lines of a batch: requests in OpenAI's format, or plain lines with a prompt or messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchLine:
 class LineError:
     """A line that is not a valid request.
 
-    custom_id: the line's own if it has one, otherwise derived from its number.
+    custom_id: the id given in the line or, if there is none, an id derived from the line's number.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Runs the lines of a batch: as many at once as fit, and those with a common prefix together.
+"""Runs the lines of a batch: as many at once as fit, with lines that share a prefix next to each other.
 
 It depends on neither HTTP nor an engine.
 """
@@ -27,7 +27,7 @@ class LineAnswer:
     """A server's answer to a line.
 
     body: JSON.
-    retry_after_s: when to try again, from a server without room.
+    retry_after_s: seconds to wait before trying again, if the server had no room.
     is_fault: the engine ended; the line may be tried again.
     usage: see `LineResult`.
     """
@@ -145,7 +145,7 @@ async def _one_of(running: set[asyncio.Task[None]]) -> None:
 
 
 def next_window(lines: Iterator[BatchLine | LineError]) -> list[BatchLine | LineError]:
-    """Return the next lines, limited by memory, sorted by their beginnings."""
+    """Return the next lines, limited in number and size, sorted by their beginnings."""
     window, num_bytes = [], 0
     for line in lines:
         window.append(line)

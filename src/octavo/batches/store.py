@@ -1,6 +1,7 @@
 """The files and batches of a server: SQLite for their metadata, and a folder for their contents.
 
-Each belongs to the API key of its request; other keys do not see it. All methods except `add_file` return quickly.
+Each file or batch belongs to the API key of the request that created it; other keys do not see it. All methods except
+`add_file` return quickly.
 """
 
 from __future__ import annotations
@@ -126,8 +127,9 @@ def temporary_folder() -> Path:
 class BatchStore:
     """Stores a server's files and batches.
 
-    path: its folder, which is created if needed.
+    path: its folder, created if needed.
     salt: for hashing the names of owners, if the store is new.
+
     Only one process at a time may use it. Raises UsageError.
     """
 
@@ -171,7 +173,7 @@ class BatchStore:
     def add_file(
         self, owner: str, source: Path, purpose: str, filename: str, expires_s: int | None = None, file_id: str = ""
     ) -> StoredFile:
-        """Take over a file under the given id, or a new one. Raises StoreFullError."""
+        """Move a file into the store, under the given id or a new one. Raises StoreFullError."""
         now, size = int(time.time()), source.stat().st_size
         count, owned = self._database.execute(
             "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)
@@ -227,7 +229,7 @@ class BatchStore:
     def content_of(self, file_id: str) -> Path:
         """Return the path of a file's content.
 
-        file_id: one of ours, never a client's.
+        file_id: an id from the store, never one from a client.
         """
         return self.path / f"{file_id}.jsonl"
 

@@ -25,9 +25,11 @@ def read_table(
 ) -> Iterator[BatchLine | LineError]:
     """Yield a chat for each row. Its custom_id is the value of a column `custom_id`, or else `row-N`.
 
-    column: the column with the prompt. None means the only one, or `prompt`.
+    column: the column with the prompt. None means the column `prompt` or, if there is none, the only other column than
+        `custom_id`.
     template: a prompt with names of columns in braces.
     system: a system message.
+
     Raises UsageError for a file that cannot be read or lacks a column.
     """
     if column is not None and template is not None:
@@ -66,7 +68,7 @@ def _only(path: Path, names: list[str]) -> str:
 
 
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the column names, as a row that maps each name to itself, and then the rows."""
+    """Yield a row whose keys are the column names, and then the rows of the file."""
     csv.field_size_limit(_MAX_FIELD)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -78,7 +80,7 @@ def _csv(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Like `_csv`, for a Parquet file."""
+    """Yield the same for a Parquet file as `_csv` does for a CSV file."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

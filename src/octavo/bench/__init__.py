@@ -1,4 +1,4 @@
-"""Benchmarks: `latency` of one batch, `throughput` of many prompts, `profile` of single steps, gain by `speculation`.
+"""Benchmarks: `latency` of one batch, `throughput` of many prompts, `profile` of steps, and gain by `speculation`.
 
 `DEFINITIONS` defines every figure.
 """

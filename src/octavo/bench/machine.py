@@ -51,7 +51,7 @@ def describe_machine(session: Session) -> Machine:
 
 
 def system() -> str:
-    """Return the system, such as `Linux 6.8.0 x86_64`."""
+    """Return the operating system, such as `Linux 6.8.0 x86_64`."""
     return f"{platform.system()} {platform.release()} {platform.machine()}"
 
 

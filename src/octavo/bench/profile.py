@@ -71,7 +71,7 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """Step profiles of one model on one machine. `dataclasses.asdict` makes it JSON-compatible."""
+    """Step profiles of one model on one machine. `dataclasses.asdict` turns them into JSON-compatible data."""
 
     model: str
     architecture: str

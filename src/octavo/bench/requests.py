@@ -55,7 +55,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LatencyReport:
-    """Figures as defined in `DEFINITIONS`; `dataclasses.asdict` makes it JSON-compatible."""
+    """Latency figures, as defined in `DEFINITIONS`. `dataclasses.asdict` turns them into JSON-compatible data."""
 
     machine: Machine
     input_len: int
@@ -72,7 +72,7 @@ class LatencyReport:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputReport:
-    """Figures as defined in `DEFINITIONS`; `dataclasses.asdict` makes it JSON-compatible."""
+    """Throughput figures, as defined in `DEFINITIONS`. `dataclasses.asdict` turns them into JSON-compatible data."""
 
     machine: Machine
     num_prompts: int
@@ -229,7 +229,7 @@ def _measure(
     output_len: int,
     show_progress: bool,
 ) -> _Result:
-    """Load the model and run each of `counts` requests in turn; the first `warmup` runs are not measured."""
+    """Load the model and do one run for each number of requests in `counts`. The first `warmup` are not measured."""
     rng = random.Random(0)
     runs: list[Run] = []
     with (

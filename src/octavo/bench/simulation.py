@@ -96,7 +96,10 @@ class Division:
 def simulate(
     checkpoint: Checkpoint, config: EngineConfig, machines: Machines, nodes: Sequence[int], load: Load
 ) -> list[Division]:
-    """Return all ways to divide each of these numbers of machines: those that run and fit first, then the fastest.
+    """Return all ways to divide each of these numbers of machines.
+
+    They are sorted by number of machines. For each number, divisions that run come first, then those that fit, then the
+    fastest.
 
     Raises UsageError if there is none, or if whole experts are requested for a model without experts.
     """
@@ -232,7 +235,7 @@ class Busiest(NamedTuple):
 
 @cache
 def busiest_rank(tokens: int, top_k: int, experts: int, held: int, identities: int = 0) -> Busiest:
-    """Simulate the busiest rank if each token chooses `top_k` of experts and identities evenly and independently.
+    """Simulate the busiest rank if each token chooses `top_k` of the experts and identities, evenly and independently.
 
     Each rank holds `held` neighbouring experts. The result is an average over draws from a fixed seed, accurate to a
     few per cent.

@@ -49,7 +49,7 @@ class SpeculationReport:
 
     gain, edit_gain: geometric means over all kinds and over edits of files (None if there are none).
     worst_gain: the lowest gain of any kind.
-    are_equal: answers and log-probabilities with drafts are bitwise equal to those without.
+    are_equal: answers and log-probabilities are bitwise equal with and without drafts.
     """
 
     machine: Machine

@@ -219,7 +219,10 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
 
 @asynccontextmanager
 async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """Yield the call that answers a line with a private engine behind the server's application."""
+    """Start an engine for this batch, and yield a function that answers a line.
+
+    The lines go through the server's application. The second function returns the number of lines to run at once.
+    """
     from octavo.server.line_engine import line_engine
 
     path, options = find_model(model, options)
@@ -232,7 +235,10 @@ async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Cal
 
 @asynccontextmanager
 async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """Yield the call that answers a line through a running server."""
+    """Connect to a running server, and yield a function that answers a line.
+
+    The second function returns the number of lines to run at once.
+    """
     import httpx
 
     from octavo import env

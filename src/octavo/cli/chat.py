@@ -182,12 +182,13 @@ class _Conversation:
 
     @property
     def _params(self) -> SamplingParams:
-        """Return the sampling parameters: the user's, or else the model's."""
+        """The sampling parameters: those set by the user, and the model's defaults for the rest."""
         return sampling_params(self._given).with_defaults(self._llm.sampling_defaults.without(self._given))
 
     def encode(self) -> tuple[Prompt, int]:
-        """Return the conversation's prompt, or a greeting's before the first question, and the number of dropped
-        turns.
+        """Return the prompt for the conversation and the number of turns that were dropped.
+
+        Before the first question, it is the prompt for a greeting.
         """
         has_question = any(message["role"] == "user" for message in self._messages)
         messages = self._messages if has_question else [*self._messages, {"role": "user", "content": "Hi"}]

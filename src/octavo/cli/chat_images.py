@@ -1,4 +1,4 @@
-"""Images, documents and videos in chat lines: the paths that a terminal pastes when a file is dropped."""
+"""Images, documents and videos in chat lines. When a file is dropped on a terminal, the terminal pastes its path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATH = re.compile(
 
 
 def dropped_images(message: str) -> tuple[str, list[Path]]:
-    """Split the existing media files off the end of a message."""
+    """Remove the paths of existing media files from the end of a message. Return the rest of the message and the paths."""
     found: list[Path] = []
     while (match := _PATH.search(message)) is not None:
         name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])

@@ -42,12 +42,12 @@ def install_completion(command: click.Command, shell: str | None) -> str:
 
 
 def answer_shell(command: click.Command, instruction: str) -> int:
-    """Write the answer to a request of the shell's script, and return the exit code."""
+    """Answer a request of the shell's completion script on standard output, and return the exit code."""
     return shell_complete(command, {}, "octavo", _VARIABLE, instruction)
 
 
 def complete_model(_: click.Context, __: click.Parameter, beginning: str) -> list[CompletionItem]:
-    """Return downloaded models, short names, and files for a word that looks like a path."""
+    """Return the model names that begin with the typed text, or let the shell complete a file name if there are none."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import catalogue
     from octavo.loader.library import installed

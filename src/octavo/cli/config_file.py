@@ -74,8 +74,9 @@ def read_value(context: click.Context, param: click.Parameter) -> Any:
 
 
 def _keys(command: click.Command) -> dict[str, str]:
-    """Return parameter names by key. The key `model` means `models` of `serve`, an argument that accepts several
-    words.
+    """Return parameter names by their keys in the file.
+
+    A parameter for several words also has the key without its final s: `model` is a key for `models` of `serve`.
     """
     names = {param.name: param.name for param in command.params if param.name}
     many = [param.name for param in command.params if param.param_type_name == "argument" and param.nargs < 0]

@@ -111,7 +111,10 @@ def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
 
 
 def _torch() -> tuple[str | None, list[str]]:
-    """Return the GPU that the backend `torch` would use, or None without torch, and its kernel libraries."""
+    """Return a description of the GPU that the backend `torch` would use, and the names of its kernel libraries.
+
+    The description is None if torch is not installed.
+    """
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

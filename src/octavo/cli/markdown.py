@@ -1,4 +1,4 @@
-"""Markdown streamed to a terminal: style headings, bold and italic text, code and lists as they arrive."""
+"""Markdown streamed to a terminal. Headings, bold and italic text, code and lists are styled as they arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADING = re.compile(r"#{1,6}")
 
 
 class MarkdownStyle:
-    """The styles of one answer. Works word by word and holds nothing back."""
+    """The styles that are open in an answer. Each word is styled on its own, and none is held back."""
 
     def __init__(self) -> None:
         self._is_heading = self._is_bold = self._is_italic = self._is_code = False

@@ -39,7 +39,7 @@ _OPTIONS = (
 
 
 def with_report_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the report's options; the command receives them by `NAMES`."""
+    """Add the report's options. `NAMES` lists the parameters in which the command receives them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

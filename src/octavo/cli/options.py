@@ -71,7 +71,7 @@ _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of `EngineConfig`; the command receives them as `engine_options`."""
+    """Add an option for each field of `EngineConfig`. The command receives the given ones as `engine_options`."""
     options = _options_of(EngineConfig)
     del options["model"]  # the command's argument
     return _with_options(command, "engine_options", options, "Engine")
@@ -97,7 +97,7 @@ def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of `ServerConfig`; the command receives them as `server_options`.
+    """Add an option for each field of `ServerConfig`. The command receives the given ones as `server_options`.
 
     Durations are strings (`30s`) and repeated options are lists. `ServerConfig.from_options` accepts both.
     """
@@ -109,7 +109,10 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of `SamplingParams` that applies to a single answer, as `sampling_options`."""
+    """Add an option for each field of `SamplingParams` that applies to a single answer.
+
+    The command receives the given ones as `sampling_options`.
+    """
     known = _options_of(SamplingParams)
     options = {
         name: (known[name][0], text, _SHOWN_DEFAULTS.get(name, known[name][2])) for name, text in _SAMPLING_HELP.items()
@@ -118,7 +121,10 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_default_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--temperature` and `--seed` for requests that do not set them, as `default_sampling`."""
+    """Add `--temperature` and `--seed` as defaults for requests that do not set these parameters.
+
+    The command receives the given ones as `default_sampling`.
+    """
     options: dict[str, _Flag] = {
         "temperature": (float, "temperature of requests that set none", "the model's"),
         "seed": (int, "seed of requests that set none; by default, or with -1, random each time", None),
@@ -133,7 +139,7 @@ def first_given(names: Iterable[str]) -> str | None:
 
 
 def sampling_params(options: Options) -> SamplingParams:
-    """Return the parameters of one answer before the model's defaults apply. Raises UsageError."""
+    """Return the sampling parameters of one answer, without the model's defaults. Raises UsageError."""
     return SamplingParams(**{"max_tokens": MAX_ANSWER_TOKENS, **options})
 
 
@@ -143,7 +149,10 @@ def sampling_names() -> list[str]:
 
 
 def parse_sampling_value(name: str, text: str) -> Any:
-    """Parse a sampling parameter's value as typed by a user. Lists are words in quotes. Raises UsageError."""
+    """Parse a sampling parameter's value as typed by a user. A list is typed as words, in quotes if needed.
+
+    Raises UsageError.
+    """
     if name not in sampling_names():
         near = difflib.get_close_matches(name, sampling_names(), 1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(sampling_names())}"
@@ -171,9 +180,7 @@ def in_flags(message: str) -> str:
 
 
 def _options_of(config: type[Any]) -> dict[str, _Flag]:
-    """Return an option for each field of a dataclass, with its type from the annotation and its help from the
-    metadata.
-    """
+    """Return an option for each field of a dataclass, with the annotation's type and the help in the metadata."""
     hints = get_type_hints(config)
     return {
         field.name: (_flag_type(hints[field.name]), field.metadata.get("help", ""), field.default)
@@ -182,10 +189,10 @@ def _options_of(config: type[Any]) -> dict[str, _Flag]:
 
 
 def _flag_type(hint: Any) -> Any:
-    """Return the type of one value on the command line, in a list if the option may be repeated.
+    """Return the type of an option's value on the command line, as a list type if the option may be repeated.
 
-    If a field accepts strings as well as numbers, such as "2GiB", or one string or several, the flag has the more
-    general type.
+    If a field accepts strings as well as numbers, such as "2GiB", the type is str. If it accepts one string or several,
+    the type is a list.
     """
     is_union = get_origin(hint) in (Union, UnionType)
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if is_union else [hint]
@@ -227,8 +234,8 @@ _CHECKS: dict[str, Callable[[Options], object]] = {
 def _check_overruled(given: Options, names: set[str], check: Callable[[Options], object]) -> None:
     """Check values of the configuration file that the command line overrides, which would otherwise never be checked.
 
-    A value is invalid if it conflicts with the rest of the file and also with the overriding options. Raises
-    UsageError.
+    A value is an error only if it conflicts with the rest of the file and also with the options that are in effect.
+    Raises UsageError.
     """
     context = click.get_current_context()
     file = context.default_map or {}

@@ -94,10 +94,10 @@ def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | N
 
 
 def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """Return the memory that the draft model or head in the options needs, or the model's own head, or None without
-    either.
+    """Return the memory that drafting needs, or None if nothing drafts.
 
-    Raises UsageError and ModelLoadError.
+    This is the memory of the draft model or head given by the options, or else of the model's own head. Raises
+    UsageError and ModelLoadError.
     """
     # These imports load the engine.
     from octavo.engine.loading.draft_model import check_vocabulary
@@ -116,8 +116,10 @@ def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftN
 
 
 def _suggestion(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | str | None:
-    """Return the memory that the catalogue's suggested draft model needs, from its headers, or its name if they cannot
-    be read.
+    """Return the memory needs of the draft model that the catalogue suggests.
+
+    If its headers cannot be read, only its name is returned. The result is None if there is no suggestion, or if the
+    options already name a draft model.
     """
     from octavo.engine.loading.draft_needs import draft_needs
     from octavo.loader.checkpoint import open_checkpoint
@@ -147,7 +149,7 @@ def _draft_facts(draft: DraftNeeds) -> str:
 
 
 def _suggestion_facts(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> dict[str, str]:
-    """Return the line about the draft model in use, or about one that would be faster."""
+    """Return the line about the draft model in use, or about a suggested one that would speed up generation."""
     if needs.draft is not None:
         cache = f"its cache for these users, {size(needs.draft.kv_bytes)}, is counted above"
         return {"draft model": f"{_draft_facts(needs.draft)}; {cache}, as it is"}

@@ -141,7 +141,10 @@ def quantize(**options: Any) -> None:
 
 
 def _calibration_text(options: dict[str, Any]) -> Path | None:
-    """Return the text for --bpw. Raises UsageError if it is missing or unused."""
+    """Return the text on which --bpw measures losses, or None without --bpw.
+
+    Raises UsageError if the text is missing, or if it is given without --bpw.
+    """
     from octavo.compress.importance import is_text
 
     text: Path | None = options["calibration"]
@@ -159,7 +162,7 @@ def _calibration_text(options: dict[str, Any]) -> Path | None:
 def _choices_of_size(
     model: SourceModel, options: TypeOptions, bits: float, text: Path, importance: ImportanceMatrix | None
 ) -> list[TypeChoice]:
-    """Measure the loss of each tensor, unless an earlier run has done so, and choose the types."""
+    """Choose the types that meet --bpw. The loss of each tensor is measured first, unless an earlier run has done so."""
     from octavo import env
     from octavo.compress.quantize import check_size, choose_by_size, free_tensors
     from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, least_bytes
@@ -380,8 +383,9 @@ def _measured(model: SourceModel, path: Path, chunks: int) -> ImportanceMatrix:
 
 
 def tokens_of(checkpoint: Checkpoint, path: Path) -> tuple[list[int], int | None]:
-    """Return the tokens of a text, and the token that texts of this model begin with. Raises UsageError if it is not
-    UTF-8.
+    """Return the tokens of a text, and the token with which texts of this model begin, if any.
+
+    Raises UsageError if the text is not UTF-8.
     """
     from octavo.quality.texts import read_utf8
     from octavo.tokenizer import load_tokenizer

@@ -37,7 +37,7 @@ _OPTIONS = {
 
 
 def checkpoint_options(command: _Command) -> _Command:
-    """Add the options of these types to a command."""
+    """Add the options for types of Hugging Face checkpoints to a command."""
     decorators = [
         click.option(
             "--group-size",

@@ -146,10 +146,11 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _PromptCache:
-    """The file of `--prompt-cache`, as in llama.cpp: it is read if it exists, and written if it lacks a part of the
-    prompt.
+    """The file of `--prompt-cache`, as in llama.cpp.
 
-    keeps_answer: always write it, including the answer
+    It is read if it exists, and written if a part of the prompt is missing from it.
+
+    keeps_answer: always write the file, including the answer
     """
 
     path: str | None
@@ -189,7 +190,10 @@ class _PromptCache:
 def _constraint(
     schema: str | None, grammar: str | None, regex: str | None, choice: tuple[str, ...]
 ) -> StructuredOutputsParams | None:
-    """Return the constraint on the answer, if any. Raises UsageError for several, or for a file without a schema."""
+    """Return the constraint on the answer, if any.
+
+    Raises UsageError if several are given, or if the file of --schema contains no JSON schema.
+    """
     values = {"schema": schema, "grammar": grammar, "regex": regex, "choice": choice or None}
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if len(given) > 1:
@@ -252,8 +256,9 @@ def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tup
 def _model_and_prompt(
     given: tuple[str | None, list[str]], default: str, files: tuple[str, ...], *, has_images: bool, is_marked: bool
 ) -> tuple[str, str | None]:
-    """Return the model and the prompt. The texts of files and standard input come before the prompt, which is None for
-    a conversation at the terminal.
+    """Return the model and the prompt. The prompt is None for a conversation at the terminal.
+
+    The texts of files and of standard input come first in the prompt.
 
     given: result of `_words`
     has_images: whether images are given, so that the prompt may be empty

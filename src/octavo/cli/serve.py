@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 
 class _ServeCommand(HeadedCommand):
-    """A command that accepts several values after `--lora-modules`, as vLLM does: all that follow with an `=` or as
-    JSON.
+    """A command that accepts several values after `--lora-modules`, as vLLM does.
+
+    All following words that contain `=` or are JSON are values of this option.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -128,7 +129,7 @@ def serve(
 
 
 def _with_adapters(options: Options, config: ServerConfig) -> Options:
-    """Return the engine options with room for adapters, if requests may use any."""
+    """Return the engine options, with adapters enabled if requests may use any."""
     is_wanted = config.lora_dir or config.allow_runtime_lora or config.admin_key or config.admin_key_file
     return {**options, "enable_lora": True} if is_wanted or options.get("lora_modules") else options
 
@@ -143,7 +144,7 @@ def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
 
 
 def _launched(engine_options: Options) -> Options:
-    """Add the rank settings of a launcher's environment, unless the options set them."""
+    """Return the rank settings in a launcher's environment that the options do not set."""
     is_given = "nnodes" in engine_options or engine_options.get("distributed_executor") == "ray"
     found = {} if is_given else env.cluster_of_launcher()
     if missing := {name: value for name, value in found.items() if name not in engine_options}:
@@ -162,9 +163,10 @@ def _help_another_machine(configs: list[EngineConfig]) -> None:
 
 
 def _end_at_once_on_signals() -> None:
-    """Exit on SIGTERM and SIGINT while there is nothing to clean up, until the server installs its own handlers.
+    """Make SIGTERM and SIGINT end the process at once. The server later replaces these handlers with its own.
 
-    The handlers do not raise: inside an import, the exception could turn into a different one.
+    Until then there is nothing to clean up. The handlers do not raise, because an exception inside an import could turn
+    into a different one.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))

@@ -96,7 +96,7 @@ def _names(server: RunningServer) -> tuple[str, ...]:
 
 
 def _facts(server: RunningServer) -> dict[str, Any]:
-    """Return facts about a server, which may be loading or busy, or may require a key."""
+    """Return facts about a server. It may be loading or busy, or may require a key."""
     status, _ = _ask(f"{server.url}/health/ready")
     state = {200: "ready", 503: "loading or ending"}.get(status, "not answering")
     status, load = _ask(f"{server.url}/load")
@@ -111,13 +111,13 @@ def _facts(server: RunningServer) -> dict[str, Any]:
 
 
 def _row(facts: dict[str, Any]) -> dict[str, str]:
-    """Return a table row for people to read."""
+    """Return the facts as a row of the table that `ps` prints."""
     texts = {name.upper(): _text(value) for name, value in facts.items() if name != "up_s"}
     return {**texts, "UP": duration(facts["up_s"])}
 
 
 def _ask(url: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and body of an answer. The status is 0 if there is none."""
+    """Return the status and the JSON body of the response from this URL. The status is 0 if there is no response."""
     # The certificate may be self-signed, and nothing secret is sent.
     trusting = ssl.create_default_context()
     trusting.check_hostname = False

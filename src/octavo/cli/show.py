@@ -148,7 +148,7 @@ def parameters(total: int, active: int, experts: ExpertCost | None) -> str:
 
 
 def experts_read(experts: ExpertCost) -> str:
-    """Return the bytes of experts read per token."""
+    """Describe how many bytes of experts are read per token."""
     return f"{size(experts.bytes_read)} of {size(experts.num_bytes)}"
 
 
@@ -159,7 +159,7 @@ class _InMemory:
     matrices: facts about each format
     experts: facts about a mixture of experts
     kv_format, kv_bytes_per_token: format and size of the KV cache
-    warnings: about weights that grow, or the reason why the model cannot be loaded
+    warnings: notes on unexpected sizes and costs, or the reason why the model cannot be loaded
     providers: the kernel library chosen for each kind of operation on a GPU
     """
 

@@ -38,9 +38,9 @@ def write_simulation(
     whole_experts: bool,
     as_json: bool,
 ) -> None:
-    """Write the table.
+    """Simulate the divisions of a model and write a table of the results.
 
-    text: value of the option
+    text: value of --simulate
     context: tokens per user
     whole_experts: give each rank whole experts of a mixture
     """
@@ -77,7 +77,7 @@ def write_simulation(
 
 
 def needs_all_logits(sampling: Mapping[str, int | float], *, on_torch: bool = False) -> bool:
-    """Return True if sampling from the best candidates of each rank is not sufficient.
+    """Return True if the ranks must exchange all logits, because sampling needs more than their best candidates.
 
     The rules match csrc/sample_plan.h and, on torch, `octavo.backends.torch.rank_sampling.offers_of`, where only
     `top_k` limits the candidates.
@@ -122,7 +122,10 @@ def _row(each: Division) -> str:
 
 
 def machines_of(text: str) -> tuple[list[int], Machines]:
-    """Parse `nodes=2+8,link=3e9` to numbers of machines and their figures. Raises UsageError naming an invalid part."""
+    """Parse `nodes=2+8,link=3e9` to the numbers of machines and the figures that describe them.
+
+    Raises UsageError naming an invalid part.
+    """
     from octavo.bench.simulation import Machines
 
     known = {field.name for field in fields(Machines)}

@@ -59,7 +59,7 @@ def mark_own_file(model: str) -> None:
 
 @contextmanager
 def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | None, Options]]:
-    """Find the files of a model for `open_checkpoint`, but only the headers if the model is not downloaded.
+    """Find the files of a model for `open_checkpoint`. If the model is not downloaded, only their headers are fetched.
 
     Yields the file or directory, a description if the model is not downloaded, and the remaining options as in
     `find_model`.
@@ -126,7 +126,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
-    """Yield an answer's parts. If none arrives for a second, a terminal shows how much of the prompt has been read."""
+    """Yield an answer's parts. If the first takes over a second, a terminal shows how much of the prompt has been read."""
     over = threading.Event()
 
     def show() -> None:
@@ -150,7 +150,7 @@ def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
 
 
 def say_limit(last: RequestOutput) -> None:
-    """Explain on standard error why the answer stops in the middle, if it does.
+    """If a limit cut the answer off, explain on standard error which one.
 
     last: the answer's last output
     """
@@ -168,7 +168,10 @@ class ReaderGoneError(Exception):
 
 
 def write(text: str) -> None:
-    """Write text to standard output and flush it. Raises ReaderGoneError, or OSError, for example for a full disk."""
+    """Write text to standard output and flush it.
+
+    Raises ReaderGoneError if the reader has closed the output, and OSError otherwise, for example if the disk is full.
+    """
     if sys.stdout is None:
         raise OSError(errno.EBADF, "is closed", "standard output")
     try:
@@ -211,7 +214,7 @@ def write_table(
     """Write rows under column headings. On a terminal, the widest columns are shortened until a row fits.
 
     right: columns to align to the right
-    colours: colours of whole values
+    colours: the colours of cells, by their whole text
     """
     names = list(rows[0])
     lines = [names, *(list(row.values()) for row in rows)]
@@ -249,7 +252,7 @@ def _columns() -> int:
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """Return the lines of a text.
+    """Return a text as lines of at most `columns` characters.
 
     columns: width, or 0 for a single line
     """

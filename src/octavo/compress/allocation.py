@@ -1,4 +1,7 @@
-"""Chooses a type for each tensor with the least total loss within a size: a knapsack with one option per tensor."""
+"""Chooses a type for each tensor so that the total loss is as small as possible within a size limit.
+
+This is a multiple-choice knapsack problem: every tensor gets exactly one of its options.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ class Option:
 
 
 def allocate(tensors: Sequence[Sequence[Option]], budget: int) -> list[Option]:
-    """Choose one option per tensor, so that their sizes sum to at most `budget` bytes and their losses are minimal.
+    """Choose one option per tensor with the least total loss, so that their sizes sum to at most `budget` bytes.
 
     Solved by dynamic programming over the bytes beyond the smallest options, in at most 50,000 steps. Sizes are rounded
-    up to a step, so the budget always holds. Raises UsageError if the smallest options exceed it.
+    up to whole steps, so the budget is never exceeded. Raises UsageError if even the smallest options exceed it.
     """
     useful = [_useful(options) for options in tensors]
     spare = budget - sum(options[0].nbytes for options in useful)

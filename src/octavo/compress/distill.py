@@ -1,4 +1,7 @@
-"""Distillation: a student learns a teacher's next-token distribution, whose most likely tokens are cached on disk."""
+"""Distillation: trains a student to predict a teacher's next-token distributions.
+
+The teacher's most likely tokens and their probabilities are cached on disk.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,12 @@ class TeacherCache:
         texts: NDArray[np.int32],
         report: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> TeacherTokens:
-        """Return the most likely tokens after every token of texts [texts, tokens], mapped from disk. Texts that are
-        not on disk yet are computed first.
+        """Return the teacher's most likely next tokens at every position of texts [texts, tokens], mapped from disk.
 
-        report: called with the number of finished texts and of all texts. A killed run resumes after the last complete
-            text.
+        Texts that are not on disk yet are computed first. After a killed run, the next run continues after the last
+        complete text.
+
+        report: called with the number of finished texts and the number of all texts.
         """
         trained = _training()
         count, length = texts.shape
@@ -144,9 +148,9 @@ def distilled(
 ) -> dict[str, Source]:
     """Train the student and return its tensors by GGUF name.
 
-    architecture: its name in GGUF files.
+    architecture: the architecture's name in GGUF files.
 
-    Raises UsageError if torch is missing or the student lacks a token, NumericalError for a loss that is not finite.
+    Raises UsageError if torch is missing or if the student lacks a token, and NumericalError if a loss is not finite.
     """
     graph = build_graph(student.architecture, student.config, student.weights.shapes)
     if (largest := int(teacher.ids.max())) >= graph.output.cols:
@@ -168,7 +172,7 @@ def _with(source: Source, name: str, arrays: Mapping[str, NDArray[np.float32]]) 
 
 
 def training_options(**fields: Any) -> TrainingOptions:
-    """Return `TrainingOptions` with these fields, computing products in the faster type.
+    """Return `TrainingOptions` with these fields. Products are computed in bfloat16 where that is faster than float32.
 
     Raises UsageError if torch is missing.
     """
@@ -178,11 +182,11 @@ def training_options(**fields: Any) -> TrainingOptions:
 
 
 def training_texts(ids: Sequence[int], length: int, first: int | None, most: int) -> NDArray[np.int32]:
-    """Split a text's tokens into at most `most` pieces, spread evenly over it: [texts, tokens].
+    """Return at most `most` pieces of `length` tokens, spread evenly over a text: [texts, tokens].
 
     first: token that replaces the first one of each piece.
 
-    Raises UsageError if the text is too short.
+    Raises UsageError if the text is too short for one piece.
     """
     count = len(ids) // length
     if count < 1:
@@ -195,7 +199,7 @@ def training_texts(ids: Sequence[int], length: int, first: int | None, most: int
 
 
 def _training() -> Any:
-    """Import the module that needs torch. Raises UsageError with the remedy."""
+    """Import the module that needs torch. If torch is missing, raises UsageError saying how to install it."""
     try:
         from octavo.backends.torch import distillation
     except ImportError as error:

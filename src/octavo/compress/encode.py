@@ -28,8 +28,8 @@ Importance = NDArray[np.float32]
 class Encoding:
     """A tensor to convert to ggml type `type_name`.
 
-    name: its name in errors.
-    make: called once, when its turn comes.
+    name: the tensor's name in error messages.
+    make: returns the tensor to convert; called once, when it is the tensor's turn.
     """
 
     name: str
@@ -42,12 +42,13 @@ class Encoding:
 def encode(
     tensors: Sequence[Encoding], pool: ThreadPoolExecutor, threads: int
 ) -> Generator[Iterator[NDArray[np.uint8]]]:
-    """Yield the bytes of each tensor in order. Consume those of one tensor before asking for the next.
+    """Yield an iterator over the bytes of each tensor, in order. Consume one iterator before asking for the next.
 
     A tensor that already has the type keeps its bytes. The bytes do not depend on the number of threads. At most two
     pieces per thread are in memory.
 
-    Raises ModelWriteError naming the tensor, even if it is only copied and contains a NaN or an infinity.
+    Raises ModelWriteError naming a tensor that cannot be converted. A float tensor with NaN or infinity is an error
+    even if it is only copied.
     """
     queue = _Queue(tensors, pool, 2 * threads)
     try:
@@ -58,10 +59,11 @@ def encode(
 
 
 class _Queue:
-    """The pieces of all tensors in order; up to `ahead` of them run or wait.
+    """The pieces of all tensors, in order. At most `ahead` of them are being converted or wait to be consumed.
 
-    Pieces of the next tensors start before a tensor is finished, so that small tensors keep all threads busy. A tensor
-    with more than `ahead` pieces waits for its turn, so that only one such tensor is in memory.
+    Pieces of the next tensors are started before the current tensor is finished, so that small tensors keep all threads
+    busy. A tensor with more than `ahead` pieces is not started before its turn, so that only one such tensor is in
+    memory.
     """
 
     def __init__(self, tensors: Sequence[Encoding], pool: ThreadPoolExecutor, ahead: int) -> None:

@@ -1,7 +1,8 @@
-"""The importance of the columns of a model's matrices: the mean square of the inputs they are multiplied by.
+"""The importance of the columns of a model's matrices: the mean square of the inputs that a column is multiplied by.
 
-It weights a column's error in the output of the matrix. The files are those of llama.cpp's `llama-imatrix`: the older
-binary format and the GGUF one. Source: `tools/imatrix/README.md` and the loader of `llama-quantize`.
+A rounding error in a column affects the matrix's output in proportion to the column's importance. The files have the
+formats of llama.cpp's `llama-imatrix`: the older binary format or the GGUF one. Source: `tools/imatrix/README.md` and
+the loader of `llama-quantize`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class ImportanceMatrix:
 
 
 def split_text(ids: Sequence[int], max_chunks: int, first: int | None = None) -> list[Tokens]:
-    """Split tokens into whole pieces of `CHUNK_TOKENS` tokens, or one shorter piece.
+    """Split tokens into at most `max_chunks` pieces of exactly `CHUNK_TOKENS` tokens. A shorter text becomes one piece.
 
     first: token that replaces each piece's first one.
 
@@ -151,7 +152,11 @@ def _checked(path: Path, name: str, sums: NDArray[np.float64], counts: NDArray[n
 
 
 def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
-    """Read the older format: a name, calls, and mean squares times calls per entry; then chunks and the text's name."""
+    """Read the older format.
+
+    For each entry it has a name, the number of calls, and the mean squares multiplied by that number. The number of
+    chunks and the name of the text follow at the end.
+    """
     at = 0
 
     def take(count: int, what: str) -> bytes:
@@ -200,7 +205,7 @@ def write_importance(path: Path, matrix: ImportanceMatrix) -> None:
 
 
 def fitted(columns: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Reshape the importance for a tensor: the older format stores the columns of all experts in one row."""
+    """Reshape the importance to fit a tensor. The older format stores the columns of all experts in one row."""
     if len(shape) > 2 and columns.ndim == 1 and columns.size == shape[0] * shape[-1]:
         return columns.reshape(shape[0], shape[-1])
     return columns

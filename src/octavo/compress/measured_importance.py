@@ -19,11 +19,11 @@ from octavo.models import build_graph
 def measure(
     checkpoint: Checkpoint, texts: Sequence[Tokens], report: Callable[[int, int], None] = lambda _done, _total: None
 ) -> dict[str, ColumnSquares]:
-    """Return the sums of squares for every matrix in the layers, by the name of the stored tensor.
+    """Return the sums of squared inputs of every matrix in the layers, by the name of the stored tensor.
 
     Embeddings and the output head are left out, as in llama.cpp.
 
-    report: called with the number of finished layers and of all layers.
+    report: called with the number of finished layers and the number of all layers.
     """
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     found: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}

@@ -1,4 +1,7 @@
-"""Merges an adapter into the weights of a model: W + scale B A in float32, on the way to a new file."""
+"""Merges adapters into the weights of a model: each changed weight W becomes W + scale B A, computed in float32.
+
+The result is written to a new file, and each weight is merged when the writer reads it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
 def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[str, LowRank]:
     """Return the adapter's parts by the weight that they change.
 
-    Raises ModelLoadError if an output head tied to the embedding would change differently.
+    Raises ModelLoadError if the embedding and the output head are one weight but the adapter changes them differently.
     """
     parts = dict(adapter.parts)
     if HEAD_PLACE in base.weights:
@@ -66,9 +69,9 @@ def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[s
 
 
 def _merged(source: Source, part: LowRank, adapter: Adapter, *, is_table: bool) -> Source:
-    """Return a float32 weight with its part of an adapter merged in.
+    """Return a float32 weight with one part of an adapter merged in.
 
-    Its declared type stays that of the file, because the writer rounds.
+    Its declared type remains the type in the file, because the writer rounds the result to that type.
     """
 
     def make() -> Weight:
@@ -82,7 +85,7 @@ def _merged(source: Source, part: LowRank, adapter: Adapter, *, is_table: bool) 
 def open_merged(path: Path, adapters: Sequence[tuple[Path, float]]) -> Iterator[SourceModel]:
     """Open a model with adapters merged into its weights, like `open_source`. Other tensors stay as they are.
 
-    Raises ModelLoadError, also for an architecture whose weights cannot be converted back to a file's tensors.
+    Raises ModelLoadError, for example if an architecture's weights cannot be converted back to the tensors of a file.
     """
     with closing(open_checkpoint(path)) as checkpoint:
         changed = merged(checkpoint, adapters)

@@ -1,6 +1,7 @@
 """The well-known mixtures of types, and the type of each tensor in them.
 
-Source: the rules of llama.cpp's `llama-quantize` (`src/llama-quant.cpp`), so that a name means the same in both.
+Source: the rules of llama.cpp's `llama-quantize` (`src/llama-quant.cpp`), so that a name means the same in Octavo and
+    llama.cpp.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def find_mixture(name: str) -> Mixture | None:
 class ModelFacts:
     """The facts about a model that the rules need.
 
-    gqa: query heads for each kv head.
-    is_tied: it has no separate output matrix.
+    gqa: number of query heads per kv head.
+    is_tied: the model has no separate output matrix.
     """
 
     architecture: str
@@ -120,7 +121,7 @@ def can_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def fallback(type_name: str, width: int) -> str:
-    """Return the type for rows of this width: `type_name`, else its substitute with blocks of 32, else F16."""
+    """Return `type_name` if its blocks fit rows of this width, else its substitute with smaller blocks, else F16."""
     if width % BLOCK_SIZES[type_name][0] == 0:
         return type_name
     substitute = _FALLBACKS.get(type_name, "F16")
@@ -151,7 +152,7 @@ class Rules:
         self._seen: Counter[str] = Counter()
 
     def choose(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return the type according to the rules. `fallback` checks whether the width fits."""
+        """Return the type according to the rules. Its blocks may not fit the rows; pass the result to `fallback`."""
         m, kind = self.mixture.name, kind_of(name)
         if self.mixture.base in DENSE_TYPES:
             return self.mixture.base

@@ -4,8 +4,8 @@ Layers are ranked by block influence: one minus the mean cosine between a layer'
 2403.03853). Heads and feed-forward columns are ranked by activation-weighted magnitude: the mean square of a column's
 input times the sum of the squares of its weights, summed over the heads that share a key. Single weights are ranked in
 each row by |w| times the norm of the input (Sun et al., Wanda, arXiv 2306.11695), or removed column by column while the
-remaining weights compensate (Frantar and Alistarh, SparseGPT, arXiv 2301.00774). Either removes a fraction of each row,
-or two of every four neighbours.
+remaining weights compensate (Frantar and Alistarh, SparseGPT, arXiv 2301.00774). Both of these methods remove either a
+fraction of each row or two of every four neighbours.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class PruneOptions:
 class PrunedModel:
     """A pruned model.
 
-    metadata, tensors: those of its GGUF file, as in `SourceModel`.
-    removed: what was removed, in words, one line each.
+    metadata, sources: the metadata and tensors of its GGUF file, by GGUF key and name.
+    removed: descriptions of what was removed, one line each.
     """
 
     metadata: Mapping[str, MetadataValue]
@@ -81,13 +81,13 @@ def prune(
     options: PruneOptions,
     report: WorkReport = lambda _what, _done, _total: None,
 ) -> PrunedModel:
-    """Remove parts of a model: layers first, then heads and columns, single weights last.
+    """Remove parts of a model: layers first, then heads and columns, and single weights last.
 
     metadata: metadata of the model as a GGUF file.
-    texts: calibration texts, used whole.
+    texts: calibration texts; each is used in full.
 
-    Raises UsageError if nothing would be left or the model has no such parts, ModelLoadError if a GGUF file cannot
-    express what is left.
+    Raises UsageError if nothing would be left or if the model has no such parts. Raises ModelLoadError if a GGUF file
+    cannot express the result.
     """
     _check_names(checkpoint)
     model = _Model(checkpoint, {**metadata}, [])
@@ -110,8 +110,10 @@ class _Model:
     removed: list[str]
 
     def with_config(self, weights: Mapping[str, Source], keys: Mapping[str, MetadataValue], **fields: Any) -> _Model:
-        """Return the model with exactly these weights, and these configuration fields and keys (without prefix)
-        changed.
+        """Return the model with these weights, and with some configuration fields and metadata keys changed.
+
+        keys: new values of metadata keys, without the architecture's prefix.
+        fields: new values of configuration fields.
         """
         config = dataclasses.replace(self.checkpoint.config, **fields)
         kept = type(self.checkpoint.weights)(weights, self.checkpoint.file)
@@ -155,12 +157,13 @@ def block_influence(
     texts: Sequence[Tokens],
     report: WorkReport = lambda _what, _done, _total: None,
 ) -> NDArray[np.float64]:
-    """Return the influence of each layer, [layers]. 0 means the output has the input's direction, so removal should
-    change least.
+    """Return the influence of each layer, [layers].
 
-    The first layer counts as infinitely important, because its output differs from the embedding in length and meaning.
+    An influence of 0 means that a layer's output has the same direction as its input, so removing it should change
+    little. The first layer has an infinite influence, because its output differs from the embedding in length and
+    meaning.
 
-    Raises UsageError if layers pass on more than one value, NumericalError for values that are not finite.
+    Raises UsageError if layers pass on more than one value, and NumericalError for values that are not finite.
     """
     layers = layers_of(graph)
     values: list[Values] = [()] * len(texts)
@@ -285,7 +288,7 @@ def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptio
 def _mean_squares(
     model: _Model, texts: Sequence[Tokens], parts: tuple[str, ...], report: WorkReport
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the mean squares of the inputs of the matrices with these names, by weight."""
+    """Return the sums of squares of the inputs of the matrices with these names, [columns], by weight."""
     sums: dict[str, NDArray[np.float64]] = {}
 
     def observe(parameter: Parameter, x: Array, index: int | None) -> None:
@@ -312,7 +315,7 @@ def _best(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
 
 
 def _spread(kept: NDArray[np.intp], size: int) -> NDArray[np.intp]:
-    """Return the rows in these groups of `size` rows."""
+    """Return the indices of all rows in the kept groups of `size` rows."""
     return (kept[:, None] * size + np.arange(size)).reshape(-1)
 
 
@@ -329,7 +332,11 @@ def _keep_columns(weights: dict[str, Source], stem: str, kept: NDArray[np.intp])
 
 
 def dense_source(source: Source, make: Callable[[], NDArray[np.float32]], shape: tuple[int, ...], step: str) -> Source:
-    """Return a float32 weight that replaces another one."""
+    """Return the source of a float32 weight that replaces another one.
+
+    make: returns the new numbers.
+    step: description of the change, added to the steps of `source`.
+    """
     return replace(
         source,
         type_name="F32",
@@ -345,7 +352,11 @@ def _part(source: Source, kept: Callable[[NDArray[np.float32]], NDArray[np.float
 
 
 def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, report: WorkReport) -> _Model:
-    """Prune layer by layer: each layer is pruned for its inputs in the pruned model, and then computed again."""
+    """Prune layer by layer.
+
+    Each layer is pruned according to the inputs that it gets from the pruned layers before it. Then its outputs are
+    computed again.
+    """
     sparsity = options.sparsity
     if isinstance(sparsity, float) and not 0 < sparsity < 1:
         raise UsageError(f"--sparsity {sparsity:g} must be between 0 and 1")
@@ -379,7 +390,7 @@ def sparse_matrix(
 ) -> NDArray[np.float32]:
     """Return the matrix [out, in] with some weights set to zero.
 
-    inputs: for sparsegpt X^T X [in, in], for wanda its diagonal [in], where X are rows of inputs.
+    inputs: X^T X [in, in] for sparsegpt, or its diagonal [in] for wanda, where the rows of X are inputs.
     """
     if method == "sparsegpt":
         return _sparsegpt(matrix, inputs, sparsity)

@@ -1,4 +1,4 @@
-"""Quantizes a model to a GGUF file: chooses the types and does the work."""
+"""Chooses the type of each tensor of a model, and writes the model as a quantized GGUF file."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def _fixed(tensor: SourceTensor, options: TypeOptions) -> TypeChoice | None:
 
 
 def free_tensors(model: SourceModel, options: TypeOptions) -> list[SourceTensor]:
-    """Return the tensors whose type a size limit decides: `options` leave them free, and their rows are whole blocks.
+    """Return the tensors whose type can be chosen to meet a size limit.
 
-    Raises the errors of `choose_types`.
+    `options` do not set their type, and their rows are whole blocks. Raises the same errors as `choose_types`.
     """
     _check_patterns(model, options)
     return [t for t in model.tensors if t.shape[-1] % _LEAST_BLOCK == 0 and _fixed(t, options) is None]
@@ -157,9 +157,11 @@ def _num_values(model: SourceModel) -> int:
 def choose_by_size(
     model: SourceModel, options: TypeOptions, bits: float, losses: Mapping[str, Sequence[Option]]
 ) -> list[TypeChoice]:
-    """Choose the types with the least loss within this many bits per weight, in the order of the model.
+    """Choose the types with the least total loss that keep the model within this many bits per weight.
 
-    losses: the options of every free tensor. The size must have passed `check_size`.
+    The result is in the order of the model. Call `check_size` first.
+
+    losses: the options of every free tensor.
     """
     taken = _choices_beside(model, options, losses)
     free = [tensor for tensor in model.tensors if tensor.name in losses]
@@ -230,7 +232,10 @@ def _encoding_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Encod
 
 
 def _importance_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Importance | None:
-    """Return the tensor's importance if it fits: [columns], or [experts, columns]."""
+    """Return the tensor's importance, [columns] or [experts, columns], or None if it is unknown or not needed.
+
+    Raises UsageError if its shape does not fit the tensor.
+    """
     found = columns.get(choice.tensor.name)
     shape = choice.tensor.shape
     if found is None or choice.type_name in DENSE_TYPES:

@@ -1,10 +1,11 @@
 """Measures on a text how much loss each tensor of a model causes when it is quantized.
 
-One tensor at a time is replaced by its form in one type, the probe. The loss is the KL divergence of the next tokens
-from those of the model with float16 weights. Since the divergence grows with the square of a small weight error, it is
-converted to other types by the ratio of the weighted squared errors. Layers before the tensor are not recomputed,
-because their results are kept. Only the two outer layers at each end and every third layer in between are measured. For
-the layers between them, the divergence of the same tensor per unit of weighted error is interpolated (its logarithm).
+One tensor at a time is rounded to one type, the probe. The loss is the KL divergence between the next-token
+distributions of this model and of the model with float16 weights. Since the divergence grows with the square of a small
+weight error, the loss of other types follows from the ratio of the weighted squared errors. Layers before the tensor
+are not recomputed, because their results are kept. Only the two outermost layers at each end and every third layer in
+between are measured. For the other layers, the divergence per unit of weighted error is interpolated between the same
+tensors of the measured layers, on a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def least_bytes(tensor: SourceTensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FloatWeights(Mapping[str, Weight]):
-    """The weights of a checkpoint in float16, with vectors in float32, some of them replaced."""
+    """The weights of a checkpoint, some of them replaced. Matrices are float16, or float32 if they are stored so.
+
+    Vectors have the type in which they are stored.
+    """
 
     checkpoint: Checkpoint
     replaced: Mapping[str, DenseWeight] = field(default_factory=dict)
@@ -130,9 +134,10 @@ def calibration_texts(ids: Sequence[int], first: int | None) -> NDArray[np.int32
 
 
 class Measurements:
-    """The known divergences by tensor, in a JSON file rewritten after each, so that a killed run loses only one.
+    """The divergences measured so far, by tensor, in a JSON file.
 
-    The file belongs to one model, text and version of Octavo. A file that belongs to others is not read.
+    The file is rewritten after each measurement, so that a killed run loses only one. Its name depends on the model,
+    the text, the importance and the version of Octavo, so that measurements made with others are never used.
     """
 
     def __init__(
@@ -185,9 +190,11 @@ class Sensitivity:
         self._base: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def measure(self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent) -> None:
-        """Add the divergences of the tensors to `known`, from the last layer to the first.
+        """Add the divergences that `known` lacks, from the last layer to the first.
 
-        report: called with the number of finished tensors.
+        Only the tensors chosen by `measured_of` are measured.
+
+        report: called with the number of finished tensors and the number of all tensors to measure.
         """
         tensors = measured_of(tensors)
         weights = self._checkpoint.weights
@@ -248,9 +255,9 @@ class Sensitivity:
     def options(
         self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent
     ) -> list[list[Option]]:
-        """Return the options of each tensor, its `types_of`, with their expected losses.
+        """Return the options of each tensor, one for each type in `types_of`, with the expected losses.
 
-        A tensor's own type has no loss.
+        A tensor's own type causes no loss.
         """
         errors = []
         for done, tensor in enumerate(tensors, 1):
@@ -273,7 +280,7 @@ class Sensitivity:
         ]
 
     def _errors(self, tensor: SourceTensor, types: Sequence[str]) -> dict[str, float]:
-        """Return the weighted squared error of each type, for rows spread over the tensor."""
+        """Return the weighted squared error of each type, over a sample of rows from the whole tensor."""
         weight = tensor.make()
         matrices = weight.shape[0] if len(weight.shape) > 2 else 1
         importance = _fitted(self._importance.get(tensor.name), weight.shape)
@@ -293,9 +300,9 @@ class Sensitivity:
 
 
 class _Rest:
-    """The layers from `first` to the end, with weights replaced in layers `first` to `last`.
+    """The layers from `first` to the end. Weights in layers `first` to `last` can be replaced for each run.
 
-    What comes after `last` is compiled once.
+    The layers after `last` are compiled only once.
     """
 
     def __init__(self, owner: Sensitivity, first: int, last: int) -> None:
@@ -326,7 +333,10 @@ class _Rest:
 
 
 def measured_of(tensors: Sequence[SourceTensor]) -> list[SourceTensor]:
-    """Return the tensors to measure; all others are in layers between two of theirs."""
+    """Return the tensors to measure.
+
+    Every other tensor is in a layer between two layers whose corresponding tensors are measured.
+    """
     series = _series(tensors)
     found = []
     for tensor in tensors:
@@ -338,12 +348,12 @@ def measured_of(tensors: Sequence[SourceTensor]) -> list[SourceTensor]:
 
 
 def _kind(tensor: SourceTensor) -> tuple[str, tuple[int, ...]]:
-    """Return a key that is equal for the same part of different layers."""
+    """Return a key that is equal for corresponding tensors of different layers."""
     return re.sub(r"^blk\.\d+\.", "blk.*.", tensor.name), tensor.shape
 
 
 def _series(tensors: Sequence[SourceTensor]) -> dict[tuple[str, tuple[int, ...]], dict[int, str]]:
-    """Return the names of the same part in all layers, by layer."""
+    """Return the names of corresponding tensors in all layers: `_kind` -> layer -> name."""
     series: dict[tuple[str, tuple[int, ...]], dict[int, str]] = {}
     for tensor in tensors:
         series.setdefault(_kind(tensor), {})[layer_order(tensor.name)[0]] = tensor.name
@@ -382,7 +392,7 @@ def _matrix(weight: DenseWeight | GGMLWeight, index: int) -> DenseWeight | GGMLW
 
 
 def _fitted(columns: Importance | None, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """Return the importance as [matrices, columns], for one matrix or several."""
+    """Return the importance as [matrices, columns], with one row if all matrices share it, or None if it does not fit."""
     if columns is None:
         return None
     rows = columns.reshape(-1, columns.shape[-1])

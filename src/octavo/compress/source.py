@@ -1,4 +1,4 @@
-"""A model as the tensors and metadata of a GGUF file, wherever it comes from."""
+"""A model in the form of a GGUF file, as tensors and metadata, whatever format it is stored in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SourceTensor:
     """A tensor under its name in GGUF files.
 
     make: returns its numbers, as stored.
-    release: frees their pages.
+    release: lets the system reclaim the mapped pages of its numbers.
     stored: names of the source tensors that it is made from.
     """
 
@@ -39,7 +39,7 @@ class SourceTensor:
 class SourceModel:
     """A model in the form of a GGUF file.
 
-    metadata: as in a GGUF file of the model, with numbers in their types.
+    metadata: as in a GGUF file of the model, with each number in the type that it has there.
     tensors: in the order of the file.
     """
 
@@ -52,7 +52,10 @@ class SourceModel:
         return str(self.metadata.get("general.architecture", ""))
 
     def facts(self, has_importance: bool) -> ModelFacts:
-        """Return the model facts that the rules of mixtures depend on. A missing metadata key counts as 1."""
+        """Return the model facts that the rules of mixtures depend on.
+
+        If metadata keys are missing, the number of layers and `gqa` default to 1, and the number of experts to 0.
+        """
 
         def largest(key: str, default: int) -> int:
             numbers = np.atleast_1d(np.asarray(self.metadata.get(f"{self.architecture}.{key}", default)))
@@ -95,7 +98,11 @@ def open_source(path: Path) -> Iterator[SourceModel]:
 def as_source(
     path: Path, metadata: Mapping[str, MetadataValue], file: TensorFiles, sources: Mapping[str, Source]
 ) -> SourceModel:
-    """Make a model of these tensors, which are given by GGUF name and come from the tensors of a file."""
+    """Make a model from the given tensors.
+
+    file: the file from whose tensors they are made.
+    sources: the tensors by GGUF name.
+    """
     return SourceModel(path, metadata, [_tensor(file, *item) for item in sources.items()])
 
 

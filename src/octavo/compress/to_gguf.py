@@ -61,13 +61,16 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
 
 
 def text_reader(checkpoint: Checkpoint) -> ConfigReader:
-    """Return the text configuration as the checkpoint's GGUF file has it. Raises the errors of `gguf_form_of`."""
+    """Return a reader of the text model's configuration as it would be in the checkpoint's GGUF file.
+
+    Raises the same errors as `gguf_form_of`.
+    """
     stored, keys = _stored_form(checkpoint)
     return ConfigReader(keys, f"{stored.name}.")
 
 
 def _stored_form(checkpoint: Checkpoint) -> tuple[Stored, Keys]:
-    """Return the model as its file stores it, and its configuration's keys, which are checked."""
+    """Return the model as its file stores it, and the keys of its configuration, after checking them."""
     path, form = checkpoint.path, gguf_form(checkpoint.architecture)
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{path} is quantized by {checkpoint.quantization}; use a checkpoint with float weights")
@@ -91,12 +94,12 @@ def _prefixed(name: str, keys: Keys) -> Keys:
 
 
 def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
-    """Return the weights of the model.
+    """Return the weights of the model, including some that no graph uses.
+
+    For example, some layers of Gemma 3n share the keys and values of other layers, but their own key and value weights
+    are stored too, and llama.cpp requires them.
 
     is_part: the model is multimodal; take only the layers that read text.
-
-    Some of these are not used by any graph: Gemma 3n has keys and values in layers that share others', and llama.cpp
-    requires them.
     """
     found = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
     further = [name for name in found if is_part or _is_further(name, checkpoint.config.num_layers)]
@@ -138,7 +141,7 @@ def tensors_in_gguf(
     """Return the tensors by GGUF name: the embedding, the layers, and what comes after them.
 
     name: the architecture's GGUF name.
-    own: stems of the graph -> stems of this model's file, where its table has several.
+    own: the file's stem for each graph stem for which the weight table has several, as in `GGUFForm.stems`.
     steps: transforms of the tensors, under checkpoint names.
     """
     table = weight_table(load_architecture(name))
@@ -170,7 +173,7 @@ def _order(name: str) -> tuple[float, str]:
 
 
 def _factors(keys: Keys) -> dict[str, Source]:
-    """Return the tensors among the keys."""
+    """Return the tensors of rotary factors among the keys."""
     found = {}
     for name in ROPE_FACTORS:
         if name in keys:

@@ -1,4 +1,7 @@
-"""Writes a model as a folder for transformers: from a GGUF file, or from a safetensors checkpoint in another type."""
+"""Writes a model as a folder for transformers.
+
+The source is a GGUF file, or a safetensors checkpoint whose numbers become another type.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +54,11 @@ def write_checkpoint(
 ) -> int:
     """Write the model to a new folder, replacing one with the same name, and return the size of its tensors in bytes.
 
-    type_name: type of all tensors, `F32`, `F16` or `BF16`. None keeps each as it is stored.
+    type_name: type of all tensors, `F32`, `F16` or `BF16`; None keeps the type of each tensor.
     adapters: adapters to merge into the weights, each with a factor for its effect.
 
-    The folder appears once it is complete and has been read back. Raises ModelLoadError for what such a folder cannot
-    express, ModelWriteError naming a file or tensor.
+    The folder appears once it is complete and has been read back. Raises ModelLoadError if such a folder cannot express
+    the model, and ModelWriteError naming a file or tensor.
     """
     if checkpoint.quantization is not None:
         raise ModelLoadError(
@@ -127,9 +130,9 @@ def _merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> d
 
 
 def names_in_transformers(checkpoint: Checkpoint, weights: Mapping[str, Source]) -> dict[str, Source]:
-    """Convert weights of the checkpoint's graph to the transformers tensors that they come from, by name.
+    """Convert the weights of the checkpoint's graph back to the tensors of transformers, by name.
 
-    Raises ModelLoadError for an architecture whose transformers form is not declared.
+    Raises ModelLoadError for an architecture that has no transformers form.
     """
     form, table = hf_form(checkpoint.architecture), weight_table(load_architecture(checkpoint.architecture))
     stems = {stem: name for name, stem in table.names.items() if not name.startswith(("blk.", "position_embd"))}
@@ -153,7 +156,7 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Source]:
 def config_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the checkpoint's config.json.
 
-    If it ties an output head that is stored separately, the result does not tie it.
+    If `tie_word_embeddings` is true in it although the output head is stored separately, it is false in the result.
     """
     config: dict[str, Any] = {**read_json_object(checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES)}
     if not getattr(checkpoint.config, "tie_word_embeddings", True):
@@ -164,7 +167,10 @@ def config_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return config.json, read back and compared with the configuration of the file."""
+    """Return the config.json for a GGUF file, after checking that it gives the same configuration as the file.
+
+    Raises ModelLoadError naming the fields that differ.
+    """
     form = hf_form(checkpoint.architecture)
     values = {**checkpoint.file.metadata}
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):

@@ -83,21 +83,23 @@ class EngineProcess:
         return True
 
     async def kill_stalled(self) -> None:
-        """Kill the engine after it has written its threads' stacks to standard error, if it still can."""
+        """Kill the engine, but first let it write its threads' stacks to standard error if it still can."""
         if isinstance(self._engine, subprocess.Popen):
             processes.request_stacks(self._engine)
         await asyncio.sleep(_DUMP_S)
         self.kill()
 
     def kill(self) -> None:
-        """Kill a process at once. A thread ends when it next reads or sends."""
+        """Kill a process at once. An engine thread ends when it next reads or sends."""
         with suppress(OSError):  # it is another user's now: it ends with its connection
             self._engine.kill()
         with suppress(OSError):  # the connection has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
-        """Kill the engine and wait until it has gone completely. A process has nothing to lose but its memory."""
+        """Kill the engine and wait until it has gone completely. Killing a process is safe, because it holds nothing
+        that must be saved.
+        """
         self.kill()
         await asyncio.wait({self._ended}, timeout=_KILL_GRACE_S)
 

@@ -23,9 +23,9 @@ def return_large_blocks() -> None:
 def limit_heaps() -> None:
     """Make all threads that start from now on share a few heaps, regardless of the number of cores.
 
-    glibc creates up to eight per core. Memory that one thread allocates and others free, such as a grammar compiled by
-    a short-lived thread, is then scattered over all heaps, and other heaps cannot use the holes in one. After 600
-    grammars with 108 of them kept, the holes take 19 MiB in 16 heaps, 3 in four and 1 in a single one; but threads that
-    compute masks would wait for the lock of a single heap.
+    glibc creates up to eight heaps per core. Memory that one thread allocates and others free, such as a grammar
+    compiled by a short-lived thread, is then scattered over all heaps, and other heaps cannot use the holes in one.
+    After 600 grammars had been compiled and 108 of them kept, the holes took 19 MiB with 16 heaps, 3 MiB with four and
+    1 MiB with one. With a single heap, however, threads that compute masks would wait for its lock.
     """
     set_allocator(_M_ARENA_MAX, _MAX_HEAPS)

@@ -15,7 +15,7 @@ class UsageMeter:
 
     def __init__(self, used_s: Callable[[], float], least_share: float, window: int) -> None:
         """used_s: returns the seconds of use so far.
-        least_share: share of the time during the last `window` intervals.
+        least_share: the share of the last `window` intervals' time that must be exceeded.
         """
         self._used_s = used_s
         self._least_share = least_share
@@ -34,7 +34,7 @@ class UsageMeter:
 
 
 def cpu_meter() -> UsageMeter:
-    """Measure the processor time of this process, over all threads.
+    """Return a meter of the processor time of this process, over all threads.
 
     Even on the busiest machine, a process that has work to do gets more than the least share.
     """
@@ -44,13 +44,13 @@ def cpu_meter() -> UsageMeter:
 def run_queue_meter(pid: int) -> UsageMeter:
     """Return a meter of the time that another process's threads spend ready to run, waiting for a processor.
 
-    If several threads wait at once, each counts. The time is 0 where the system does not provide it.
+    If several threads wait at once, their times add up. The time is 0 where the system does not provide it.
     """
     return UsageMeter(lambda: _waited_s(pid), 0.1, 4)
 
 
 def _waited_s(pid: int) -> float:
-    """Return the time that Linux counts in `schedstat`."""
+    """Return the seconds that a process's threads have waited for a processor, from Linux's `schedstat`."""
     total_ns = 0
     with suppress(OSError):  # the process has just exited
         for thread_id in processes.threads_of(pid):

@@ -45,7 +45,7 @@ class ProcessClient:
         in_thread: bool = False,
         on_progress: LoadProgress | None = None,
     ) -> None:
-        """Start to load a model; `wait_ready` waits for it. Call it from a running event loop.
+        """Start loading a model; `wait_ready` waits until it is loaded. Call it from a running event loop.
 
         stall_timeout_s: if an engine process makes no step for this time while work waits, it is killed and restarted.
         in_thread: for debugging, the engine has no process of its own; if it fails, it stays dead.

@@ -46,7 +46,9 @@ class Replica:
 
     @property
     def info(self) -> ModelInfo:
-        """The description of this replica's latest engine that was ready. Raises EngineDeadError if there was none."""
+        """The description of the latest engine of this replica that became ready. Raises EngineDeadError if there was
+        none.
+        """
         with suppress(EngineDeadError):
             self._info = self.client.info
         return self._info if self._info is not None else self.client.info
@@ -69,7 +71,7 @@ class ReplicaClient:
     def __init__(
         self, config: EngineConfig, *, stall_timeout_s: float = 30.0, on_progress: LoadProgress | None = None
     ) -> None:
-        """Start to load the first replica, whose share of the memory determines the share of all others.
+        """Start loading the first replica. Its share of the memory determines the share of every other replica.
 
         The parameters and errors are those of `ProcessClient`.
         """
@@ -303,7 +305,9 @@ class ReplicaStream:
         await self._stream.aclose()
 
     async def _move(self, error: EngineDeadError) -> None:
-        """Restart the request on another replica. Raises the error if outputs would repeat or no replica is left."""
+        """Restart the request on another replica. Raises the error if outputs would be repeated or if no replica is
+        left.
+        """
         if self._has_output or self._has_moved:
             raise error
         self._has_moved = True

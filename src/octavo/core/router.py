@@ -25,7 +25,8 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A prompt as the router sees it: for each full block, a digest of everything up to its end, including spans.
+    """A prompt as the router sees it: for each full block, a digest of everything up to the block's end, including
+    spans.
 
     hint: the digest of the prompt's `prompt_cache_key`, if it has one.
     """
@@ -110,7 +111,7 @@ class Visit:
         replica.waiting_tokens += self._waiting_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """Record that the answer has num_tokens more tokens, and hence that its prompt is computed."""
+        """Record that the answer has `num_tokens` more tokens, which implies that the prompt has been computed."""
         self._replica.waiting_tokens -= self._waiting_tokens
         self._waiting_tokens = 0
         self._replica.held_tokens += num_tokens
@@ -133,11 +134,11 @@ class Router:
         self._turn = 0
 
     def choose(self, prompt: RoutedPrompt, numbers: Collection[int]) -> int:
-        """Choose the replica with the lowest cost. Of several, choose the one not chosen for longest."""
+        """Choose the replica with the lowest cost. On ties, choose the one that was chosen least recently."""
         return min(numbers, key=lambda i: (self._replicas[i].cost(prompt), self._replicas[i].last_turn))
 
     def enter(self, number: int, prompt: RoutedPrompt) -> Visit:
-        """Count the request at a replica. From then on the replica counts as having seen its prompt."""
+        """Count the request at a replica. From then on, the replica is assumed to have seen the request's prompt."""
         replica = self._replicas[number]
         self._turn += 1
         replica.last_turn = self._turn

@@ -61,7 +61,7 @@ class EngineService:
 
     def __init__(self, sock: socket.socket, *, owns_process: bool) -> None:
         """sock: connected to an `EngineProcess`.
-        owns_process: the process does nothing else.
+        owns_process: True if the process does nothing but serve this engine.
         """
         self._socket = sock
         self._owns_process = owns_process
@@ -92,7 +92,9 @@ class EngineService:
             self._socket.sendall(data)
 
     def _guarded(self, target: Callable[..., None], *arguments: object) -> None:
-        """Run a thread's target, and fail the engine if it raises: without one of its threads the engine is useless."""
+        """Run a thread's target, and make the engine fail if it raises, because the engine is useless if one of its
+        threads is missing.
+        """
         try:
             target(*arguments)
         except Exception as error:
@@ -100,7 +102,9 @@ class EngineService:
             self._fail(EngineDeadError(f"the engine's process failed: {type(error).__name__}: {error}"))
 
     def _fail(self, error: OctavoError) -> None:
-        """End the connection, which ends a process whatever its threads are doing."""
+        """End the connection. If the engine has its own process, that process then ends, whatever its threads are
+        doing.
+        """
         self.send(Failed(to_problem(error)))
         with suppress(OSError):  # the server was faster
             self._socket.shutdown(socket.SHUT_RDWR)

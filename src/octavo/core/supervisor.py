@@ -178,7 +178,7 @@ class Supervisor:
 
     @property
     def _stalled_s(self) -> float:
-        """Seconds without progress."""
+        """The number of seconds without progress."""
         silence_s = self._silence_s
         if silence_s > STALL_S or self._heartbeat is None:
             return silence_s
@@ -188,7 +188,7 @@ class Supervisor:
     def _is_stalled(self) -> bool:
         """True if the process has stalled.
 
-        A process that computes, or gets no processor, is only slow, up to a limit.
+        Up to a time limit, a process that computes or waits for a processor is considered slow, not stalled.
         """
         if self._silence_s > STALL_S:
             is_slow = self._is_starved

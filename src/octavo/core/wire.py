@@ -61,7 +61,7 @@ class Problem(msgspec.Struct, array_like=True):
 class Start(_Message):
     """The first message, which starts the engine.
 
-    spawned_at: seconds of time.monotonic, which all processes on a machine share.
+    spawned_at: seconds of `time.monotonic`, a clock shared by all processes on a machine.
     """
 
     config: EngineConfig
@@ -108,7 +108,7 @@ class Submit(_Message):
     """A `GenerationRequest` for the engine; `decode_request` checks it.
 
     kind: the class of its parameters.
-    request: its other fields, without the prompt's text.
+    request: the request's other fields, without the prompt's text.
     """
 
     request_id: str
@@ -171,7 +171,7 @@ class Heartbeat(_Message):
     """The state of the engine, sent a few times a second by a dedicated thread.
 
     stalled_s: from `Session.measure_stall`.
-    is_computing: the process has used processor time.
+    is_computing: True if the process has used processor time.
     last_step_age_s: as in `EngineStatus`.
     """
 
@@ -232,7 +232,7 @@ EngineMessage: TypeAlias = (
 
 
 def _plain(value: object) -> int:
-    """Convert number subclasses, such as the default length of an answer, to plain numbers."""
+    """Convert instances of number subclasses, such as the default length of an answer, to plain numbers."""
     if isinstance(value, int):
         return int(value)
     raise NotImplementedError(f"a value of {type(value).__name__} cannot be sent")

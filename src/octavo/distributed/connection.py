@@ -38,7 +38,7 @@ class Connection:
     """One end of a connection. Any thread may send; only one receives."""
 
     def __init__(self, sock: socket.socket, rings: tuple[Ring, Ring] | None = None) -> None:
-        """rings: to the other end and from it, if both are on one machine."""
+        """rings: the rings to and from the other end, if both ends are on one machine."""
         self._socket = sock
         self._rings = rings
         self._sending = threading.Lock()
@@ -68,7 +68,7 @@ class Connection:
     def receive(self, limit: int = MAX_MESSAGE_BYTES) -> RankMessage:
         """Return the next message that is not a keep-alive, of at most `limit` bytes.
 
-        Raises ConnectionEndedError at the end, and after bytes that are not a message.
+        Raises ConnectionEndedError if the connection has ended, and after bytes that are not a message.
         """
         while True:
             try:
@@ -110,7 +110,7 @@ class Connection:
     def _ready(self) -> Callable[[int], bytes]:
         """Wait for the next message.
 
-        Return the function that reads it: from the ring if one is there, otherwise from the socket.
+        Return the function that reads it, from the ring if the ring has a message, otherwise from the socket.
         """
         assert self._rings is not None
         incoming = self._rings[1]

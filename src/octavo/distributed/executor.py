@@ -57,9 +57,9 @@ class GroupExecutor:
         available_bytes: int,
     ) -> None:
         """group: the ranks of the last stage; None means rank 0 alone.
-        cache_sizes: the largest of any rank.
-        weight_bytes: total of all ranks.
-        available_bytes: the least that any of the other ranks has for its cache.
+        cache_sizes: the largest cache sizes of any rank.
+        weight_bytes: total bytes of all ranks' weights.
+        available_bytes: the smallest number of bytes that any other rank has for its cache.
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
@@ -89,7 +89,7 @@ class GroupExecutor:
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> RankAdapter:
         """See `AdaptingExecutor`.
 
-        Other ranks prepare their parts meanwhile, which are sent one by one, between steps.
+        The other ranks prepare their parts at the same time. The parts are sent to them one by one, between steps.
         """
         largest = max((x.nbytes for part in parts.values() for x in (part.a, part.b) if x is not None), default=0)
         if largest > _MAX_PART_BYTES:
@@ -107,7 +107,7 @@ class GroupExecutor:
         return prepared
 
     def load_adapter(self, slot: int, prepared: RankAdapter) -> None:
-        """See `AdaptingExecutor`. The other ranks load it before the next step."""
+        """See `AdaptingExecutor`. The other ranks load the adapter before the next step."""
         self._leader.send(LoadAdapter(prepared.number, slot))
         cast("AdaptingExecutor", self._local).load_adapter(slot, prepared.own)
 
@@ -137,7 +137,9 @@ class GroupExecutor:
                 gather(rank)
 
     def _gather(self, batch: Batch, number: int, rank: int) -> None:
-        """Receive a rank's part of the blocks and states that a step has saved. Raises the leader's failure."""
+        """Receive a rank's part of the blocks and states that a step has saved. Raises the leader's `failure` if there
+        is one.
+        """
         wanted = (batch.block_saves, batch.snapshot_saves)
         if not any(saves is not None and len(saves.block_ids) for saves in wanted):
             return
@@ -153,7 +155,7 @@ class GroupExecutor:
     def _parts(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return a rank's byte ranges in each block and in each state.
 
-        All ranks get as much room as the largest needs.
+        All ranks get the room that the largest part needs.
         """
         sizes = (self._moved.block_bytes, self._moved.state_bytes)
         blocks, states = (size // self._ranks.count for size in sizes)
@@ -206,7 +208,7 @@ class GroupExecutor:
 class RankAdapter:
     """An adapter that all ranks have prepared.
 
-    number: the ranks' number for it.
+    number: the number by which the ranks identify it.
     own: rank 0's part.
     """
 

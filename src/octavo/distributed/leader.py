@@ -46,10 +46,11 @@ class RemoteRank:
         self._alive, self._changed_at = Alive(), 0.0
 
     def stuck_s(self, now: float, patience: Patience) -> tuple[float, float]:
-        """Return the seconds that the rank has computed without progress, and the seconds it had to wait meanwhile.
+        """Return the seconds that the rank has computed without progress, and the seconds that it had to wait during
+        this time.
 
-        Waits for a disk or a processor do not count towards the first number, up to a limit. Both are 0 if the rank
-        makes progress or computes nothing.
+        Up to a limit, the first number does not include waits for a disk or a processor. Both are 0 if the rank makes
+        progress or computes nothing.
         """
         alive = self.connection.heard
         waited_s = min(alive.waited_s - self._alive.waited_s, MOST_WAITED_S)
@@ -64,7 +65,7 @@ class RemoteRank:
     def stopped_s(self, now: float) -> float:
         """Return the seconds for which the rank's process has been stopped.
 
-        0 if it runs or is not a child of this process.
+        The result is 0 if it runs or is not a child of this process.
         """
         if self.process is None or processes.state_of(self.process.pid) not in ("T", "t"):
             self._stopped_at = None
@@ -73,7 +74,7 @@ class RemoteRank:
         return now - self._stopped_at
 
     def see_again(self, now: float) -> None:
-        """Restart the measurement of the rank's silence and of its stop."""
+        """Restart the measurement of how long the rank is silent or stopped."""
         self.connection.heard_at = max(self.connection.heard_at, now)
         self._stopped_at = None
         self._alive, self._changed_at = self.connection.heard, now
@@ -96,7 +97,7 @@ class RemoteRank:
 
 
 class Leader:
-    """All other ranks of an engine. `failure` is the first reason to give up; all ranks are ended then."""
+    """All other ranks of an engine. `failure` is the first reason to give up. All ranks are then ended."""
 
     def __init__(self) -> None:
         self.failure: OctavoError | None = None
@@ -129,13 +130,13 @@ class Leader:
         threading.Thread(target=remote.read, name=f"octavo-rank-{rank}", daemon=True).start()
 
     def watch(self) -> None:
-        """Begin to watch the ranks as they compute. A rank that is stuck, or silent for too long, counts as dead."""
+        """Begin to watch the ranks as they compute. Treat a rank that is stuck, or silent for too long, as dead."""
         self._see_again()
         self._silence_s = SILENCE_S
         self._is_computing = True
 
     def send(self, message: RankMessage, ranks: Iterable[int] | None = None) -> None:
-        """Send a message to these ranks, or to all. Raises the failure."""
+        """Send a message to these ranks, or to all. Raises `failure` if there is one."""
         for rank in self._ranks if ranks is None else ranks:
             # If it has ended, its own thread finds out why.
             with suppress(ConnectionEndedError):
@@ -143,7 +144,7 @@ class Leader:
         self.check()
 
     def receive(self, rank: int, kind: type[M]) -> M:
-        """Return the next message of a rank. Raises the failure; a message of another kind counts as one."""
+        """Return the next message of a rank. Raises `failure` if there is one, such as a message of another kind."""
         remote = self._ranks[rank]
         while True:
             try:
@@ -163,7 +164,7 @@ class Leader:
             self.check()
 
     def check(self) -> None:
-        """Raise the failure, if any."""
+        """Raise `failure` if there is one."""
         if self.failure is not None:
             raise self.failure
 

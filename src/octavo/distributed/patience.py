@@ -1,4 +1,4 @@
-"""The time that a rank may compute without showing progress before it counts as stuck."""
+"""The time that a rank may compute without showing progress before it is considered stuck."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _FLOPS_PER_S = 1e9
 class Patience:
     """Derives the limit from the work in flight and from the longest silence so far.
 
-    A rank shows progress after each operation of its graph, so a step's longest operation decides. Its time is
-    estimated from its FLOPs; once steps have been measured, it is scaled from theirs by FLOPs.
+    A rank shows progress after each operation of its graph, so the limit depends on the longest operation of a step.
+    The time of that operation is estimated from its FLOPs. Once steps have been measured, the estimate is at most the
+    longest silence so far, scaled up in proportion to FLOPs.
     """
 
     def __init__(self, ops: Iterable[Op], steps_in_flight: int) -> None:

@@ -1,4 +1,4 @@
-"""Steps on their way through the stages of a pipeline. Each stage computes a different step at a time."""
+"""Steps on their way through the stages of a pipeline. At any time, each stage computes a different step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PipelinedStep:
 
     def __init__(self, number: int, batch: Batch, gather: Callable[[int], None]) -> None:
         """batch: this rank's batch.
-        gather: takes the blocks that the step saved from another rank, if any.
+        gather: receives the blocks that the step saved on another rank, if any, given the rank's number.
         """
         self.number = number
         self.batch = batch
@@ -52,7 +52,7 @@ class Pipeline:
     def __init__(
         self, local: Executor, leader: Leader, ranks: Ranks, outcome: Callable[[Callable[[], StepOutput]], StepOutput]
     ) -> None:
-        """outcome: calls its argument, and replaces the error of a step whose rank is gone."""
+        """outcome: calls its argument and returns the result. It replaces the error if a rank is gone."""
         self._local, self._leader, self._ranks, self._outcome = local, leader, ranks, outcome
         self._queues: list[queue.SimpleQueue[PipelinedStep | None]] = [
             queue.SimpleQueue() for _ in range(ranks.pipeline_parallel - 1)
@@ -65,7 +65,9 @@ class Pipeline:
             thread.start()
 
     def submit(self, step: PipelinedStep) -> None:
-        """Follow a step that has been sent to all ranks. The batch must not change until the step ends."""
+        """Pass a step that has been sent to all ranks from stage to stage. The batch must not change until the step
+        ends.
+        """
         self._queues[0].put(step)
 
     def close(self) -> None:

@@ -96,8 +96,9 @@ class Setup(_Message):
 
     group: the name of its stage's group.
     model_len: tokens of the longest request.
-    max_num_outputs: output rows per step, more of them for a head that drafts.
-    taps: the layers whose inputs the head reads.
+    max_num_outputs: maximum number of output rows per step, higher if a draft head reads the hidden states of all
+    tokens.
+    taps: the layers whose inputs the draft head reads.
     digest: the model's digest, for a rank on another machine; empty if the rank opens the same file.
     """
 
@@ -113,7 +114,7 @@ class Setup(_Message):
 class Joining(_Message):
     """A rank knows its part of the model.
 
-    Once all ranks do, the leader answers with the same message, and they join their groups.
+    Once all ranks have sent this message, the leader answers with the same message, and they join their groups.
     """
 
 
@@ -123,7 +124,7 @@ class Loaded(_Message):
     block_token_bytes: cache bytes per token in a block.
     token_bytes: cache bytes per token in all layers.
     state_bytes: bytes of a state.
-    available_bytes: the free memory left to the rank: of its GPU, or its share of its machine's.
+    available_bytes: the free memory left to the rank, on its GPU or as its share of its machine's memory.
     """
 
     block_token_bytes: int
@@ -163,7 +164,9 @@ class DomainTensors(msgspec.Struct, array_like=True):
         return cls(rows.count, starts, positions, indices, lengths, slots)
 
     def rows(self) -> DomainRows:
-        """Return the rows, whose values the executor checks. Raises MalformedRankMessageError for other arrays."""
+        """Return the rows, whose values the executor checks. Raises MalformedRankMessageError for a wrong count, and
+        for arrays of the wrong type or number of dimensions.
+        """
         if not 0 <= self.count < 2**31:
             raise MalformedRankMessageError(f"a domain cannot have {self.count} rows")
         tensors = ((self.starts, 1), (self.positions, 2), (self.lengths, 1), (self.slots, 2))
@@ -180,7 +183,7 @@ class RunStep(_Message):
     sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
     moved: the blocks to save, the blocks to load, and the rank's part of their bytes; then the same for state slots.
     Empty if nothing is moved.
-    inputs: for the first stage; other stages receive theirs as `StageValues`.
+    inputs: values for the first stage; other stages receive their inputs as `StageValues`.
     """
 
     number: int
@@ -243,8 +246,8 @@ class StageValues(_Message):
 class Alive(_Message):
     """A keep-alive message.
 
-    progress: changes as long as a step makes progress.
-    is_busy: the rank computes, and waits for no other rank.
+    progress: a number that changes as long as a step makes progress.
+    is_busy: the rank is computing and not waiting for another rank.
     waited_s: seconds since its start for which one of its threads had to wait for a disk or a processor.
     """
 
@@ -254,7 +257,7 @@ class Alive(_Message):
 
 
 class RankFailed(_Message):
-    """A rank cannot continue, for this reason.
+    """A rank cannot continue, for the given reason.
 
     kind: the name of an OctavoError class.
     """
@@ -299,7 +302,7 @@ def decode(data: bytes) -> RankMessage:
 
 
 def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> RunStep:
-    """Return the message with the parts of a batch that ranks need if they do not sample.
+    """Return the message with the parts of a batch that are needed by ranks that do not sample.
 
     with_sampling: add the sampling options, for ranks that sample together with the sender.
     """
@@ -379,7 +382,7 @@ def batch_of(
 ) -> Batch:
     """Build a rank's batch from a message.
 
-    inputs: values of the previous stage, or None for the step's own.
+    inputs: values of the previous stage, or None for the inputs in the message.
     block_bytes, state_bytes: sizes of the rank's part.
     """
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):

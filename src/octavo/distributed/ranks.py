@@ -53,8 +53,8 @@ class Ranks:
 def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
     """Return the part of a model that one rank computes. It is not optimized yet.
 
-    Raises UsageError if there are fewer layers than stages, if a layer reads the cache of a layer in another stage, and
-    for whole experts if the model has none.
+    Raises UsageError if there are fewer layers than stages, if a layer reads the cache of a layer in another stage, or
+    if whole experts are requested for a model without experts.
     """
     if ranks.whole_experts and not any(isinstance(node.op, MoE) for node in graph.nodes):
         raise UsageError("enable_expert_parallel: this model has no experts; leave it out")

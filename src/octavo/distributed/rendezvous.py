@@ -39,10 +39,10 @@ def accept_ranks(
     listening: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Connection]:
-    """Return the connections of these ranks, once all have connected and proved the token.
+    """Return the connections of these ranks once all have connected and proved that they know the token.
 
-    Others are refused and logged.
-    listening: called with the port (0 lets the system choose) once ranks may connect.
+    Other connections are refused and logged.
+    listening: called with the port once ranks may connect. If the address has port 0, the system chooses the port.
     check: called while waiting; raises if a rank cannot come.
     Raises EngineDeadError naming the missing ranks, and UsageError for an unusable address.
     """
@@ -86,7 +86,7 @@ def accept_ranks(
 
 
 def connect(address: tuple[str, int], token: str, rank: int, timeout_s: float) -> Connection:
-    """Return an authenticated connection to the leader. Raises EngineDeadError if there is no leader."""
+    """Return an authenticated connection to the leader. Raises EngineDeadError if no leader can be reached."""
     end = time.monotonic() + timeout_s
     while True:
         found = _attempt(address, token, rank)
@@ -112,7 +112,7 @@ def _attempt(address: tuple[str, int], token: str, rank: int) -> Connection | Ex
 
 
 class _Door:
-    """Authenticates each new connection in its own thread, so that none can delay the rest."""
+    """Authenticates each new connection in its own thread, so that no connection can delay the rest."""
 
     def __init__(
         self,

@@ -31,7 +31,10 @@ def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots
 
 
 def following_domains(batch: Batch) -> dict[str, DomainRows]:
-    """Return the rows of the other domains in the next step of the same sequences, one token each in both steps."""
+    """Return the domains with adapter data for the next step, or none if the batch has no adapters.
+
+    In both steps, the same sequences have one token each.
+    """
     if ADAPTERS.name not in batch.domains:
         return {}
     tokens = batch.domains[TOKENS.name]

@@ -1,8 +1,8 @@
 """Admission and preemption: which groups of sequences wait and which run.
 
-A running group counts towards max_num_seqs, and holds cache blocks and rows of the batch builder's table. When blocks
-run out, the last group in service order (priority, answers before texts, arrival) is preempted: its blocks are freed,
-and its tokens are computed again later.
+A running group counts towards max_num_seqs, and holds cache blocks and rows of the batch builder's table. Groups are
+served by priority, then answers before texts (to embed or score), then by arrival. When blocks run out, the last group
+in this order is preempted: its blocks are freed, and its tokens are computed again later.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ ANSWERS_A_TEXT = 8  # answers admitted per text while both wait
 class ServiceQueue:
     """Running groups in service order, waiting groups in admission order, and the number of running sequences.
 
-    Answers are admitted before texts, because thousands of texts may arrive at once while a user waits for a first
-    token. If there are always answers waiting, one text is admitted after every ANSWERS_A_TEXT answers.
+    Answers are admitted before texts (to embed or score), because thousands of texts may arrive at once while a user
+    waits for a first token. If there are always answers waiting, one text is admitted after every ANSWERS_A_TEXT
+    answers.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class ServiceQueue:
         self._last = {False: 0, True: 0}
 
     def take_turn(self, groups: list[SequenceGroup]) -> None:
-        """Place a new request in the admission order."""
+        """Give the groups of a new request their place in the admission order."""
         is_text = groups[0].is_text
         time = max(self._now, self._last[is_text]) + (ANSWERS_A_TEXT if is_text else 1)
         self._last[is_text] = time
@@ -71,7 +72,7 @@ class ServiceQueue:
             member.status = RequestStatus.RUNNING
 
     def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
-        """Remove a group."""
+        """Remove a running or waiting group from the queue, and set the status of its members."""
         if group.status is RequestStatus.RUNNING:
             _discard(self.running, group, _by_key)
             self.num_seqs_taken -= group.num_seqs
@@ -86,7 +87,7 @@ class ServiceQueue:
 class Stages:
     """The steps in flight of a pipeline. Each step gets a share of the groups, and a group is in at most one step.
 
-    busy: groups in a step. Not tracked without a pipeline.
+    busy: groups that are in a step. It stays empty without a pipeline.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -104,7 +105,7 @@ class Stages:
             self.busy -= step.groups
 
     def share(self, num_groups: int) -> int:
-        """Return the largest number of groups for one step that leaves some for every stage.
+        """Return the most groups that one step may take, so that every stage gets some.
 
         Without a pipeline there is no limit.
         """
@@ -191,7 +192,7 @@ class GroupAdmission:
         return True
 
     def take_arrived(self, timeout_s: float = 0.0) -> None:
-        """Queue the groups whose blocks have arrived or will not arrive.
+        """Return groups to the queue once their blocks have arrived from the store, or will not arrive any more.
 
         timeout_s: how long to wait for one of them.
         """
@@ -206,7 +207,10 @@ class GroupAdmission:
                 self.queue.wait(group)
 
     def finish(self, group: SequenceGroup) -> None:
-        """End a group in any state. A step in flight may still write to its blocks; later steps run after it."""
+        """End a group in any state and free its blocks.
+
+        A step in flight may still write to them. This does no harm, because later steps run after it.
+        """
         self._leave(group, RequestStatus.FINISHED)
 
     def finish_request(self, request: Request) -> None:
@@ -282,7 +286,10 @@ class GroupAdmission:
         return num_cached_tokens - num_tokens
 
     def _swap_in(self, group: SequenceGroup) -> bool:
-        """Remove a preempted group from the queue to load the blocks it lost, if loading is faster than computing."""
+        """Start to load the blocks that a preempted group lost, if loading them is faster than computing them.
+
+        If so, remove the group from the queue and return True.
+        """
         self._swapped.discard(group)
         if not self._load(group):
             return False
@@ -290,7 +297,7 @@ class GroupAdmission:
         return True
 
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
-        """Take a running group's blocks, remove it from the step, and queue it again."""
+        """Free a running group's blocks, remove it from the step, and queue it again."""
         for member in group.members:
             member.draft_token_ids, member.hidden_rows = [], None
             step.remove(member)
@@ -339,7 +346,7 @@ class GroupAdmission:
         self.queue.leave(group, status)
 
     def observe_slots(self) -> None:
-        """Count the slots of cache blocks, except those already taken by the next step."""
+        """Count the allocated and wasted cache slots, without blocks allocated ahead for the next step."""
         size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
         for sequence in self.running:
             num_blocks = -(-sequence.num_computed_tokens // size)

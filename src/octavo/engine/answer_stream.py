@@ -19,7 +19,7 @@ class MergedStream:
     engine = 0  # a client of several engines has its own streams
 
     def __init__(self, request_id: str, request: GenerationRequest, abort: Callable[[str], None]) -> None:
-        """abort: called with the id when the stream is closed before its end."""
+        """abort: called with the request's id if the stream is closed before the answer is complete."""
         self._request_id = request_id
         self.num_prompt_tokens = len(request.prompt)
         self._abort = abort

@@ -1,6 +1,6 @@
 """Turns a schedule into the arrays of `Batch`, with as little Python per token as possible.
 
-`SamplingState` follows the tokens of one sequence; `BatchBuilder` gathers the arrays of a step.
+`SamplingState` tracks the tokens of one sequence; `BatchBuilder` gathers the arrays of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ _Values = TypeVar("_Values", Int32, Float32)
 
 
 class _Rows(NamedTuple):
-    """Output rows: their sequences, wanted tokens (-1 for a new one), positions, and the drafts before them."""
+    """The output rows of a step, with one entry per row in each list.
+
+    targets: token whose log-probability is wanted, or -1 to sample a new one.
+    counters: index of the new token in its answer.
+    num_drafts: number of drafts before the row.
+    """
 
     sequences: list[Sequence]
     targets: list[int]
@@ -87,7 +92,7 @@ class SamplingState:
         return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
 
     def _see(self, token_ids: list[int], start: int) -> None:
-        """Add tokens at the positions from `start` on."""
+        """Add the tokens from position `start` on."""
         num_prompt_tokens = self._sequence.request.num_prompt_tokens
         for i, token_id in enumerate(token_ids, start):
             position = self._position.setdefault(token_id, len(self._position))
@@ -98,7 +103,7 @@ class SamplingState:
             self._seen_counts[position] += i >= num_prompt_tokens
 
     def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
-        """Return the history including drafts. It is not kept, because drafts may be rejected."""
+        """Return the history including drafts. The result is not cached, because drafts may be rejected."""
         ids, counts = self.history()
         new_ids = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._position]
         counts = np.concatenate([counts, np.zeros(len(new_ids), np.int32)])
@@ -221,10 +226,10 @@ class BatchBuilder:
             add_adapters(batch, scheduled, self._adapter_slots)
 
     def follow(self, batch: Batch, step: Schedule) -> Batch:
-        """Return the arrays, except tokens, of the step that `Scheduler.schedule_ahead` made after the step of `batch`.
+        """Return the arrays of the step that `Scheduler.schedule_ahead` made after the step of `batch`.
 
-        Every sequence has one more token. Most arrays of plain sequences stay the same, so this takes half as long as
-        `build`.
+        The token ids are not filled in. Every sequence has one more token. Most arrays of plain sequences stay the
+        same, so this takes half as long as `build`.
         """
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:
@@ -305,7 +310,7 @@ class BatchBuilder:
     # --- sampling ---
 
     def _build_rows(self, step: Schedule) -> tuple[Int32, Int32, _Rows]:
-        """Return the indices of tokens whose logits or hidden states are wanted, and what is wanted from the logits."""
+        """Return the token indices of the wanted logits and of the wanted hidden states, and the rows of logits."""
         indices: list[int] = []
         hidden: list[int] = []
         rows = _Rows([], [], [], [])
@@ -331,7 +336,7 @@ class BatchBuilder:
         return np.array(indices, np.int32), np.array(hidden, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:
-        """Return the result of `_gather_sampling`. While the same plain sequences continue, reuse the last one."""
+        """Return the sampling options of the rows. While the same plain sequences continue, reuse the last ones."""
         if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
@@ -405,7 +410,10 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
 
 
 def _state_saves(item: ScheduledSequence) -> list[tuple[int, int]]:
-    """Return the token counts after which states are kept: at the end of a prefix, or before each draft."""
+    """Return the token counts after which states are saved, with the slots that receive them.
+
+    States are saved at the end of a prefix, or before each draft.
+    """
     if item.snapshot is not None and item.state_load is None:
         return [(item.snapshot.num_tokens - item.start, item.snapshot.slot)]
     known = len(item.sequence.token_ids) - item.start
@@ -443,7 +451,7 @@ def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> 
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:
-    """Compress rows: return the start of each row, and the ids and values of all rows concatenated."""
+    """Concatenate rows of different lengths. Return the start of each row, and the ids and values of all rows."""
     starts = np.zeros(len(entries) + 1, np.int32)
     present = [entry for entry in entries if entry is not None]
     if not present:

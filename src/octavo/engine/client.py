@@ -67,7 +67,7 @@ class ModelInfo:
 
     @property
     def num_cache_tokens(self) -> int:
-        """Number of tokens that fit in the cache if none of them leaves a window."""
+        """Number of tokens that fit in the cache, assuming that no token has left the window of a layer."""
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
 
     def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
@@ -89,7 +89,7 @@ class AnswerStream(Protocol):
 
     @property
     def request_id(self) -> str:
-        """The engine's own id, unique among its requests. A replacement engine starts counting from zero again."""
+        """The request's id, unique within the engine that assigned it. A replacement engine counts from zero again."""
 
     @property
     def engine(self) -> int:
@@ -102,12 +102,12 @@ class AnswerStream(Protocol):
         """Wait for the part of the answer that is new since the last call, and return it."""
 
     async def aclose(self) -> None:
-        """End the request within a step and free its blocks. Has no effect after the end; may be called twice."""
+        """End the request within a step and free its blocks. Does nothing after the end; may be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The latest known state. Reading it is free and never waits."""
+    """The latest known state of an engine. Reading it is free and never waits."""
 
     state: EngineState
     reason: str | None = None  # one line for users if STALLED, RESTARTING or DEAD
@@ -119,7 +119,7 @@ class EngineStatus:
 
 
 class EngineReplica(Protocol):
-    """One of a model's engines, as observers see it."""
+    """The description, status and metrics of one of a model's engines."""
 
     @property
     def info(self) -> ModelInfo:
@@ -156,14 +156,14 @@ class EngineClient(Protocol):
         end.
 
         Raises UsageError (with param and code) if the request is invalid or could never fit, OverloadedError if the
-        engine is loading, restarting or stalled, and EngineDeadError if the engine was given up.
+        engine is loading, restarting or stalled, and EngineDeadError if the engine has ended for good.
         """
 
     async def metrics(self) -> EngineMetrics:
         """Return the engine's current metrics. Raises OverloadedError if the engine is not READY."""
 
     async def restart(self) -> None:
-        """Replace the engines one by one, each after its last request, while the remaining ones serve.
+        """Replace the engines one by one while the remaining ones serve. Each engine finishes its requests first.
 
         Raises UsageError if there is only one engine, and the error that prevented a new one from loading.
         """
@@ -182,7 +182,7 @@ class EngineClient(Protocol):
         """
 
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
-        """Save, restore or erase the content of a slot as defined by llama.cpp.
+        """Save, restore or erase the content of a slot, as in llama.cpp.
 
         Raises UsageError if there are several replicas, or if a file cannot be read or written or belongs to another
         model.
@@ -199,7 +199,7 @@ class EngineClient(Protocol):
         """Forget an adapter if it is known. Requests that already run with it are not affected."""
 
     async def close(self) -> None:
-        """End running requests with EngineDeadError, then the engine and its process. May be called twice."""
+        """End running requests with EngineDeadError, then stop the engine and its process. May be called twice."""
 
 
 _CODES = {

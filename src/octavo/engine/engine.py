@@ -103,7 +103,7 @@ class Engine:
         store: BlockStore | None = None,
     ) -> None:
         """texts: the text tasks that the model supports.
-        heads: what follows pooling.
+        heads: the steps that follow pooling.
         identity: see `KVCacheManager`.
         store: holds evicted blocks and the states of prefixes. Needs prefix caching.
         """
@@ -160,7 +160,8 @@ class Engine:
     def _settles_drafts(self) -> bool:
         """True if a step may be submitted before it is known which guesses of the previous step are right.
 
-        A device cannot choose states, positions with several components or rows of a source by itself.
+        This is not possible for models with states, multi-component positions or source texts, because a device cannot
+        select the right ones by itself.
         """
         limits = self.limits
         is_plain = not limits.num_states and limits.images.position_components == 1 and not limits.sources.width
@@ -193,7 +194,7 @@ class Engine:
         encodings.metrics = self.metrics
 
     def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, head: DraftHead | None = None) -> None:
-        """Also use drafts from a model whose cache mirrors this one's blocks. Raises UsageError if it cannot.
+        """Also use drafts from a model whose cache mirrors this engine's blocks. Raises UsageError if it cannot draft.
 
         max_drafts: limit per sequence in one step.
         head: for a draft that reads this model's hidden states. The executor must have room for the hidden states of
@@ -267,13 +268,13 @@ class Engine:
         return self._kv_cache.tier is not None and self._kv_cache.tier.has_losses
 
     def save_computed(self) -> None:
-        """Save the last step's blocks and states to the store in a separate step. Call it only without requests."""
+        """Save the last step's blocks and states to the store in a separate step. There must be no requests."""
         if self.has_unsaved and not (self._is_asleep or self._in_flight or self._ended):
             self._move_alone()
             self.admission.observe_state()
 
     def _move_alone(self) -> None:
-        """Move blocks between the cache and memory in a step of its own, when there is nothing else to do."""
+        """Move blocks between the cache and memory in a separate step, when there is nothing else to do."""
         batch = self._kv_cache.saving_batch()
         if batch is not None:
             saved = self._kv_cache.begin_step(batch, [])
@@ -299,7 +300,7 @@ class Engine:
         return self._factory.create(request_id, generation)
 
     def prepare_structured_outputs(self) -> None:
-        """Prepare for the first structured output, which takes half a second. Thread-safe.
+        """Prepare for the first structured output. This takes half a second. Thread-safe.
 
         It holds the GIL most of that time, so call it before streams run.
         """
@@ -323,8 +324,8 @@ class Engine:
     def abort(self, request_id: str) -> Output | None:
         """End a request at once and return its output so far, with finish_reason `abort`.
 
-        If the request has already ended but was not published yet, return its last output. Return None for an unknown
-        request.
+        If the request has already ended but its last output has not been published yet, return that output. Return None
+        for an unknown request.
         """
         self._take()
         request = self._requests.get(request_id)
@@ -383,7 +384,7 @@ class Engine:
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def _propose(self, speculation: Speculation) -> None:
-        """Give sequences drafts for the next step. If prompts wait, use no more rows than have been timed."""
+        """Give sequences drafts for the next step. While prompts wait, do not try larger steps than have been timed."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
         self._batch_builder.gives_hidden = speculation.reads_hidden
@@ -420,14 +421,14 @@ class Engine:
             self._submit_ahead(last.schedule, started_at, {})
 
     def _is_foreseen(self, last: Schedule) -> bool:
-        """True if the step after one in flight can be scheduled before its tokens are known."""
+        """True if the step after `last` can be scheduled while `last` is in flight, before its tokens are known."""
         can = can_be_foreseen(last, settles_drafts=self._settles_drafts)
         return can and not self.admission.would_preempt
 
     def _lengths_ahead(self, speculation: Speculation, last: Schedule) -> dict[Sequence, int] | None:
         """Return the number of guesses per sequence that a draft model makes while a step runs.
 
-        None if the host must know the step's tokens first.
+        Return None if the host must know the step's tokens first.
         """
         if not self._settles_drafts or not self._is_foreseen(last):
             return None
@@ -451,7 +452,7 @@ class Engine:
     def finish(self) -> float:
         """Wait for the oldest step in flight and return its duration in seconds.
 
-        `start` or `publish` take its tokens.
+        Its tokens are taken later, by `start` or `publish`.
         """
         if not self._in_flight:
             return 0.0
@@ -498,7 +499,7 @@ class Engine:
                 self._progress.append(self._publisher.build_progress(request, item.start, started_at))
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
-        """Fill the tokens of the previous step into a prepared one.
+        """Fill the tokens of the previous step into the prepared step.
 
         Return False if the prepared step is no longer the next one, because a request was added or removed, a token
         ended its sequence, or there are drafts now.
@@ -536,7 +537,7 @@ class Engine:
             self.scheduler.observe(step.schedule, step.ended_at - step.started_at, is_timed=step.ahead is None)
 
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
-        """Pass the rows to their consumers. Return the requests with new results and their numbers of new tokens."""
+        """Pass the rows to their consumers. Return the number of new tokens of each request with new results."""
         schedule = step.schedule
         for item in schedule.chunks():  # decodes were scheduled before
             request, times = item.sequence.request, item.sequence.request.times
@@ -632,8 +633,8 @@ class Engine:
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
         """End the requests whose rows have no outcome. All other requests repeat the step as if it had not happened.
 
-        A row after a draft counts only if that draft is right. If such a row fails, its sequence repeats the step
-        without drafts.
+        A row after a draft is needed only if that draft is right. If only such a row fails, the request does not end:
+        its sequence repeats the step without drafts.
         """
         errors: dict[Request, RowError] = {}
         for use, row, _ in schedule.rows():

@@ -71,7 +71,7 @@ class EngineThread:
             self._wake.notify()
 
     def call(self, task: Callable[[], _T]) -> Future[_T]:
-        """Run a task between two steps on the engine's thread and return its result."""
+        """Run a task on the engine's thread between two steps. Return a future of its result."""
         future: Future[_T] = Future()
         with self._wake:
             if self.failure is not None or self._is_closing:
@@ -82,7 +82,7 @@ class EngineThread:
         return future
 
     def close(self) -> None:
-        """End every request with an error, then the thread. May be called twice."""
+        """End every request with an error, then stop the thread. May be called twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -132,9 +132,10 @@ class EngineThread:
         return sum(isinstance(output, OutputDelta) and output.finished for output in outputs)
 
     def _comes_soon(self) -> bool:
-        """True if a caller wants something before an idle engine saves what it computed in a step of its own.
+        """Wait briefly for a command, before an idle engine saves its results in a separate step.
 
-        A request's own step saves as well, and a client that just received an answer must not wait for a saving step.
+        Return True if one comes. The steps of a new request save the results as well, and a client that has just
+        received an answer must not wait for a separate step when it continues.
         """
         with self._wake:
             return self._wake.wait_for(
@@ -201,7 +202,8 @@ class EngineThread:
     def _hand_over(sink: Sink, item: OutputDelta | PoolingOutput | OctavoError) -> bool:
         """Pass an item to its caller.
 
-        Return False if that fails, as with a closed event loop; other callers are not affected.
+        Return False if that fails, for example because the caller's event loop is closed; other callers are not
+        affected.
         """
         try:
             sink(item)

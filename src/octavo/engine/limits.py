@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """The sizes of images that a model's encoder takes.
+    """Limits for the images that a model's encoder takes.
 
-    max_patches: per image, or 0 if no encoder computes the values of spans.
+    max_patches: most patches per image, or 0 if no encoder computes the values of spans.
     patch_size: side of a patch in pixels.
-    merge_size: side in patches of a block that becomes one row.
-    position_components: per token; more than one only with images.
+    merge_size: side, in patches, of the block of patches that becomes one row.
+    position_components: components of a token's position; more than one only with images.
     longest_span: tokens of the longest span that must be in one step, or 0 if chunks may split any span.
     """
 
@@ -32,7 +32,7 @@ class SourceLimits:
 
     width: columns of their rows, or 0 if the model has no such encoder.
     start_token_id: the first token of the decoder, which is not part of the answer.
-    max_rows: rows of all texts whose answers begin in one step.
+    max_rows: most rows, over all texts whose answers begin in one step.
     """
 
     width: int = 0

@@ -83,7 +83,7 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
     """Find, open and compile the model, and allocate its cache.
 
     progress: called with (phase, bytes loaded, total bytes) while weights are packed.
-    is_replica: this is the first of `data_parallel_size` replicas, which leaves the rest their share of cores and
+    is_replica: this is the first of `data_parallel_size` replicas. It leaves the other ones their share of cores and
     memory.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
     """
@@ -107,7 +107,7 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
 def _no_collections() -> Iterator[None]:
     """Disable garbage collection.
 
-    Loading creates many long-lived objects; scanning them takes a tenth of a short start.
+    Loading creates many long-lived objects, and scanning them takes a tenth of the time of a short start.
     """
     if not gc.isenabled():
         yield
@@ -145,11 +145,12 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
 
 
 class _TokenizerInMaking:
-    """Loads the tokenizer on a thread while the weights are packed, mostly without the GIL.
+    """Loads the tokenizer on a thread while the weights are packed.
 
-    The tokenizer library holds the GIL for a long time, so it starts once the packing threads are at work. Threads that
-    check packed weights do not need the GIL. With a limit on the address space it starts earlier, while there is room
-    for it, because a failed allocation would end the process.
+    Packing runs mostly without the GIL, but the tokenizer library holds it for a long time. The tokenizer is therefore
+    loaded once the packing threads are at work, or while packed weights are checked, because that does not need the
+    GIL. If the address space is limited, it is loaded earlier, while there is room for it: a failed allocation would
+    end the process.
     """
 
     def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:
@@ -339,7 +340,7 @@ def _use_drafts(
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
-    """Return the available bytes; the cache of a loaded model gets a share of them."""
+    """Return the bytes that are available with the model loaded. The cache gets a share of them."""
     if config.num_ranks > 1:
         return _cache_memory_of_ranks(config, cast("GroupExecutor", executor))
     backend = backend_of(config)
@@ -385,7 +386,7 @@ def _warn_excess(config: EngineConfig, trained: int) -> None:
 
 
 def _vector_width(graph: Graph, checkpoint: Checkpoint) -> int:
-    """Return the width of the vector of a text or token, after the dense layers."""
+    """Return the width of a text's or token's vector, after the dense layers."""
     takes_rows = graph.takes_whole_texts and not checkpoint.pooling.is_classifier
     return checkpoint.pooling.width(graph.output.cols if takes_rows else checkpoint.config.vector_width)
 

@@ -165,7 +165,7 @@ class EngineMetrics:
         return EngineMetrics(**sums)
 
     def after(self, before: EngineMetrics) -> EngineMetrics:
-        """Add these counts to an earlier engine's counts. The state is this engine's."""
+        """Return the sum of these counts and an earlier engine's counts, together with this engine's state."""
         names = [item.name for item in fields(self) if not item.name.endswith("_total")]
         state: dict[str, Any] = {name: value for name in names if isinstance(value := getattr(self, name), int)}
         return replace(self.plus(before), **state)

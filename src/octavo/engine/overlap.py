@@ -21,7 +21,7 @@ class DrawnRows(NamedTuple):
     """The rows of a step in flight that draw the next tokens of a sequence.
 
     row: the first of these rows.
-    token: the token of that row; the next num_drafts tokens are guesses, with one row each.
+    token: index, in the step, of that row's token; the next num_drafts tokens are guesses, with one row each.
     """
 
     row: int
@@ -35,7 +35,7 @@ _NOTHING = DrawnRows(0, 0, 0)
 def can_be_foreseen(step: Schedule, *, settles_drafts: bool = False) -> bool:
     """True if only the tokens of a step in flight are still unknown, and no array of the next step depends on them.
 
-    Then no sequence has to wait for its token because of a grammar, penalties, biases, drafts or beams.
+    This is false if a sequence must wait for its token because of a grammar, penalties, biases, drafts or beams.
     settles_drafts: the device finds the right drafts by itself.
     """
     items = [item for item in step.scheduled.values() if item.sequence.status is RequestStatus.RUNNING]
@@ -56,12 +56,15 @@ def _draws(item: ScheduledSequence) -> bool:
 
 
 def _ends(item: ScheduledSequence) -> bool:
-    """True if the next token is certainly the last, or would be if all guesses were right."""
+    """True if the next token is certainly the last, or would be the last if all guesses were right."""
     return len(item.sequence.token_ids) + item.rows[-1].count >= item.sequence.request.max_total_tokens
 
 
 def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False) -> LateTokens | None:
-    """Return `Batch.late` for sequences, or None if none of them had guesses. Some of them may draw nothing."""
+    """Return `Batch.late` for sequences, or None if none of them had guesses.
+
+    drawn: the rows of each sequence, or None if it draws nothing.
+    """
     found = np.array([_NOTHING if each is None else each for each in drawn], np.int32).reshape(-1, 3)
     rows, tokens, counts = np.ascontiguousarray(found.T)
     return LateTokens(rows, tokens, counts, only_outputs) if counts.any() else None
@@ -71,8 +74,8 @@ def late_tokens(drawn: Iterable[DrawnRows | None], *, only_outputs: bool = False
 def as_if_done(step: Schedule) -> Iterator[dict[Sequence, DrawnRows]]:
     """Make the sequences of a step in flight look finished, with UNKNOWN_TOKEN for the tokens it draws.
 
-    All guesses count as right. Yields the rows that draw the tokens of each sequence. Sequences that end with the step
-    are left out.
+    All guesses are assumed to be right. Yields the rows that draw the tokens of each sequence. Sequences that end with
+    the step are left out.
     """
     rows = {
         use.sequence: DrawnRows(row, token, use.count - 1)

@@ -116,7 +116,10 @@ class Publisher:
         sequence.logprob_rows.clear()
 
     def _settle_text(self, sequence: Sequence, stream: TextStream) -> None:
-        """Push new tokens one by one. Remove the tokens after a stop string, and with them any later end."""
+        """Push new tokens one by one. At a stop string, end the sequence and remove the tokens after it.
+
+        If a later token had already ended the sequence, the stop string takes precedence.
+        """
         request, params = sequence.request, sequence.request.params.sampling
         if not stream.watches_text and params.output_kind is RequestOutputKind.FINAL_ONLY:
             return
@@ -196,9 +199,9 @@ def _news(sequence: Sequence) -> CompletionOutput:
 
 
 def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None:
-    """Return one entry per position of the prompt, except the first.
+    """Return one entry per position of the prompt, or None if they were not requested.
 
-    None in spans and before the first wanted position.
+    The first entry is None, as are the entries in spans and before the first wanted position.
     """
     if request.params.prompt_logprobs is None:
         return None

@@ -33,7 +33,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """The reason why a sequence ended. The values are those of `finish_reason`.
+    """The reason why a sequence ended, with the values that `finish_reason` has in outputs.
 
     ERROR appears only in the metrics: a request that fails has no output.
     """
@@ -142,7 +142,7 @@ class SequenceGroup:
         self.adopt(self.members)
 
     def turn_at(self, time: int) -> tuple[int, int, bool, int, int]:
-        """Return the group's sort key in the queue if it arrives at this time."""
+        """Return the group's sort key in the admission order for this virtual time."""
         priority, *rest = self.key
         return (priority, time, *rest)  # type: ignore[return-value]
 
@@ -170,7 +170,8 @@ class SequenceGroup:
     def max_cached_tokens(self) -> int:
         """Return how many of the first member's tokens may come from the cache, because their rows are not wanted.
 
-        This is at most the prompt if other members will fork there: the part they need may have left a window later.
+        If other members will fork at the end of the prompt, no later token may come from the cache: by then, blocks
+        that these members need may have left a window.
         """
         sequence = self.members[0]
         starts = [start for start, end in (consumer.wanted(sequence) for consumer in self.consumers) if start < end]
@@ -190,7 +191,7 @@ class RequestTimes:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt with its parameters. Created once; only scheduler and engine change it.
+    """One prompt with its parameters. It is created once and changed only by the scheduler and the engine.
 
     arrival: number of the request in order of arrival.
     max_total_tokens: limit on prompt and output of one sequence together.
@@ -243,7 +244,7 @@ class Request:
 
     @property
     def given_prompt(self) -> Prompt:
-        """The prompt as the client sent it, which may be the source."""
+        """The prompt as the client sent it. For an encoder-decoder model, this is the source text."""
         return self.prompt if self.prompt.source is None else Prompt(self.prompt.source.token_ids)
 
     @property

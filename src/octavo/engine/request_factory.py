@@ -48,7 +48,7 @@ class RequestFactory:
         heads: TextHeads = NO_HEADS,
     ) -> None:
         """texts: the text tasks that the model supports.
-        heads: what follows pooling.
+        heads: the steps that follow pooling.
         """
         self._tokenizer = tokenizer
         self._limits = limits
@@ -168,9 +168,9 @@ class RequestFactory:
             self._check_span(span)
 
     def _after_source(self, generation: GenerationRequest) -> Prompt:
-        """Return the prompt that begins the answer to a text read by the encoder.
+        """Return the prompt with which the answer begins after the encoder has read the request's text.
 
-        Raises UsageError for options of plain prompts.
+        Raises UsageError for options that only apply to plain prompts.
         """
         params = generation.params
         if not params.is_answered:
@@ -227,7 +227,7 @@ class RequestFactory:
                 )
 
     def _rotary(self, prompt: Prompt) -> RotaryPositions | None:
-        """Return the positions of a prompt with several components, or None if one is enough."""
+        """Return the multi-component positions of a prompt, or None if one component is enough."""
         images = self._limits.images
         if not prompt.spans or (images.position_components == 1 and not images.longest_span):
             return None

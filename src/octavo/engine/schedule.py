@@ -15,7 +15,7 @@ from octavo.engine.request import Sequence, SequenceGroup
 class StateSnapshot:
     """The states after a sequence's first num_tokens tokens (full blocks), which a step writes to a slot.
 
-    States from before the step come from a store.
+    States that do not include any token of the step come from a store.
     """
 
     num_tokens: int
@@ -26,8 +26,8 @@ class StateSnapshot:
 class ScheduledSequence:
     """One sequence's part of a step.
 
-    rows: the uses of its own consumers, then one per choice that starts from the same prompt. Empty while the prompt is
-    incomplete and none of its rows are wanted.
+    rows: the row uses of the sequence's own consumers, then one for each choice that starts from the same prompt. Empty
+    while the prompt is incomplete and none of its rows are wanted.
     """
 
     sequence: Sequence
@@ -60,7 +60,7 @@ class ScheduledSequence:
 class Schedule:
     """A step, and what is left of its budgets.
 
-    is_ahead: scheduled while the previous step, which draws some of its tokens, still runs.
+    is_ahead: scheduled while the previous step is still running and drawing some of this step's tokens.
     is_starved: blocks ran out, and no group was preempted to free some.
     """
 
@@ -81,7 +81,7 @@ class Schedule:
         return len(self.scheduled) > self.num_decodes
 
     def chunks(self) -> Iterator[ScheduledSequence]:
-        """Return the chunks of prompts, which follow the decodes."""
+        """Return the chunks of prompts. They come after the decodes."""
         return islice(self.scheduled.values(), self.num_decodes, None)
 
     @property
@@ -98,8 +98,8 @@ class Schedule:
     def rows(self) -> Iterator[tuple[RowUse, int, int]]:
         """Yield the uses of the step's rows, in output order.
 
-        Each comes with two indices for its first row: among the logits or hidden states, whichever it wants, and that
-        of the row's token in the step.
+        Each comes with two indices of its first row. The first counts rows of logits, or rows of hidden states if the
+        use wants these. The second is the index of the row's token in the step.
         """
         num_logits = num_hidden = num_tokens = 0
         hidden = RowKind.HIDDEN  # looked up once, because enum members are slow
@@ -115,7 +115,7 @@ class Schedule:
             num_tokens += item.num_tokens
 
     def processed_rows(self) -> list[int]:
-        """Return the logit rows whose log-probabilities come from the distribution from which tokens are drawn."""
+        """Return the rows of logits whose log-probabilities are to include bias, penalties, temperature and filters."""
         return [
             i
             for use, row, _ in self.rows()

@@ -72,9 +72,9 @@ class Scheduler:
     def schedule(self, *, is_ahead: bool = False, has_time: bool = True) -> Schedule:
         """Return the next step, made of groups that are in no step of another stage.
 
-        It is empty only if these have no work, or wait for rows of images.
+        It is empty only if these groups have no work, or wait for rows of images.
 
-        has_time: False if the time that streams may wait is used up; then no prompt is computed together with them.
+        has_time: False if streams cannot wait any longer; then no prompt is computed together with them.
         is_ahead: another step is in flight, and its sequences look as in `overlap.as_if_done`. No group is preempted
         then.
         """
@@ -172,7 +172,11 @@ class Scheduler:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
     def repeat(self, step: Schedule) -> None:
-        """Prepare a failed step to be repeated. Its states have moved on, so they are computed from the start."""
+        """Prepare a failed step to be repeated.
+
+        The states of its sequences have moved on. If the model has states, the sequences are computed from the start
+        again.
+        """
         for item in step.scheduled.values():
             self.kv_cache.end_snapshot(item, is_valid=False)
         if self.kv_cache.states is None:
@@ -223,7 +227,10 @@ class Scheduler:
         return behind
 
     def _lets_batch_in(self, group: SequenceGroup, step: Schedule) -> bool:
-        """True if a batch group hardly slows a step's live requests. Its rows are then counted."""
+        """True if a batch group hardly slows down a step's live requests.
+
+        Subtracts the group's rows from `Schedule.batch_rows_left`.
+        """
         if step.batch_rows_left is None:
             num_rows = self._max_num_tokens - step.num_tokens_left - step.num_tokens_held_back
             step.batch_rows_left = self.times.rows_beside(num_rows, _BATCH_SLOWDOWN) if num_rows else sys.maxsize
@@ -237,10 +244,10 @@ class Scheduler:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
-        """Return one token per member.
+        """Return the number of tokens to compute for each member: one, and the drafts of a single sequence.
 
-        A single sequence also gets drafts, provided that all others still get their token. Drafts never take blocks
-        that other groups hold.
+        A sequence gets drafts only if all others still get their token. Drafts never take blocks that other groups
+        hold.
         """
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
@@ -269,7 +276,7 @@ class Scheduler:
                 is_blocked = True
 
     def _may_begin(self, group: SequenceGroup, step: Schedule) -> bool:
-        """False if live requests would notice the group, or if a whole text does not fit into the step."""
+        """False if the group would slow down live requests, or if a whole text does not fit into the step."""
         if group.is_batch and not self._lets_batch_in(group, step):
             return False
         first = group.members[0]
@@ -293,7 +300,7 @@ class Scheduler:
             step.chunk_start = start
 
     def _num_ready(self, sequence: Sequence, count: int, step: Schedule) -> int:
-        """Return the number of a sequence's next tokens before the first whose image or source rows are still missing.
+        """Return how many of the next `count` tokens can be computed with the available image or source rows.
 
         If the positions of a span attend to each other, a step takes all that are left of the span, or none.
         """
@@ -312,7 +319,7 @@ class Scheduler:
         return self.encodings.num_ready(prompt, start, count)
 
     def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
-        """Resume a preempted group: the first member computes the prompt, the rest fork there, and all catch up."""
+        """Resume a preempted group: the first member computes the prompt, the others fork there, and all catch up."""
         members = group.members
         first, num_prompt_tokens = members[0], group.request.num_prompt_tokens
         unstarted = [member for member in members[1:] if not member.block_tables]
@@ -331,7 +338,7 @@ class Scheduler:
         self._schedule_members(group, counts, step)
 
     def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
-        """Schedule `counts` tokens for the first members.
+        """Schedule the group's first members, each with its number of tokens from `counts`.
 
         Return False if blocks run out and no group can be preempted.
         """
@@ -374,7 +381,7 @@ class Scheduler:
         """Count a step that has ended.
 
         elapsed_s: seconds from the start of scheduling until its tokens were taken.
-        is_timed: False if the time is not that of the step alone.
+        is_timed: False if elapsed_s includes the time of anything but this step.
         """
         metrics, budget = self.metrics, self.step_budget
         num_tokens, start = self._max_num_tokens - step.num_tokens_left, step.chunk_start
@@ -398,10 +405,10 @@ def _may_lack_rows(sequence: Sequence) -> bool:
 
 
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
-    """Return the size of a chunk of at most `count` tokens that splits no span.
+    """Return the size of a chunk of at most `count` tokens that does not split a span.
 
     It ends before a span or includes all of it.
-    most: limit of a chunk, or 0 if the span has no room in this step.
+    most: largest chunk that may include a span; the result is 0 if the first span does not fit.
     """
     end = start + count
     for span in prompt.overlapping(end - 1, end):

@@ -178,7 +178,7 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         options: RequestOptions,
     ) -> GenerationRequest:
-        """Return a program's request, with its prompt tokenized. Raises UsageError."""
+        """Return the request of a program that calls the Python API, with its prompt tokenized. Raises UsageError."""
         if not isinstance(params, (SamplingParams, BeamSearchParams, PoolingParams)):
             raise UsageError(
                 f"sampling_params must be a SamplingParams, not {params!r:.80}",
@@ -250,7 +250,7 @@ class Session:
     def measure_stall(self) -> float:
         """Return how many seconds requests have waited without a sign of progress, or 0.0 while none waits.
 
-        Call it from one thread only, a few times a second: signs are counted from call to call.
+        Call it from one thread only, a few times a second: each call looks for progress since the previous one.
         """
         now, work = time.monotonic(), work_done(self._loaded.executor) if self._loaded is not None else 0
         if work != self._work:
@@ -275,7 +275,9 @@ class Session:
         return adapters
 
     def with_adapter(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return a program's options with their `lora_request` loaded, and named by `adapter`.
+        """Load the adapter of a program's `lora_request`, if any.
+
+        Return the other options, with the adapter's name in `adapter`.
 
         Raises UsageError, or ModelLoadError for an adapter that does not fit.
         """
@@ -330,7 +332,8 @@ class Session:
     def model(self) -> LoadedModel:
         """Return the loaded model.
 
-        Raises UsageError once it is closed, and in a forked process, which lacks its threads.
+        Raises UsageError once the model is closed, and in a forked process, because the engine's threads do not exist
+        there.
         """
         if os.getpid() != self._pid:
             raise UsageError(

@@ -23,8 +23,9 @@ class SlotContent(NamedTuple):
 
 
 class SlotPrompts:
-    """The contents of slots by number. A slot's number is a row in a step unless the request names another one.
+    """The contents of slots by number.
 
+    If a request names no slot, its slot is the number of its row in the batch builder.
     Only for the engine's thread, except `size_of_key` and `wanted_keys`.
     """
 
@@ -74,6 +75,6 @@ class SlotPrompts:
         return self._kv_cache.moved_bytes[is_states_key(key)]
 
     def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
-        """Return the keys for a prompt with these hashes, as far as the prompt fits into the cache. Thread-safe."""
+        """Return the keys for as much of a prompt with these hashes as fits into the cache. Thread-safe."""
         positions = range(min(len(hashes), self._kv_cache.pool.num_blocks))
         return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}

@@ -10,8 +10,8 @@ from typing import Literal
 class SlotAction:
     """Saves a slot's content to a file, restores it, or erases it.
 
-    salt: of the request that filled the slot, or that may find the restored content. Other requests find the slot
-    empty.
+    salt: salt of the request that filled the slot, or of the requests that may use the restored content. To requests
+    with another salt, the slot is empty.
     max_tokens: most tokens to save, or None for no limit.
     """
 

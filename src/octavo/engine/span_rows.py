@@ -18,7 +18,10 @@ RowsOf = Callable[[Span], "Float32 | None"]
 
 
 def add_spans(batch: Batch, scheduled: Iterable[ScheduledSequence], rows_of: RowsOf) -> None:
-    """Fill the span fields of a batch if any tokens of the step are in spans. A chunk takes only its part of a span."""
+    """Fill the span fields of a batch if any tokens of the step are in spans.
+
+    A chunk that ends within a span takes only its part of the span.
+    """
     values, index = [], np.full(len(batch.token_ids), -1, np.int32)
     count = 0
     for item, begin in zip(scheduled, batch.query_start_loc.tolist(), strict=False):

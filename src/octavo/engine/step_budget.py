@@ -1,10 +1,10 @@
 """Limits the prompt tokens of a step so that no stream stalls, based on the times of earlier steps.
 
 A short prompt may make streams wait so that its first token comes soon, in its own step or as a larger part of one of
-their steps. Even so, no stream falls more than ten tokens behind its pace, counted from its first token (plus the few
-prompt tokens that any step computes), and none waits longer than a second. The pace is a token every max_itl, or every
-three steps of the streams alone if these take longer; otherwise a new request would wait until many streams are done.
-With a long prompt no gap is longer than max_itl.
+their steps. Even so, no stream falls more than ten tokens behind its pace, counted from its first token, and none waits
+longer than a second. (The first limit leaves out the few prompt tokens that any step computes.) The pace is one
+token every max_itl. If three steps with the streams alone take longer than that, the pace is one token every three such
+steps; otherwise a new request would wait until many streams are done. With a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepBudget:
 
     max_itl_s: seconds between two tokens of a stream, above 0.
     times: the times of the steps so far; `observe` adds to them.
-    num_rows: in all methods, the rows of the streams' next tokens plus one for each draft.
+    num_rows: in all methods, the rows of a step with the streams alone, one for each next token and each draft.
     """
 
     def __init__(self, max_itl_s: float, times: StepTimes) -> None:
@@ -52,9 +52,9 @@ class StepBudget:
     def max_prefill_tokens(self, num_rows: int, context: int, missing: int, to_compute: int) -> int:
         """Return the number of prompt tokens that may be computed together with the streams.
 
-        context: tokens before the first of them.
+        context: number of tokens before these prompt tokens.
         missing: remaining tokens of the first prompt if streams may wait for it, otherwise 0.
-        to_compute: number of tokens that prompt had to compute when it began.
+        to_compute: number of tokens that the first prompt had to compute when it began.
         """
         per_token = self.times.chunk_token_s(context)
         if per_token is None:
@@ -68,15 +68,18 @@ class StepBudget:
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def encoder_s(self, num_rows: int) -> float:
-        """Return how many seconds an image encoder may run before the streams' next step, or without streams."""
+        """Return how many seconds an image encoder may run before the streams take their next step.
+
+        num_rows: 0 without streams.
+        """
         if not num_rows:
             return QUIET_STEP_S
         return max(self._room_beside(num_rows), _LEAST_ENCODER_S)
 
     def lets_skip(self, num_rows: int, num_tokens: int) -> bool:
-        """True if the streams must wait for a step that computes only a whole prompt of num_tokens tokens.
+        """True if the streams should wait for a step that computes only a whole prompt of num_tokens tokens.
 
-        A prompt that takes less than one of their steps does not gain enough from it.
+        A prompt that takes less time than one of their steps does not gain enough from a step of its own.
         """
         per_token = self.times.chunk_token_s(0)
         if per_token is None or num_tokens * per_token < self._decode_time(num_rows):
@@ -110,11 +113,14 @@ class StepBudget:
         self.times.observe(num_rows, num_prefill_tokens, context, elapsed_s)
 
     def _pace(self, num_rows: int) -> float:
-        """Return the seconds per token that a stream may take in the long run."""
+        """Return the seconds per token to which a stream may slow down in the long run."""
         return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_rows))
 
     def _room_beside(self, num_rows: int) -> float:
-        """Return the part of max_itl that a step with only the streams leaves unused, negative if it takes longer."""
+        """Return the part of max_itl, in seconds, that a step with only the streams leaves unused.
+
+        It is negative if such a step takes longer.
+        """
         return self._max_itl_s * _AIM - self._decode_time(num_rows)
 
     def _decode_time(self, num_rows: int) -> float:

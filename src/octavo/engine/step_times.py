@@ -19,7 +19,7 @@ _FORGOTTEN_AFTER = 100
 
 
 class StepTimes:
-    """The times of the steps so far. Rows are those of decodes: a sequence with three drafts has four."""
+    """The times of the steps so far. Only rows of decodes are counted: a sequence with three drafts has four rows."""
 
     def __init__(self) -> None:
         self._rows_s: dict[int, deque[float]] = {}  # by rows: seconds of a step without chunks
@@ -84,7 +84,7 @@ class StepTimes:
     def step_s(self, num_rows: int) -> float | None:
         """Return the seconds of a step with num_rows rows and no chunks, or None if nothing was measured.
 
-        Interpolated between measured numbers of rows; beyond them, the time of the nearest.
+        The time is interpolated between measured numbers of rows. Outside their range it is the nearest measured time.
         """
         if num_rows == 0:
             return 0.0
@@ -100,7 +100,7 @@ class StepTimes:
         return first_s + share * (medians[above] - first_s)
 
     def chunk_token_s(self, context: int) -> float | None:
-        """Return the seconds that a token of a chunk adds to a step, at the nearest measured context, or None."""
+        """Return the seconds that a token of a chunk adds to a step at the nearest measured context, or None."""
         if not self._chunk_s:
             return None
         kind = context // _CONTEXT_STEP

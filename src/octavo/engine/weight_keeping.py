@@ -18,7 +18,10 @@ _PATIENCE_S = 3.0
 
 
 class WeightKeeping:
-    """One model's jobs, which run once. They hold packed weights until they are done."""
+    """The jobs that write one model's packed weights to disk. Each runs once.
+
+    The jobs hold packed weights in memory until they are done.
+    """
 
     def __init__(self, jobs: Sequence[KeepJob]) -> None:
         self._jobs = list(jobs)
@@ -27,9 +30,7 @@ class WeightKeeping:
         self._is_over = threading.Event()
 
     def after(self, request: Request, sink: Sink) -> Sink:
-        """Return a sink for a request. Once the request is answered, the jobs start, unless they have started
-        already.
-        """
+        """Return a sink that also starts the jobs once the request is answered, unless they have started already."""
         if not self._jobs or not request.is_measured:
             return sink
 
@@ -41,12 +42,12 @@ class WeightKeeping:
         return put
 
     def wait(self) -> None:
-        """Return when the started jobs are done."""
+        """Wait until the jobs that have started are done."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Give running jobs a moment, then end them without a result. May be called twice."""
+        """Give running jobs a moment, then end them and discard their work. May be called twice."""
         with self._lock:
             thread = self._thread
             if thread is None:

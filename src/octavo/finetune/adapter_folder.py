@@ -70,6 +70,6 @@ def write_adapter(folder: Path, description: AdapterDescription, factors: Factor
 
 
 def tensor_of(name: str, array: NDArray[np.float32]) -> SafeTensor:
-    """Return a tensor in float32."""
+    """Return the array as a float32 tensor to be stored under this name."""
     data = np.ascontiguousarray(array, np.float32)
     return SafeTensor(name, "F32", data.shape, lambda: [data.reshape(-1).view(np.uint8)])

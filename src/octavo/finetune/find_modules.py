@@ -25,11 +25,12 @@ _Index = NDArray[np.int64]
 
 
 def find_modules(checkpoint: Checkpoint, graph: Graph, targets: Sequence[str]) -> list[AdaptedModule]:
-    """Find the modules whose last name is one of the targets, such as `q_proj`, or for `all-linear` all but the output
-    head.
+    """Find the modules whose last name is one of the targets, such as `q_proj`.
 
-    Stacks of experts are not included. Raises UsageError for a target that matches no module, and for an architecture
-    whose names in transformers are unknown.
+    The single target `all-linear` finds all linear modules except the output head. Stacks of experts are not included.
+
+    Raises UsageError for a target that matches no module, and for an architecture whose names in transformers are
+    unknown.
     """
     shapes = {
         node.op.weight.name: node.op.weight.shape

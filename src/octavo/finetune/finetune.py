@@ -82,7 +82,7 @@ class Finetuning:
 
         product_bytes: bytes of a number in a matrix product.
 
-        Raises InsufficientMemoryError if it is more than is free.
+        Raises InsufficientMemoryError if the run needs more than is free.
         """
         load = StepLoad.of(self.plan.texts, self.plan.steps)
         free = host_memory().usable_bytes
@@ -181,9 +181,9 @@ def finetune(
 
 
 def _noted(work: Finetuning, product_type: str) -> dict[str, Any]:
-    """Return the options and digests that identify a run. A run with others cannot be resumed.
+    """Return the options and digests that identify a run. The run can be resumed only with the same ones.
 
-    The product type stays that of the first process, because it depends on timings, which vary.
+    A resumed run keeps the product type that its first process chose, because the choice depends on timings that vary.
     """
     options = asdict(work.options)
     for name in ("frozen", "held_out_every"):

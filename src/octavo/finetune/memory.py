@@ -43,7 +43,7 @@ class StepLoad:
 class TrainingMemory:
     """Bytes by purpose.
 
-    weights: frozen weights; all of them with `keeps_weights`, otherwise the largest one twice.
+    weights: all frozen weights if they stay in memory, otherwise twice the largest one.
     """
 
     weights: int

@@ -11,9 +11,9 @@ _WARM_UP = 20  # the part of all steps in which the rate rises
 
 
 def held_out_lines(lines: Sequence[int], share: float, seed: int) -> frozenset[int]:
-    """Choose the lines to hold out: about this share of them, at least one of two or more, and never all.
+    """Choose the lines to hold out: about this share of them, but at least one and never all.
 
-    A share of 0 holds out none.
+    None are held out if the share is 0 or there is only one line.
     """
     known = sorted(set(lines))
     if not share or len(known) < 2:

@@ -131,7 +131,7 @@ class Watcher:
 def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, progress: RunProgress, watcher: Watcher) -> bool:
     """Train to the end. Returns False if the run was stopped earlier.
 
-    progress: the trainer's progress, which steps extend.
+    progress: the trainer's progress so far. Each step extends it.
 
     Raises NumericalError for a loss that is not finite.
     """

@@ -51,9 +51,9 @@ def low_rank_pass(limits: AdapterLimits) -> Pass:
 
 
 def with_low_rank(passes: tuple[Pass, ...], limits: AdapterLimits | None, *behind: Pass) -> tuple[Pass, ...]:
-    """Return a backend's passes for graphs with or without adapters. The last of `passes` selects rows early.
+    """Return a backend's passes for a graph, with or without adapters. The last of `passes` must select rows early.
 
-    behind: passes that follow the one of `low_rank_pass`.
+    behind: passes that follow the pass of `low_rank_pass`.
     """
     return passes if limits is None else (*passes[:-1], low_rank_pass(limits), *behind, *passes[-1:])
 
@@ -101,7 +101,7 @@ def _beside(node: Node, limits: AdapterLimits) -> AddLowRank | None:
 
 
 def _without_end(op: Op) -> Op:
-    """Return a product without what must come after the adapter's change: the activation, or the scale and cap of
+    """Return a product without the steps that must follow the adapter's change: the activation, or the scale and cap of
     logits.
     """
     if isinstance(op, FusedLinear):

@@ -40,7 +40,7 @@ class Node:
 
     @property
     def layer_index(self) -> int | None:
-        """The number in `layers.3`; None outside layers."""
+        """The index of the layer, for example 3 in `layers.3`; None outside layers."""
         number = self.layer.rpartition(".")[2]
         return int(number) if number.isdecimal() else None
 
@@ -49,8 +49,8 @@ class Graph:
     """A model as operations on symbolic values, in an order in which they can be run.
 
     weights: names and shapes of the checkpoint's weights. `add` adds any operation; the methods that look up weights
-    are shorthands. All raise GraphError, naming operation, shapes and layer, if operands do not fit or a weight is
-    unknown.
+    are shorthands. All of these methods raise GraphError, naming operation, shapes and layer, if operands do not fit or
+    a weight is unknown.
     """
 
     def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
@@ -89,7 +89,7 @@ class Graph:
 
     @property
     def results(self) -> tuple[Value, ...]:
-        """The values that outlive a step: the outputs, then the tap if there is one."""
+        """The values that outlive a step: the outputs, followed by the tap if there is one."""
         return self.outputs if self.tap is None else (*self.outputs, self.tap)
 
     @property
@@ -199,7 +199,7 @@ class Graph:
     def borrow(self, caches: Iterable[KVCache], layout: CacheLayout) -> None:
         """Let operations read these caches of another graph and share its layout.
 
-        Their windows may be shorter than in the other graph. Layers and sizes per token must match.
+        In this graph, their windows may be shorter. Layers and sizes per token must match.
         """
         self.borrowed, self._cache_layout = tuple(dict.fromkeys(caches)), layout
 
@@ -208,16 +208,16 @@ class Graph:
     def embedding(self, name: str, *, has_all: bool = True) -> Value:
         """Look up the embeddings of the step's tokens: [TOKENS, cols].
 
-        has_all: False means that ids beyond the table use its row 0.
+        has_all: False means that row 0 is used for ids beyond the table.
         """
         return self.add(Embedding(self._weight(name, "embedding"), has_all))
 
     def position_embedding(self, name: str, offset: int = 0) -> Value:
-        """Look up the learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
+        """Look up the learned position embeddings of the step's tokens: [TOKENS, cols]."""
         return self.add(PositionEmbedding(self._weight(name, "position_embedding"), offset))
 
     def token_type_embedding(self, name: str) -> Value:
-        """Look up the embeddings of the types of the step's tokens: [TOKENS, cols]."""
+        """Look up the token type embeddings of the step's tokens: [TOKENS, cols]."""
         return self.add(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
 
     def linear(self, x: Value, name: str, *, bias: str | None = None) -> Value:
@@ -236,16 +236,17 @@ class Graph:
     ) -> Value:
         """Apply the output head to the selected rows: [LOGITS, vocab]. `softcap` is applied after `scale`.
 
-        bias: the module whose bias is used, if not the head's own; a head tied to the embedding has one under another
+        bias: the module whose bias is used instead of the head's. The bias of a head tied to the embedding has another
         name.
         """
         return self.add(Logits(x, self._weight(name, "logits"), self._bias(bias or name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
-        """Normalize groups of as many columns as the weight has: all columns, or each head by itself.
+        """Normalize groups of columns. A group is as wide as the weight, so that it has all columns or the columns of
+        one head.
 
         name: None means no weight.
-        group: columns of a group, if the weight covers several groups.
+        group: number of columns in a group, if the weight covers several groups.
         """
         return self.add(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
@@ -347,7 +348,7 @@ class Graph:
         """Apply the delta rule of RWKV 7: see `DiagonalDeltaRule`.
 
         gate: logarithm of the decays.
-        dim: columns of a head.
+        dim: number of columns in a head.
         """
         from octavo.graph.ops.recurrence import DiagonalDeltaRule
 
@@ -382,7 +383,7 @@ class Graph:
         """Apply causal attention over the paged cache of layer `params.layer`.
 
         sinks, distance_bias: full names of weights.
-        k, v: None means the keys and values that an earlier operation, that layer's attention, has written.
+        k, v: None means the keys and values that an earlier attention of the layer has written.
         """
         logits = None if sinks is None else self._parameter(sinks, "attention")
         bias = None if distance_bias is None else self._parameter(distance_bias, "attention", plain=True)
@@ -442,7 +443,9 @@ class Graph:
         return output
 
     def _check_cache(self, op: Op, cache: KVCache) -> None:
-        """Raise GraphError if another operation owns the cache, or if this operation reads a cache that none owns."""
+        """Raise GraphError if another operation owns the cache, or if this operation reads a cache that no operation
+        owns.
+        """
         if op.owns_cache and any(cache.layer == other.layer for other in self.kv_caches):
             raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} already has a cache")
         if not op.owns_cache and not self._has_cache(cache):

@@ -79,8 +79,9 @@ class CacheGroup:
     domain: RowDomain = field(default=TOKENS, repr=False)
 
     def max_blocks(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """Return the most blocks that a sequence of `num_tokens` tokens holds at once; a step computes up to
-        max_step_tokens.
+        """Return the most blocks that a sequence of `num_tokens` tokens holds at once.
+
+        A step computes up to `max_step_tokens` tokens.
 
         Blocks that have left the window are freed after each step.
         """
@@ -92,7 +93,7 @@ class CacheGroup:
         return min(blocks, -(-(self.window + max_step_tokens - 2) // block_size) + 1)
 
     def first_block(self, num_tokens: int, block_size: int) -> int:
-        """Return the first block that a token after num_tokens still sees."""
+        """Return the first block that the token after `num_tokens` tokens still sees."""
         return first_visible(num_tokens, self.window, chunked=self.chunked) // block_size
 
 
@@ -163,7 +164,7 @@ class CacheSizes:
     block_token_bytes: size of one token in a block, which belongs to one group.
     state_bytes: size of all states of one sequence.
     formats: number type of the keys and values of each layer.
-    num_parts: number of ranks that hold parts of each block; the sizes are those of the largest part.
+    num_parts: number of ranks that hold parts of each block. The sizes in bytes apply to the largest part.
     """
 
     layout: CacheLayout
@@ -197,7 +198,7 @@ class CacheSizes:
 
     @property
     def bytes_per_seq(self) -> int:
-        """The bytes of a running sequence's states: its own, and another set for embeddings or a cached prefix."""
+        """The bytes of a running sequence's states, and of another set of states for embeddings or a cached prefix."""
         return STATES_PER_SEQUENCE * self.state_bytes
 
     def sequence_bytes(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:

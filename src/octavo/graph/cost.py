@@ -15,7 +15,7 @@ from octavo.graph.values import Parameter, Value
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The bytes and FLOPs of a step. Weights count once, activations and cache once per access by an operation.
+    """The bytes and FLOPs of a step. Weights are counted once, activations and cache once per access by an operation.
 
     activation_bytes: the bytes that operations pass to each other, which stay in the processor's caches.
     """
@@ -58,7 +58,7 @@ class ExpertCost:
     """The experts of a mixture: how many each layer has, how many a token uses, and the bytes that this saves.
 
     num_bytes: size of all experts of all layers in memory.
-    bytes_read: bytes of these that one token reads.
+    bytes_read: bytes of the experts that one token reads.
     inactive_parameters: parameters of the experts that a token does not use.
     """
 
@@ -73,7 +73,7 @@ def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCo
     """Return the cost of a model's experts, or None if it has none.
 
     weight_bytes: size of each parameter in memory.
-    If layers differ in the number of experts, the largest counts.
+    If layers differ in the number of experts, the largest number is used.
     """
     layers = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
     if not layers:
@@ -90,8 +90,10 @@ def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCo
 
 
 def _cache_bytes(op: Op, sizes: StepSizes) -> tuple[int, int]:
-    """Return (read, written): the keys and values that queries of the step see and those of the new tokens, or all
-    states.
+    """Return the bytes (read, written) of an operation's cache.
+
+    The step reads the keys and values that its queries see, and writes the new tokens' keys and values. States are read
+    and written completely.
     """
     cache = op.cache
     if cache is None:

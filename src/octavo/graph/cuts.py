@@ -1,8 +1,8 @@
 """Cuts that divide operations among ranks. Each operation declares its own cut as `Op.cut`.
 
 A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A cut reports in
-which columns the operation would take its inputs (`octavo.graph.shard_wishes`), and builds a rank's part of it
-(`octavo.graph.shard`). An operation that declares nothing is computed by every rank on whole values.
+which columns an operation would take its inputs (`octavo.graph.shard_wishes`), and builds a rank's part of the
+operation (`octavo.graph.shard`). An operation that declares nothing is computed by every rank on whole values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Cut(Generic[CutOp]):
     """The base of all cuts: every rank computes the operation on whole values."""
 
     def asks(self, op: CutOp, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:  # noqa: ARG002
-        """Return the inputs that the operation would take by columns.
+        """Return the inputs that the operation would take by columns, with the columns that it asks for.
 
         wishes: wishes of the operations after it.
         """
@@ -62,7 +62,7 @@ class Cut(Generic[CutOp]):
     def made_by_heads(self, op: CutOp, output: Value, step: int, wishes: Wishes) -> ColumnSplit | None:  # noqa: ARG002
         """Return the output columns that each rank's heads produce, or None if the output is not produced by heads.
 
-        step: number of columns whose multiples ranks begin at, if that is possible.
+        step: each rank's columns begin at a multiple of this number if possible.
         """
         return None
 
@@ -77,13 +77,13 @@ class Cut(Generic[CutOp]):
 class Columnwise(Cut[CutOp]):
     """A cut for operations where each output column depends only on the same column of the inputs.
 
-    Narrower inputs are whole. A vector with an element for each column is cut along with the columns; a vector with one
-    element is whole.
+    Inputs with fewer columns than the output are taken whole. A vector with an element for each column is cut along
+    with the columns; a vector with one element is taken whole.
     """
 
     def __init__(self, *, keeps_addends: bool = False, from_whole: bool = False) -> None:
         """keeps_addends: the operation maps addends to an addend.
-        from_whole: cut whole inputs as the users of the output wish.
+        from_whole: cut whole inputs into the columns that the users of the output ask for.
         """
         self._keeps_addends, self._from_whole = keeps_addends, from_whole
 
@@ -185,7 +185,7 @@ class Groups(Cut[CutOp]):
 
 
 class ColumnRange(Cut["Columns"]):
-    """A cut for a range of the columns: each rank has those of its own columns that are in the range."""
+    """A cut for a range of the columns: each rank keeps the part of its columns that is in the range."""
 
     def asks(self, op: Columns, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         split = wishes.split(output)

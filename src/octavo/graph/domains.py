@@ -37,12 +37,13 @@ class DomainNeeds:
     groups: tuple[int, ...] = ()
 
     def name(self, array: str) -> str:
-        """Return a human-readable name of an array: `patches.starts`."""
+        """Return a human-readable name of an array, such as `patches.starts`."""
         return _NAMES.get((self.domain, array), f"{self.domain.name}.{array}")
 
 
 def domain_needs(graph: Graph) -> tuple[DomainNeeds, ...]:
-    """Return the needs of a graph: for TOKENS and OUTPUTS, which every batch has, and for its further domains.
+    """Return the needs of a graph, both for TOKENS and OUTPUTS, which are part of every batch, and for its further
+    domains.
 
     Raises GraphError if two domains have the same name, or if two operations read an index in different ways.
     """
@@ -120,7 +121,8 @@ def check_domains(
 def check_names(known: Collection[str], batch: Batch) -> None:
     """Raise UsageError if the batch has rows of an unknown domain.
 
-    known: names of the domains in the executor's limits. A part of a model gets the batch of the whole.
+    known: names of the domains in the executor's limits. They may include more than this graph's domains, because each
+    part of a model gets the batch of the whole model.
     """
     if batch.domains and (unknown := sorted(set(batch.domains).difference(known))):
         raise UsageError(f"the step has rows of {', '.join(unknown)}; the graph has {', '.join(sorted(known))}")
@@ -188,8 +190,8 @@ def check_range(name: str, numbers: Int32, end: int, *, first: int = 0) -> None:
 
 
 def described(needs: Iterable[DomainNeeds]) -> tuple[RowDomain, ...]:
-    """Return the domains that need more arrays than a batch's own fields provide; `Batch.domains` may
-    describe these.
+    """Return the domains that need more arrays than a batch's own fields provide, and that `Batch.domains` may
+    therefore describe.
     """
     return tuple(
         need.domain

@@ -1,4 +1,4 @@
-"""Gates whose output is read by only one product, so that it need not exist as floats."""
+"""Gates whose output is read by only one product and therefore need not exist as floats."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from octavo.graph.values import Parameter, Value
 
 
 def fed_products(graph: Graph) -> Mapping[Op, tuple[Parameter, ...]]:
-    """Return the gates whose output only one product reads, with its weights: a gate may store it as that product's
-    codes.
+    """Return the gates whose output is read by only one product, with the product's weights.
+
+    Such a gate may store its output as the codes that the product expects.
     """
     readers: dict[Value, list[Op]] = {}
     for node in graph.nodes:

@@ -2,7 +2,7 @@
 
 Some models (Qwen2) have key biases a hundred times larger than a token's own contribution, mostly in dimensions that
 rotate slowly. A cache with few bits would spend its bits on them. Therefore the mean of the rotated bias is subtracted
-from keys before rounding. A layer whose bias stays large without the mean, because it rotates fast, keeps float16.
+from keys before rounding. A layer keeps float16 if its bias stays large even without the mean, because it rotates fast.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, R
 
 
 def _rest(heads: NDArray[np.float64], mean: NDArray[np.float64], rope: RopeParams) -> float:
-    """Return the root mean square length of the rotated heads after subtracting their mean, for the longest head."""
+    """Return the largest root mean square length of any rotated head after subtracting its mean."""
     rotated = slice(2 * len(rope.frequencies))
     squares = (heads[:, rotated] * rope.attention_factor) ** 2 - mean[:, rotated] ** 2  # a rotation keeps lengths
     return float(np.sqrt(np.maximum(squares.sum(axis=1), 0)).max())

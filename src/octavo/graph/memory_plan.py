@@ -1,4 +1,4 @@
-"""Plans the workspace: the place of each value, from live ranges."""
+"""Plans the workspace: gives each value its memory, based on live ranges."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def plan(
 ) -> MemoryPlan:
     """Place all values [rows, cols] so that no two that are live at the same time overlap.
 
-    rows: maximum number of rows of each kind.
+    rows: maximum number of rows in each domain.
     element_bytes: bytes of one element of a value. If the operation allows it (`Op.in_place`), an output takes the
-    place of an input that is not needed later: a kernel then reads an element before it writes it.
+    place of an input that is not needed later: a kernel then reads each element before it writes it.
     views: operations whose output is a part of their input's memory.
     scratch: bytes that an operation needs in addition to its operands.
     """

@@ -90,7 +90,7 @@ def _rewrites(rule: _Rule) -> Pass:
 
 @_rewrites
 def fuse_attention(node: Node, view: _View) -> list[Node] | None:
-    """Fuse q, k and v linears of one input, or q alone, their head norms and rope -> FusedLinear, FusedAttention."""
+    """Fuse the q, k and v linears of one input (or q alone), head norms and rope -> FusedLinear, FusedAttention."""
     op = node.op
     if not isinstance(op, Attention):
         return None
@@ -149,7 +149,7 @@ def _projection(value: Value, head_dim: int, view: _View) -> _Projection:
 
 @_rewrites
 def fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
-    """Fuse kind(gate) * up of two linears of one input -> FusedLinear."""
+    """Fuse kind(gate) * up, where gate and up are linears of one input -> FusedLinear."""
     op = node.op
     if not isinstance(op, GatedActivation) or not (view.used_once(op.gate) and view.used_once(op.up)):
         return None
@@ -193,7 +193,8 @@ def _is_selection(op: Op) -> bool:
 
 
 def select_rows_early(body: Body) -> Body:
-    """Select rows before row-wise operations whose outputs are only selected from, and only once for each value.
+    """Select rows before row-wise operations if only selected rows of their outputs are used. Do so once for each
+    value.
 
     In the last layer this skips everything after the attention for tokens whose logits are not wanted.
     """

@@ -24,8 +24,8 @@ _EXPERT_STEP = 32  # inner columns of an expert, the least that kernels take tog
 
 
 class Contracts(Cut["Linear"]):
-    """A cut of a product: by the columns of x if x is cut by columns, which gives addends; otherwise by the weight's
-    rows.
+    """A cut of a product. If x is cut by columns, so is the weight, and the results are addends. Otherwise the weight
+    is cut by rows.
     """
 
     def asks(self, op: Linear, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:  # noqa: ARG002
@@ -118,7 +118,8 @@ class HeadProducts(Cut["HeadLinear"]):
 class Experts(Cut["MoE"]):
     """A cut that gives every rank a part of each expert's inner columns, so that all have equal work for every row.
 
-    Alternatively a rank has whole experts; its work then depends on the rows that choose them.
+    Alternatively, each rank has some of the experts with all of their columns. Its work then depends on how many rows
+    choose them.
     """
 
     def part(self, op: MoE, output: Value, rank: RankGraph) -> Made | None:  # noqa: ARG002

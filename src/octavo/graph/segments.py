@@ -16,7 +16,7 @@ from octavo.graph.values import Value
 
 
 def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
-    """Return one graph for each range of layers; the first also has the embedding, the last the output head.
+    """Return one graph for each range of layers; the first also contains the embedding, and the last the output head.
 
     The outputs of a segment are the inputs of the next one: a step passes `StepOutput.values` on as `Batch.inputs`.
     layers: consecutive ranges over all layers of the graph.
@@ -37,10 +37,9 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
 def as_stage(segment: Graph, *, receives: bool, sends: bool) -> Graph:
     """Return the graph of a rank of a pipeline stage.
 
-    It sends the outputs of `segment` if `sends`; the last stage sends none.
-
-    receives: the inputs come from the previous stage. The first stage's inputs are the step's own, such as rows of
-    spans.
+    sends: send the outputs of `segment`. Every stage except the last does this.
+    receives: receive the inputs from the previous stage. The first stage takes its inputs from the step, for example
+    rows of spans.
     """
     nodes = [
         replace(node, op=Receive(node.op.slot, node.op.rows, node.op.cols))
@@ -58,8 +57,9 @@ def as_stage(segment: Graph, *, receives: bool, sends: bool) -> Graph:
 
 
 def cut_at(graph: Graph, borders: Sequence[int]) -> list[Graph]:
-    """Return one graph for the nodes between each two of `borders`, which begin with 0 and end with the number of
-    nodes.
+    """Return one graph for the nodes between each pair of adjacent `borders`.
+
+    borders: ascending; the first is 0, the last the number of nodes.
 
     Unlike with `cut`, a part takes only values that it uses and returns only those that it computes: `inputs` and
     `outputs` of all parts are values of `graph`. Raises GraphError if a part reads another part's cache.
@@ -78,7 +78,7 @@ def cut_at(graph: Graph, borders: Sequence[int]) -> list[Graph]:
 
 
 def layer_borders(graph: Graph) -> list[int]:
-    """Return the first node of each layer, 0 for the first one."""
+    """Return the index of the first node of each layer, but 0 for the first layer."""
     layers = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
     return _borders(graph.nodes, [range(i, i + 1) for i in layers])[:-1]
 
@@ -94,7 +94,7 @@ def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> N
 
 
 def _borders(nodes: Sequence[Node], layers: Sequence[range]) -> list[int]:
-    """Return the first node of each segment, and the end."""
+    """Return the index of the first node of each segment, and the number of nodes."""
     first_nodes: dict[int, int] = {}
     for index, node in enumerate(nodes):
         if node.layer_index is not None:

@@ -23,9 +23,11 @@ from octavo.graph.values import Value
 
 
 def shard(graph: Graph, rank: int, size: int, steps: Steps, *, whole_experts: bool = False) -> Graph:
-    """Return the part of `graph`, which is not optimized, for one of `size` ranks; for a single rank, the whole graph.
+    """Return the part of a graph that one of `size` ranks computes; for a single rank, the whole graph.
 
-    Its inputs and outputs are whole on every rank.
+    Inputs and outputs are whole on every rank.
+
+    graph: a graph that is not optimized.
     whole_experts: a rank has some experts of a mixture, with all of their columns.
     Raises UsageError for an invalid rank, or for more ranks than experts.
     """
@@ -75,7 +77,7 @@ class RankGraph:
         return (value, None) in self._forms
 
     def addend(self, value: Value) -> Value:
-        """Return the rank's addend of a value with an addend layout."""
+        """Return the rank's addend of a value that is a sum over the ranks."""
         return self._forms[value, ADDEND]
 
     def value(self, value: Value, layout: ColumnSplit | None) -> Value:
@@ -133,5 +135,5 @@ class RankGraph:
         return joined
 
     def sum_of_ranks(self, x: Value) -> Value:
-        """Sum the values x of all ranks."""
+        """Return the sum of x over all ranks."""
         return self.emit(AllReduce(x, self.size))

@@ -1,4 +1,4 @@
-"""The columns in which the users of each value would like it, collected from the end of a graph for
+"""The columns in which each value is wanted by the operations that read it, collected from the end of a graph for
 `octavo.graph.shard`.
 """
 
@@ -16,7 +16,7 @@ Steps = Callable[[Parameter], int]
 
 
 class Wishes:
-    """The columns in which the users of each value want it, as their cuts ask. A missing entry means no wish."""
+    """The columns in which the cuts of the operations that read a value ask for it. A missing entry means no wish."""
 
     def __init__(self, graph: Graph, size: int, steps: Steps) -> None:
         self.size, self.steps = size, steps
@@ -31,7 +31,7 @@ class Wishes:
                 self._add(value, wish)
 
     def wanted(self, value: Value) -> Wish | None:
-        """Return the columns in which the value is wanted, or a step for their borders."""
+        """Return the columns in which the value is wanted, or a step that their borders should be multiples of."""
         return self._found.get(value)
 
     def split(self, value: Value) -> ColumnSplit | None:

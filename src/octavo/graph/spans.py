@@ -28,10 +28,11 @@ class Sight:
 
     axes: for each rotary frequency, the component of a token's position that it multiplies, or None if there is only
     one.
-    num_added: number of first layers whose outputs get additional image features (DeepStack).
-    both_ways: tokens of the longest span whose positions attend to each other in both directions, or 0 if none do.
-    only_windows: they do so only in layers with a window.
-    gives_vectors: the rows of images are not embeddings but vectors, like those that the model returns for texts.
+    num_added: number of layers, from the first one on, whose outputs get additional image features (DeepStack).
+    both_ways: length in tokens of the longest span whose tokens attend to each other in both directions, or 0 if no
+    span's tokens do.
+    only_windows: tokens of a span attend in both directions only in layers with a window.
+    gives_vectors: the rows of images are not embeddings but vectors, like the vectors that the model returns for texts.
     """
 
     axes: tuple[int, ...] | None = None
@@ -74,8 +75,10 @@ def longest_span(graph: Graph) -> int:
 def with_sight(graph: Graph, sight: Sight) -> Graph:
     """Return the same decoder, extended to take values of spans: [SPANS, hidden * (1 + num_added)].
 
-    The values replace scaled embeddings, or the rows that the output selects: [SPANS, cols of the output].
-    Raises GraphError for a decoder without the parts that change.
+    The values replace embeddings after scaling. With `gives_vectors`, they are [SPANS, cols of the output] and replace
+    rows from which the output is selected.
+
+    Raises GraphError if the decoder lacks one of the parts to be changed.
     """
     if sight.gives_vectors:
         return _with_vectors(graph)
@@ -149,7 +152,7 @@ class _Rewrite:
         return Value(self._next_id, rows, cols)
 
     def _output_of(self, layer: int) -> Value:
-        """Return the hidden states after a layer: what the next layer's norm reads."""
+        """Return the hidden states after a layer, as read by the next layer's norm."""
         for node in self._graph.nodes:
             if node.layer_index == layer + 1 and isinstance(node.op, RMSNorm):
                 return node.op.x

@@ -1,4 +1,4 @@
-"""The columns of a value by rank: even splits in whole steps, and splits by heads of attention and of states."""
+"""The columns of a value by rank: even splits in whole steps, and splits by the heads of attention or states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNEVEN = 1.03  # the widest part over the mean, up to which such a multiple is 
 
 @dataclass(frozen=True, slots=True)
 class ColumnStep:
-    """A wish for columns in any split whose borders are multiples of `step`.
+    """A wish for any split whose borders are multiples of `step`.
 
     It has the interface of a `ColumnSplit` wish.
     """
@@ -70,7 +70,7 @@ class ColumnSplit:
 
     @property
     def free_step(self) -> int | None:
-        """The step whose multiples ranks may begin at, or None if the split fixes where they begin."""
+        """The number at whose multiples ranks may begin, or None if the split fixes where they begin."""
         return None
 
     def split(self, cols: int, size: int) -> ColumnSplit | None:  # noqa: ARG002
@@ -102,7 +102,7 @@ class ColumnSplit:
         return sum(end - begin for begin, end in self.ranges[rank])
 
     def in_order(self, cols: int) -> bool:
-        """True if every rank has one range, and the ranges follow each other over all columns."""
+        """True if every rank has one range, and the ranges cover all columns in the order of the ranks."""
         ends = [0, *(ranges[-1][1] for ranges in self.ranges)]
         starts = [ranges[0][0] for ranges in self.ranges]
         return all(len(ranges) == 1 for ranges in self.ranges) and starts == ends[:-1] and ends[-1] == cols
@@ -122,7 +122,7 @@ class ColumnSplit:
         return end == cols
 
     def is_multiple_of(self, step: int, cols: int) -> bool:
-        """True if all borders are multiples of `step`, or the last column."""
+        """True if each border is a multiple of `step` or the end of all columns."""
         borders = {border for ranges in self.ranges for each in ranges for border in each}
         return all(border % step == 0 or border == cols for border in borders)
 
@@ -167,9 +167,9 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def even(count: int, size: int, step: int = 1) -> ColumnSplit | None:
-    """Return nearly equal parts for each rank, in whole steps; the last may be shorter.
+    """Divide `count` columns or heads among ranks into nearly equal parts of whole steps; the last step may be shorter.
 
-    None if there are fewer steps than ranks.
+    Return None if there are fewer steps than ranks.
     """
     units = -(-count // step)
     if units < size:
@@ -188,7 +188,9 @@ def even_columns(count: int, size: int, step: int = 1) -> ColumnSplit | None:
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit:
-    """The heads of each rank. Ranks beyond the number of kv heads share one, and each keeps its own copy."""
+    """The heads of each rank. If there are more ranks than kv heads, ranks share a kv head, and each keeps its own copy
+    of it.
+    """
 
     heads: tuple[Range, ...]
     kv_heads: tuple[Range, ...]
@@ -203,7 +205,7 @@ class HeadSplit:
 def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> HeadSplit | None:
     """Give each rank whole groups of heads with their kv head or, with fewer kv heads than ranks, parts of groups.
 
-    step: number of heads whose multiples ranks begin at, if that is possible.
+    step: each rank's heads begin at a multiple of this number if possible.
     Returns None if there are fewer heads than ranks.
     """
     group = num_heads // num_kv_heads
@@ -227,10 +229,10 @@ class StateSplit:
     """The heads of an operation with states, by rank.
 
     inputs: columns of `op.inputs`, in their order.
-    heads: heads of its vectors.
-    local: the heads of each rank, in the operation's own form. A rank has whole key heads (of a delta rule) or groups
-    (of a state space) with all heads that read them. If there are more ranks than these, ranks share one, and each
-    keeps its own copy, as with the key heads of attention.
+    heads: heads of the operation's vectors.
+    local: the heads of each rank, in the operation's own form. A rank has whole key heads (of a delta rule) or whole
+    groups (of a state space), with all heads that read them. If there are more ranks than key heads or groups, ranks
+    share one, and each keeps its own copy, as with the kv heads of attention.
     """
 
     inputs: tuple[ColumnSplit, ...]
@@ -240,8 +242,8 @@ class StateSplit:
 
 
 def side_by_side(parts: Sequence[ColumnSplit]) -> ColumnSplit:
-    """Join the columns of all parts into one split. On each rank, the ranges of the parts must ascend from part to
-    part.
+    """Join the columns of all parts into one split. On each rank, the ranges of a part must come before the ranges of
+    the next part.
     """
     return ColumnSplit(
         tuple(

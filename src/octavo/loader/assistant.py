@@ -20,14 +20,14 @@ _CENTROIDS = "masked_embedding."
 
 
 def is_assistant_folder(path: Path) -> bool:
-    """True for the folder of an assistant, or a file in it."""
+    """Return True for the folder of an assistant, or a file in it."""
     return is_assistant(config_beside(path))
 
 
 def open_assistant(path: Path, target: Checkpoint) -> Checkpoint:
     """Return the assistant, whose weights include its model's embedding. The caller must close it.
 
-    Raises ModelLoadError naming file and reason, also for another model's assistant.
+    Raises ModelLoadError naming file and reason, including if the assistant was made for another model.
     """
     path = find_model_file(path)
     if not isinstance(target.config, gemma4.Config):

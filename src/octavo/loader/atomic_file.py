@@ -126,9 +126,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-    """Create a file with an array of zeros and return it mapped. Its disk space is allocated. Raises ModelWriteError.
+    """Create a file with an array of zeros, allocate its disk space, and return the mapped array.
 
-    Without that, a write to the mapping of a file on a full disk would end the process.
+    If the space were not allocated, a later write to the array could find the disk full, and the process would be
+    killed. Raises ModelWriteError.
     """
     with _errors_of(path):
         made: np.memmap[Any, Any] = np.lib.format.open_memmap(path, "w+", dtype, shape)

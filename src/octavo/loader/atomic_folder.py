@@ -17,10 +17,10 @@ _LOCK = ".lock"
 
 
 class AtomicFolder:
-    """Collects files in `NAME.partial` next to the destination, and renames it once it is complete and on disk.
+    """Collects files in a folder `NAME.partial` next to the destination, and renames it once all are on disk.
 
-    If a process is killed, the next one finds the files it left and continues. A lock keeps a second writer out. Use it
-    as a context manager. Raises ModelWriteError naming the folder and the reason.
+    If a process is killed, the next one finds the files that it left and can continue. A lock keeps a second writer
+    out. Use it as a context manager. Raises ModelWriteError naming the folder and the reason.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class AtomicFolder:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill, which gets its name when the block ends. An exception removes it."""
+    """Yield an empty folder to fill. It gets its final name when the block ends. If an exception occurs, it is removed."""
     with AtomicFolder(path) as folder:
         try:
             folder.clear()

@@ -2,8 +2,8 @@
 
 A name is `family:size`, optionally with a type: `qwen3:4b:q8_0` (or `qwen3:4b-q8_0`). The family alone means its first
 size. Each repository was found by this name in public source code. Files and checksums are not listed here: both are
-taken from the hub at the first download and recorded (`octavo.loader.library`). A test checks what is known about each
-entry against what can be loaded.
+taken from the hub at the first download and recorded (`octavo.loader.library`). From the recorded headers of each
+entry, a test checks that Octavo can load the model.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ DRAFTS: dict[str, str] = {
 
 
 def draft_for(model: str) -> str | None:
-    """Return the draft model for a short name, or for a repository or file in the catalogue. None if none is known."""
+    """Return the draft model for a short name, or for a repository or file of the catalogue, or None if none is known."""
     name, repositories = model.lower(), catalogue()
     for target, draft in DRAFTS.items():
         repository = repositories[target]
@@ -180,7 +180,7 @@ def draft_for(model: str) -> str | None:
 
 
 def catalogue() -> dict[str, str]:
-    """Return all short names with their sizes and repositories."""
+    """Return the repository of every short name `family:size`."""
     return {f"{family}:{size}": repo for family, sizes in FAMILIES.items() for size, repo in sizes.items()}
 
 

@@ -1,4 +1,4 @@
-"""An opened model: its configuration, and its weights under checkpoint names, for either format."""
+"""An opened model: its configuration, and its weights under checkpoint names, for GGUF and safetensors files alike."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class Checkpoint:
         return replace(self, weights=weights)
 
     def with_sight(self, sight: Sight) -> Checkpoint:
-        """Return the same model, which accepts rows of images as well."""
+        """Return the same model, but with `sight`, so that it accepts rows of images as well."""
         return replace(self, sight=sight)
 
     def close(self) -> None:
-        """Close the files. Weights that are still in use keep theirs mapped. May be called twice."""
+        """Close the files. Weights that are still in use keep their files mapped. May be called twice."""
         self.file.close()
 
 
@@ -108,7 +108,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def warn_unused_weights(checkpoint: Checkpoint, used: Container[str], others: Iterable[str] = ()) -> None:
-    """Warn about weights that a graph does not use. The graph itself has checked those that it needs.
+    """Warn about weights that a graph does not use.
+
+    The graph itself has already checked that the weights it needs are present.
 
     others: tensors that belong to another graph of the model.
     """
@@ -212,9 +214,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
 
 
 def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
-    """True if both tensors have the same values.
+    """Return True if both tensors have the same values.
 
-    If they differ, the stored head is used, whatever config.json specifies.
+    If they differ, the caller uses the stored head, whatever config.json specifies.
     """
     if embedding is None or head.shape != embedding.shape:
         return False
@@ -230,7 +232,10 @@ def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
 def _architecture(
     path: Path, key: str, name: object, reader: ConfigReader, read: Callable[[Architecture, ConfigReader], object]
 ) -> tuple[str, Architecture]:
-    """Return the module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
+    """Return the name of the module under `octavo.models` for an architecture, and the module itself.
+
+    name: the architecture's name in a GGUF file or in config.json.
+    """
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.40}"
         raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture from docs/models.md")
@@ -240,9 +245,9 @@ def _architecture(
 
 
 def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple[Path, ConfigReader | None]:
-    """Return the configuration of a quantized checkpoint, and the path of the file that contains it.
+    """Return the path and the content of a quantized checkpoint's configuration. The content is None if there is none.
 
-    It is in config.json or, from older tools, in a separate file. None if there is none.
+    It is in config.json or, if an older tool wrote the checkpoint, in a separate file.
     """
     key = "quantization_config"
     if config_json.get(key) is not None:
@@ -267,9 +272,9 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
 
 
 def config_beside(path: Path) -> Mapping[str, object]:
-    """Return config.json from a folder or next to a file.
+    """Return the content of config.json in a folder or next to a file. Raises ModelLoadError.
 
-    Empty if there is none or for GGUF files. Raises ModelLoadError.
+    The result is empty for a GGUF file, or if there is no config.json.
     """
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     if not config_path.is_file() or (path.is_file() and is_gguf(path)):

@@ -73,7 +73,8 @@ class DenseModule:
 def read_dense(folder: Path, *, of_tokens: bool = False) -> DenseModule:
     """Read a dense module's `config.json`.
 
-    of_tokens: it changes token vectors, not text vectors.
+    of_tokens: the module changes the vectors of tokens instead of the pooled vector of a text.
+
     Raises ModelLoadError naming the file and the key.
     """
     path = folder / "config.json"

@@ -25,10 +25,10 @@ _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 
 @dataclass(frozen=True, slots=True)
 class EagleHead:
-    """A head whose weights include those taken from its model. The caller must close its checkpoint.
+    """A head, together with the weights that it takes from its model. The caller must close its checkpoint.
 
-    target_ids: [draft vocab], the token id for each row of its logits, or None if they are the model's.
-    output_head: the model's, for a head without its own.
+    target_ids: [draft vocab], the model's token id for each row of the head's logits; None if row i is token i.
+    output_head: the name of the model's output head, for a head without one.
     """
 
     checkpoint: Checkpoint
@@ -38,12 +38,12 @@ class EagleHead:
 
 
 def is_eagle_head(path: Path) -> bool:
-    """True for the folder of a head, or a file in it."""
+    """Return True for the folder of a head, or a file in it."""
     return is_eagle3(config_beside(path))
 
 
 def open_eagle_head(path: Path, target: Checkpoint) -> EagleHead:
-    """Open the head. Raise ModelLoadError naming file and reason, also for another model's head."""
+    """Open the head. Raises ModelLoadError naming file and reason, including if the head was made for another model."""
     path = find_model_file(path)
     if not isinstance(target.config, DecoderConfig):
         raise ModelLoadError(f"{path}: an EAGLE-3 head drafts for a decoder, but {target.architecture} is not one")
@@ -74,9 +74,9 @@ def _opened(path: Path, file: TensorFiles, target: Checkpoint, model: DecoderCon
 
 
 def _target_ids(file: TensorFiles, num_rows: int, vocab_size: int) -> NDArray[np.int32] | None:
-    """Return the token ids according to `d2t`, or None without it.
+    """Return the token ids according to the tensor `d2t`, or None if the file has none.
 
-    For each row of logits, `d2t` has the difference between the model's token id and the head's.
+    For each row of logits, `d2t` has the model's token id minus the head's.
     """
     if "d2t" not in file.tensors:
         if num_rows > vocab_size:

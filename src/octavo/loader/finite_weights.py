@@ -20,8 +20,8 @@ _BITS = {"F32": ("<u4", 0x7FFFFFFF, 0x7F800000), "F16": ("<u2", 0x7FFF, 0x7C00),
 def check_weights(model: str, revision: str | None = None) -> None:
     """Raise NumericalError naming the first float tensor with a NaN or an infinity.
 
-    Not all of them reach the logits: a gate of minus infinity is zero, and a row of the embedding may never be read.
-    The scales of quantized tensors are not checked.
+    Checking the logits would not be enough: a gate of minus infinity becomes zero, and some rows of the embedding may
+    never be read. The scales of quantized tensors are not checked.
     """
     with closing(open_checkpoint(resolve_model(model, revision=revision))) as checkpoint:
         for name in checkpoint.weights:

@@ -1,7 +1,8 @@
 """The sampling parameters that a model's authors recommend, for the fields that a request does not set.
 
-The first source with a value counts: `generation_config.json` next to safetensors or the `general.sampling.*` keys of a
-GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the authors' files.
+The first source with a value is used: `generation_config.json` next to safetensors files or the `general.sampling.*`
+keys of a GGUF file, then the table `sampling_defaults.json`. The table was made from the authors' files and has a row
+for each base model.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SamplingDefaults:
 
     @property
     def numbers(self) -> dict[str, int | float]:
-        """The numeric values: all but `stop`."""
+        """The numeric values, that is, all except `stop`."""
         return {name: value for name, value in self.values.items() if not isinstance(value, tuple)}
 
     def overridden(self, values: Mapping[str, SamplingValue]) -> SamplingDefaults:
@@ -95,7 +96,7 @@ def _from_json(path: Path) -> dict[str, SamplingValue]:
 
 
 def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | None]) -> dict[str, SamplingValue]:
-    """Check each value that is given, and return them."""
+    """Return the values that a file gives, by field. Raises ModelLoadError naming key and value if one is invalid."""
     values: dict[str, SamplingValue] = {}
     for name, key in keys.items():
         if key is None or found.get(key) is None:
@@ -109,9 +110,9 @@ def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | N
 
 
 def _base_model(checkpoint: Checkpoint) -> str | None:
-    """Return the table row for this model, or None.
+    """Return the name of this model's row in the table, or None if there is none.
 
-    It is found by the model's metadata, its file or folder, or its folder in the hub's cache.
+    The row is found by the names in the model's metadata, by its file or folder, or by its folder in the hub's cache.
     """
     path, is_gguf = checkpoint.path, checkpoint.format == "gguf"
     names = [checkpoint.file.metadata.get(key) for key in _NAMES] if is_gguf else []

@@ -1,4 +1,6 @@
-"""Opens GGUF models, versions 2 and 3: one file or all parts of a split one, mapped, with every size checked first.
+"""Opens GGUF models, versions 2 and 3, from one file or from all parts of a split model.
+
+Files are mapped, and every size is checked first.
 
 Source: the GGUF specification (`docs/gguf.md` of ggml). Layout, all little-endian: magic, version, tensor count, key
 count; keys with typed values; for each tensor its name, dimensions (innermost first), type and offset; then, at the
@@ -227,9 +229,9 @@ class _HeaderReader:
             raise self._error(offset, f"{count} {what}, but {reason}")
 
     def _value(self, key: str) -> object:
-        """Read the value that follows a key.
+        """Read the type and the value that follow a key.
 
-        key: as shown in errors.
+        key: the key's name for error messages.
         """
         start = self.position
         kind = self._u32(f"the type of {key}")
@@ -249,7 +251,7 @@ class _HeaderReader:
     def _numbers(self, key: str, kind: int, count: int, offset: int) -> NDArray[Any]:
         """Read the next numbers or bools.
 
-        offset: where their type is, for errors. An array's length follows it.
+        offset: position of their type in the file, for error messages. In an array, the length follows the type.
         """
         if kind not in _NUMBERS:
             raise self._error(offset, f"key {key} has the unknown type {kind}")
@@ -268,7 +270,7 @@ class _HeaderReader:
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
         """Read a list of strings.
 
-        Vocabulary and merges have 300,000 of them, so runs of short ones are read at once.
+        A vocabulary may have 300,000 strings, and so may its merges, so runs of short strings are read at once.
         """
         self._check_count(f"strings in {key}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
@@ -304,10 +306,10 @@ class _HeaderReader:
         self.position = end
 
     def _short_strings(self, count: int) -> list[str]:
-        """Return at most `count` strings, up to the first that is empty, long, damaged or has a NUL character.
+        """Read at most `count` strings, up to the first that is empty, too long, damaged or has a NUL character.
 
-        The length of a string of 1 to 255 bytes is one byte and seven zeros, and zeros are nowhere else: numpy finds
-        them all, and each string must end where the next length is.
+        The length of a string of 1 to 255 bytes is stored as one byte followed by seven zeros, and no other byte is
+        zero. numpy finds all such lengths at once. Then each string must end exactly where the next length begins.
         """
         start = self.position
         data = np.frombuffer(self.data[start : min(self.end, start + count * _EXPECTED_STRING_BYTES)], np.uint8)

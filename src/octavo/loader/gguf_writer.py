@@ -66,10 +66,11 @@ def write_gguf(
     """Write the model and return its files in order.
 
     path: the file, or for several parts the base of their names: `NAME.gguf` becomes `NAME-00001-of-00003.gguf`.
-    max_part_bytes: most tensor data per part; None for one file. A larger tensor gets its own part.
-    metadata: `split.*` is replaced. Data is aligned to `general.alignment`, by default 32 bytes.
+    metadata: keys `split.*` in it are replaced. Data is aligned to `general.alignment`, by default 32 bytes.
+    max_part_bytes: maximum size of the tensor data in a part; None for one file. A larger tensor gets its own part.
 
     Parts get their names only once all are complete, the first part last.
+
     Raises ModelWriteError naming the file or the tensor. In that case no file has changed, except that a failure
     between two renames leaves later parts without the first.
     """

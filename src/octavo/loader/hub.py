@@ -64,12 +64,13 @@ def resolve_model(
     """Return the file or directory of a model, downloaded if needed.
 
     name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, one of its GGUF files
-    `org/name:Q4_K_M`, or the web address of either.
+        `org/name:Q4_K_M`, or the web address of a repository or a file.
     revision: branch, tag or commit of a repository; None means the newest.
     refresh: ask the hub even if the model is already downloaded.
     progress: called with (file, bytes done, total bytes).
-    offline: never use the network; None decides by the environment.
-    Raises ModelLoadError that explains what to do.
+    offline: never use the network; None means that the environment variables decide.
+
+    Raises ModelLoadError with a message that explains what to do.
     """
     offline = env.is_offline() if offline is None else offline
     if alias := ALIASES.get(name.lower()):
@@ -112,10 +113,11 @@ def _check_no_revision(name: str, revision: str | None, kind: str) -> None:
 
 
 def choose_files(repository: str, names: Iterable[str], variant: str | None) -> list[str]:
-    """Return the files of a repository that make up the model; the one to open comes first.
+    """Return the files of a repository that make up the model. The file to open comes first.
 
-    With a variant (`Q4_K_M`) these are the GGUF file of that name, or all its parts; otherwise the safetensors files
-    with their companions, or the most common GGUF file. If a GGUF model has a vision part, its file is included.
+    With a variant (`Q4_K_M`), these are the GGUF file of that type, or all of its parts. Without one, they are the
+    safetensors files with their companions, or else a single GGUF model, preferably Q4_K_M. If a GGUF model has a
+    vision part, that file is included.
     """
     names = sorted(name for name in names if _is_harmless(name))
     top = [name for name in names if "/" not in name]
@@ -144,7 +146,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
 
 
 def _with_mmproj(parts: list[str], names: Iterable[str]) -> list[str]:
-    """Return the parts of a GGUF model, followed by its vision file from where the loader will look for it."""
+    """Return the parts of a GGUF model and, if there is one, the vision file that the loader will find next to them."""
     found = best_mmproj(name for name in names if name.endswith(".gguf") and is_mmproj(name))
     for folder in mmproj_folders(PurePosixPath(parts[0])):
         for name in found:
@@ -171,7 +173,7 @@ def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | Non
 
 
 def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
-    """Return the files of a repository that a reference means, the one to open first. Raises ModelLoadError."""
+    """Return the files that a reference stands for, starting with the file to open. Raises ModelLoadError."""
     if wanted.file is None:
         return choose_files(wanted.repository, names, wanted.variant)
     if wanted.file not in (names := list(names)) or not _is_harmless(wanted.file):
@@ -181,7 +183,7 @@ def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
 
 
 def _check_content(record: library.Record, checksums: Mapping[str, str | None]) -> None:
-    """Compare the SHA-256 of large files with those reported by the hub. Raises ModelLoadError."""
+    """Compare the SHA-256 of large files with the hub's. Deletes a file that differs and raises ModelLoadError."""
     for file in record.files:
         expected = checksums.get(file.name)
         if expected is not None and expected != file.sha256:
@@ -224,11 +226,11 @@ class UnreachableError(ModelLoadError):
 def list_files(
     repository: str, timeout_s: float = _LIST_S, revision: str | None = None
 ) -> tuple[str, dict[str, str | None]]:
-    """Return the commit of a revision of a repository, and its files with the SHA-256 of the large ones.
+    """Return the commit of a repository's revision, and its files with the SHA-256 of the large ones.
 
-    revision: None means the newest.
+    revision: branch, tag or commit; None means the newest.
 
-    Raises ModelLoadError; UnreachableError if the hub does not answer in time.
+    Raises UnreachableError if the hub does not answer in time, and ModelLoadError if it refuses.
     """
     from multiprocessing.pool import ThreadPool
 
@@ -299,7 +301,7 @@ def _progress_bar(name: str, progress: DownloadProgress | None) -> type[tqdm]:
 
 
 def _is_harmless(name: str) -> bool:
-    """True if a file name from the hub stays within its directory on every system."""
+    """Return True if a file name from the hub stays within its directory on every system."""
     pieces = name.split("/")
     return all(p not in ("", ".", "..") and len(p) <= 255 for p in pieces) and not re.search(r"[\0\\:]", name)
 

@@ -37,9 +37,10 @@ def parse_json_object(
 ) -> dict[str, object]:
     """Return the JSON object in `text`, which starts at `offset` bytes in `path`.
 
-    Repeated keys, NaN and infinity are errors.
     max_items: limit on the items of all lists and objects together.
     infinity: allow `Infinity`.
+
+    Raises ModelLoadError for invalid JSON and also for repeated keys, NaN and infinity.
     """
     if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
         raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")

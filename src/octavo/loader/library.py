@@ -1,9 +1,9 @@
 """Records the models downloaded from the hub: commit, files, checksums, last use.
 
-A recorded model is used unchanged, without the network, until `octavo pull` asks the hub again. Each has a JSON file in
-`models/records` of the cache folder; its files are in the hub library's own cache. The same folder has an empty file
-for each short name of `aliases`, with the time of the last use, and one with the path of each GGUF file that the user
-has named.
+A recorded model is used unchanged, without the network, until `octavo pull` asks the hub again. Each model has a JSON
+file in `models/records` of the cache folder; its own files are in the hub library's cache. The folder also has an empty
+file for each short name of `aliases`, whose time is the last use, and a file with the path of each GGUF file that the
+user has named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_PATH_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class RecordedFile:
-    """One of a model's files, by its path in the repository."""
+    """One of a model's files. `name` is its path in the repository."""
 
     name: str
     nbytes: int
@@ -72,7 +72,7 @@ class Installed:
     """A model on this machine.
 
     used: time of the last use in seconds since 1970.
-    is_own: a file of the user's, which Octavo does not delete.
+    is_own: it is the user's own file; Octavo does not delete it.
     """
 
     name: str
@@ -95,9 +95,9 @@ def find(label: str) -> Record | None:
 
 
 def mark_used(alias: str) -> None:
-    """Record that a short name's model is used now.
+    """Record that the model of a short name is used now.
 
-    The model's own file stays untouched: packed weights depend on it.
+    The time stamp of the model file does not change, because packed weights in the cache depend on it.
     """
     stamp = _stamp_of(alias)
     with contextlib.suppress(OSError):  # as above
@@ -139,7 +139,7 @@ def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
 
 
 def installed() -> list[Installed]:
-    """Return the downloaded models and the files that were used, the most recently used first."""
+    """Return the downloaded models and the user's own GGUF files that were used, the most recently used first."""
     found = []
     for name, alias in ALIASES.items():
         path = find_file(Path(alias.sha256[:16], alias.filename), alias.nbytes)
@@ -156,10 +156,9 @@ def installed() -> list[Installed]:
 
 
 def remove(model: Installed) -> None:
-    """Delete the files of a model that no other model shares.
+    """Delete a model's files, except those shared with another model. Raises ModelLoadError.
 
-    For a file of the user's, delete only the record of its use.
-    Raises ModelLoadError.
+    For the user's own file, delete only the record of its use.
     """
     others = {path.resolve() for other in installed() if other.name != model.name for path in other.files}
     try:
@@ -186,7 +185,7 @@ def sha256_of(path: Path) -> str:
 
 
 def age(used: float) -> str:
-    """Return in words how long a model has not been used: "3 days ago"."""
+    """Return in words how long ago a model was last used: "3 days ago"."""
     seconds = max(time.time() - used, 0.0)
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:

@@ -1,4 +1,4 @@
-"""A mapped checkpoint file, which is never copied and can be released page by page."""
+"""A checkpoint file mapped into memory. It is never copied, and its pages can be released separately."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MappedFile:
         self._is_open = True
 
     def identity(self) -> str | None:
-        """Return the size and time stamps, which differ whenever the content may differ.
+        """Return a text of the size and the time stamps. It changes whenever the content may have changed.
 
         The system sets the time of the last change, and no program can set it back. Returns None within two seconds of
         that time, because another change might get the same time stamp.
@@ -74,7 +74,7 @@ class MappedFile:
     def sample(self, offset: int, nbytes: int) -> bytes:
         """Return at most a page from the middle of these bytes.
 
-        Read, not mapped, because a mapped page may load megabytes.
+        The bytes are read instead of mapped, because the first access to a mapped page may load megabytes.
         """
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")

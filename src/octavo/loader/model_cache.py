@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
-    """Return a complete file that is already in the cache.
+    """Return the path of a complete file in the cache, or None if there is none.
 
-    The cache may be read-only, for example part of a container image. A file that was once downloaded to the temporary
-    folder moves to the configured one as soon as that can be used.
+    The cache may be read-only, for example if it is part of a container image. A file that was once downloaded to the
+    temporary folder is moved to the configured folder as soon as that is usable.
     """
     configured, temporary = _directories()
     for directory in (configured, temporary):
@@ -74,9 +74,10 @@ def models_dir() -> Path:
 
 @contextlib.contextmanager
 def staging_dir(directory: Path, key: str) -> Iterator[Path]:
-    """Yield an empty folder in `directory` for creating the file `key`. One process at a time has it; others wait.
+    """Yield an empty folder in `directory` in which to create the file `key`.
 
-    It is always removed at the end, and so are the leftovers of a killed process.
+    Only one process at a time can have this folder; others wait. It is always removed at the end. Folders left by
+    killed processes are removed as well.
     """
     prefix = f".{key}.staging-"
     with open(directory / f".{key}.lock", "ab", opener=partial(os.open, mode=0o600)) as lock:
@@ -91,7 +92,10 @@ def staging_dir(directory: Path, key: str) -> Iterator[Path]:
 
 
 def check_free_space(directory: Path, needed: int, what: str) -> None:
-    """Raise ModelLoadError with the arithmetic if `directory` has fewer than `needed` bytes left."""
+    """Raise ModelLoadError stating both sizes if `directory` has fewer than `needed` bytes left.
+
+    what: the work that needs the space.
+    """
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ModelLoadError(
@@ -106,7 +110,7 @@ def _directories() -> tuple[Path, Path]:
 
 
 def is_trusted(directory: Path) -> bool:
-    """True if the folder exists and only this user and the system may write to it."""
+    """Return True if the folder exists and only this user and the system may write to it."""
     try:
         _check_trusted(directory)
     except OSError:

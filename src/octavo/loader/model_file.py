@@ -56,14 +56,15 @@ def find_model_file(path: Path) -> Path:
 
 
 def is_mmproj(name: str) -> bool:
-    """True for the name of a GGUF file that contains a model's vision part and is not a model itself."""
+    """Return True for the name of a GGUF file that contains a model's vision part and is not a model itself."""
     return "mmproj" in name.lower()
 
 
 def mmproj_files(model: Path) -> list[Path]:
-    """Return the vision files next to a GGUF file, or one folder up if its folder is named by a type such as `Q4_K_M`.
+    """Return the vision files for a GGUF file.
 
-    Of files that differ only in the type of their weights, return only the best.
+    They are next to it or, if its folder is named after a type such as `Q4_K_M`, in the folder above. If the files
+    differ only in the type of their weights, only the best one is returned.
     """
     beside = next(filter(None, (_mmproj_in(folder, model) for folder in mmproj_folders(model))), [])
     stems = {_MMPROJ_TYPE.sub("", path.name) for path in beside}
@@ -96,7 +97,7 @@ def _mmproj_in(folder: Path, model: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    """True if the file's suffix says so or, with another suffix, its first bytes."""
+    """Return True for a GGUF file. If the file does not have the suffix of a model file, its first bytes decide."""
     if path.name.endswith(_MODEL_SUFFIXES) or not path.is_file():
         return path.suffix == ".gguf"
     with path.open("rb") as file:

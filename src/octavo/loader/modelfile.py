@@ -38,9 +38,10 @@ _GO = re.compile(r"\{\{-?\s*(?:\.|range\b|if\s+\.|if\s+(?:and|or|eq)\b|\$|end\b)
 
 
 def read_modelfile(path: Path, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the model of a Modelfile and the fields of `EngineConfig` that it sets.
+    """Return the model that a Modelfile names, and the fields of `EngineConfig` that it sets.
 
     name: name of the model being created.
+
     Raises UsageError naming the line of an unknown or unsupported instruction.
     """
     model, options, sampling = "", dict[str, Any](), dict[str, Any]()

@@ -26,7 +26,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model with options under a name of the user's.
+    """A model with options, under a name that the user chose.
 
     model: path, hub id or short name.
     options: fields of `octavo.config.EngineConfig`.
@@ -38,7 +38,10 @@ class NamedModel:
 
 
 def find(name: str) -> NamedModel | None:
-    """Return the model of this name, or None if the user has not created one. Ollama's `NAME:latest` is `NAME`."""
+    """Return the model of this name, or None if the user has not created one.
+
+    As in Ollama, `NAME:latest` means `NAME`.
+    """
     name = name.removesuffix(":latest")
     if not _NAME.fullmatch(name):
         return None
@@ -52,7 +55,7 @@ def every() -> list[NamedModel]:
 
 
 def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the model that a name stands for, and the options merged with the name's. Given options take precedence.
+    """Return the model that a name stands for, and its options, overridden by the given ones.
 
     Raises UsageError for invalid sampling.
     """
@@ -71,7 +74,11 @@ def expanded(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def store(named: NamedModel) -> None:
-    """Write a name, replacing an earlier one. Raises UsageError if it is taken, or ModelWriteError."""
+    """Write a named model, replacing an earlier one of the same name.
+
+    Raises UsageError if the name is invalid or belongs to `octavo list --all`, and ModelWriteError if it cannot be
+    written.
+    """
     from octavo.loader.atomic_file import write_text
 
     name = named.name.removesuffix(":latest")
@@ -95,7 +102,7 @@ def store(named: NamedModel) -> None:
 
 
 def remove(name: str) -> None:
-    """Forget a name. Its model stays."""
+    """Delete a name. The model that it stands for stays."""
     (_folder() / f"{name}.json").unlink(missing_ok=True)
 
 

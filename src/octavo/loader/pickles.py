@@ -12,8 +12,8 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
     """Raise ModelLoadError with the remedy if any of these files is a pickle. Call it when no loadable model was found.
 
-    place: where the files are, a directory or a repository.
-    remedy: where to get other files.
+    place: the directory or repository that contains the files.
+    remedy: advice on where to get other files.
     """
     pickles = [name for name in names if name.endswith(_SUFFIXES)]
     if pickles:

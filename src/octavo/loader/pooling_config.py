@@ -1,7 +1,9 @@
-"""Reads how a checkpoint computes vectors and scores of texts: pooling, normalization, the head of a cross-encoder.
+"""Reads how a checkpoint computes vectors and scores of texts.
+
+This includes the pooling, the normalization and the head of a cross-encoder.
 
 Source: the files that sentence-transformers saves (`modules.json`, a `config.json` for each module), and the keys
-`pooling_type` and `sentence_transformers` of GGUF files and config.json.
+    `pooling_type` and `sentence_transformers` of GGUF files and config.json.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ class PoolingConfig:
     normalize: scale vectors to length 1.
     is_embedder: the checkpoint was made for embeddings.
     is_classifier: the model ends in a head for sequence classification.
-    activation: turns its single label into a score.
-    yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint.
+    activation: function that turns the logit of a classifier's single label into a score.
+    yes_no: ids of the two tokens whose logits a causal reranker compares, if the checkpoint names them.
     dense: the layers applied to pooled vectors before normalization.
-    num_logs: how often log(1 + x), after relu, is applied to a sparse vector.
+    num_logs: number of times that log(1 + x), after relu, is applied to a sparse vector.
     """
 
     pooling: Pooling = "mean"
@@ -84,7 +86,8 @@ def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfi
 def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hidden_size: int) -> PoolingConfig:
     """Read the pooling configuration from a model's directory.
 
-    config_json, hidden_size: the model's.
+    config_json: content of the model's config.json.
+    hidden_size: the model's hidden size.
 
     Raises ModelLoadError naming the file, the key and the value.
     """
@@ -123,7 +126,7 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hid
 
 
 def _sparse(path: Path) -> PoolingConfig:
-    """Return SPLADE's pooling: the largest logit of each token in the vocabulary, through relu and log(1 + x)."""
+    """Return SPLADE's pooling: for each token of the vocabulary, its largest logit, passed through relu and log(1 + x)."""
     folders = dict(_modules(path))
     for kind in sorted(folders.keys() - {"MLMTransformer", "Transformer", "SpladePooling"}):
         raise ModelLoadError(f"{path}: the module {kind} together with SpladePooling is not supported")
@@ -150,7 +153,7 @@ def _late_interaction(path: Path, hidden_size: int) -> PoolingConfig:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Return the class and the folder of each module. The class has no package, unless it is PyLate's."""
+    """Return the class and the folder of each module. Packages are removed from class names, except for `pylate`."""
     if path.stat().st_size > _MAX_BYTES:
         raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {_MAX_BYTES:,}")
     try:
@@ -188,7 +191,7 @@ def _dense(folder: Path, width: int, *, of_tokens: bool = False) -> DenseModule:
     """Read a dense module and check its width.
 
     width: length of its input vectors.
-    of_tokens: they are token vectors, not text vectors.
+    of_tokens: the module changes the vectors of tokens instead of the pooled vector of a text.
     """
     module = read_dense(folder, of_tokens=of_tokens)
     if module.in_features != width:
@@ -203,7 +206,10 @@ def _yes_no(path: Path) -> tuple[int, int]:
 
 
 def _score_activation(directory: Path, config_json: Mapping[str, object]) -> Literal["sigmoid", "identity"]:
-    """Return the activation of a label, from config.json or sentence-transformers' file; by default the sigmoid."""
+    """Return the activation that turns a label's logit into a score. The default is the sigmoid.
+
+    It is read from config.json or from sentence-transformers' own file.
+    """
     beside = directory / "config_sentence_transformers.json"
     section = config_json.get("sentence_transformers")
     name = section.get("activation_fn") if isinstance(section, dict) else None

@@ -1,4 +1,4 @@
-"""Hub models without their weights: files of the full size with only the headers downloaded."""
+"""Hub models without their weights: files of full size in which only the headers have been downloaded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _SMALL_TENSORS = ("rope_freqs.", "rope_factors_")  # tensors that the configurat
 
 @contextmanager
 def remote_headers(name: str, revision: str | None = None) -> Iterator[Path | None]:
-    """Yield a header-only file, for `open_checkpoint`, of a hub model that is not downloaded.
+    """Download only the headers of a hub model, and yield the path of the result for `open_checkpoint`.
 
-    Its weights read as zeros. It is removed at the end of the context. Yields None if the model is downloaded or named
-    by a path, or if the hub cannot or must not be asked.
-    Raises ModelLoadError that explains what to do.
+    Its weights read as zeros, and it is removed at the end of the context. Yields None if the whole model is already
+    downloaded, if `name` is a path, or if the hub cannot or must not be asked.
+
+    Raises ModelLoadError with a message that explains what to do.
     """
     wanted = _not_here(name, revision)
     if wanted is None:
@@ -66,7 +67,7 @@ class _Hub:
     def fetch(self, name: str, path: Path, start: int, end: int) -> int:
         """Write bytes [start, end) of a file, or as many as exist, to the same place in `path`. Return the file's size.
 
-        `path` gets that size. Bytes that were not downloaded take no room on disk.
+        The file at `path` gets this size, too, but bytes that were not downloaded take no room on disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ class SafeTensor:
 
 
 def write_safetensors(path: Path, tensors: Sequence[SafeTensor]) -> None:
-    """Write one file, which appears once it is complete. Raises ModelWriteError naming file or tensor."""
+    """Write one file. It appears under its name once it is complete. Raises ModelWriteError naming file or tensor."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
@@ -71,8 +71,9 @@ def write_safetensors(path: Path, tensors: Sequence[SafeTensor]) -> None:
 def write_model(folder: Path, tensors: Sequence[SafeTensor], max_shard_bytes: int | None = None) -> list[Path]:
     """Write `model.safetensors` into a folder, or the shards `model-00001-of-00003.safetensors` with their index.
 
-    max_shard_bytes: most tensor data per shard; None for one file. A larger tensor gets its own shard.
-    Return the files that contain tensors. Raises ModelWriteError naming file or tensor.
+    max_shard_bytes: maximum size of the tensor data in a shard; None for one file. A larger tensor gets its own shard.
+
+    Returns the files that contain tensors. Raises ModelWriteError naming file or tensor.
     """
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) > MAX_SHARDS:

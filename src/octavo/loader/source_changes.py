@@ -91,7 +91,7 @@ def two_frames(first: Source, second: Source) -> Source:
 def with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
     """Multiply row i by factors[i] in float32, [rows, ...] -> [rows, ...].
 
-    Raises ModelLoadError for another number of rows.
+    Raises ModelLoadError if the number of rows is not the number of factors.
     """
     _check_rows(source, len(factors), 0)
 
@@ -167,7 +167,7 @@ def _check_rows(source: Source, count: int, axis: int) -> None:
 def permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
     """Reorder output features along `axis`: feature i is the source's feature order[i].
 
-    Raises ModelLoadError for another number of features, once the weight is read.
+    When the weight is read, raises ModelLoadError if the number of features is not the length of `order`.
     """
 
     def make() -> Weight:
@@ -198,7 +198,7 @@ def _cut(source: Source, begin: int, end: int, axis: int) -> Source:
 
 
 def stack_of(parts: Sequence[Source]) -> Source:
-    """Stack weights of one shape, [...] each -> [count, ...]."""
+    """Stack weights of the same shape, [...] each -> [count, ...]."""
     return Source(
         type_name=parts[0].type_name,
         shape=(len(parts), *parts[0].shape),
@@ -271,9 +271,9 @@ def with_columns(source: Source, order: NDArray[np.intp]) -> Source:
 
 
 def kernel_of_shares(source: Source, part: int, count: int) -> Source:
-    """Return the taps of one of `count` parts, [2 * cols].
+    """Return the convolution taps of one of `count` parts, [2 * cols].
 
-    For each column, they are the previous token's tap and the token's own.
+    Each column has two taps: s for the previous token and 1 - s for the current one, where s is the stored share.
     """
     if math.prod(source.shape) % count:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}; it must have {count} rows")
@@ -300,9 +300,10 @@ def shares_of_kernels(kernels: Sequence[Source]) -> Source:
 
 
 def head_sums(source: Source, heads: int) -> Source:
-    """Return matrices that sum over heads: [heads * dim] -> [heads, dim, dim], each row with the weights of its head.
+    """Return a matrix per head whose product with the head is a weighted sum: [heads * dim] -> [heads, dim, dim].
 
-    Raises ModelLoadError if `heads` does not divide the number of values.
+    All rows of a head's matrix are the same: the head's part of the stored weights. Raises ModelLoadError if `heads`
+    does not divide the number of values.
     """
     cols = math.prod(source.shape)
     if cols % heads:
@@ -318,7 +319,7 @@ def head_sums(source: Source, heads: int) -> Source:
 
 
 def summed_columns(source: Source) -> Source:
-    """Return the weights as a vector, [heads * dim]. The inverse of `head_sums`."""
+    """Return the weights of the sums as a vector, [heads, dim, dim] -> [heads * dim]. The inverse of `head_sums`."""
     cols = source.shape[0] * source.shape[2]
 
     def make() -> Weight:
@@ -367,7 +368,7 @@ def first_exchanged(source: Source) -> Source:
 
 
 def negative_exp(source: Source) -> Source:
-    """Compute -exp(x) of each number, in float32: a decay from its logarithm."""
+    """Compute -exp(x) of each number x in float32. This turns a stored logarithm into a decay rate."""
 
     def make() -> Weight:
         return DenseWeight(-np.exp(source.make().dequantize().astype(np.float32)))
@@ -406,7 +407,7 @@ def unit_rows(source: Source) -> Source:
 def by_distance(source: Source, buckets: NDArray[np.intp]) -> Source:
     """Return a column for each distance: [buckets, heads] -> [heads, distances]. buckets[i] is the row for distance i.
 
-    Raises ModelLoadError for too few buckets.
+    Raises ModelLoadError if the weight has too few rows.
     """
     if len(source.shape) != 2 or source.shape[0] <= buckets.max():
         found = f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}"
@@ -429,8 +430,10 @@ def distance_vectors(
 ) -> Source:
     """Project a vector for each distance, and split it by heads: [heads, dim, distances] in float32.
 
-    rows: [distances, hidden], computed from the sources `read`.
-    projection: [heads * dim, hidden]. The caller sets the shape and the bytes of the result.
+    rows: returns the vectors [distances, hidden], computed from the sources `read`.
+    projection: [heads * dim, hidden].
+
+    The caller must set the shape and the number of bytes of the result.
     """
     sources = (*read, projection, *(() if bias is None else (bias,)))
 
@@ -447,7 +450,7 @@ def distance_vectors(
 
 
 def ones(count: int) -> Source:
-    """Return a weight of ones that is in no file, [count], in float32."""
+    """Return a float32 weight of ones, [count], that comes from no file."""
     return Source("F32", (count,), 4 * count, (), lambda: DenseWeight(np.ones(count, np.float32)), "ones")
 
 

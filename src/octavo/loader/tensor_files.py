@@ -99,7 +99,7 @@ class TensorFiles:
         self._files[info.file].release(info.offset, info.nbytes)
 
     def identity(self) -> str | None:
-        """Return a text that changes whenever the content may have changed, or None while the files are too new."""
+        """Return a text that changes whenever the content may have changed, or None if the files changed just now."""
         identities = [file.identity() for file in self._files.values()]
         return None if None in identities else ", ".join(map(str, identities))
 
@@ -115,7 +115,7 @@ class TensorFiles:
         return found.hexdigest()
 
     def close(self) -> None:
-        """Close the files. Weights that are still in use keep theirs mapped. May be called twice."""
+        """Close the files. Weights that are still in use keep their files mapped. May be called twice."""
         for file in self._files.values():
             file.close()
 
@@ -151,9 +151,9 @@ def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int
 class Source:
     """The description of a weight that is made on demand.
 
-    type_name, shape: the weight's.
+    type_name, shape: type and shape of the weight.
     nbytes: size of the stored tensors.
-    tensors: their names in the file.
+    tensors: names of these tensors in the file.
     steps: description of the transforms; the same text means the same result.
     """
 
@@ -174,7 +174,11 @@ class Weights(Mapping[str, Weight]):
         file: TensorFiles,
         elsewhere: Mapping[str, TensorFiles] = MappingProxyType({}),
     ) -> None:
-        """elsewhere: for weights that are not in `file`, their files by name."""
+        """Collect the weights described by `sources`.
+
+        file: the file that contains the stored tensors.
+        elsewhere: for weights from another model, that model's file by the weight's name.
+        """
         self._sources = sources
         self._file = file
         self._elsewhere = elsewhere
@@ -197,7 +201,7 @@ class Weights(Mapping[str, Weight]):
         return self._sources[name]
 
     def replaced(self, sources: Mapping[str, Source]) -> Weights:
-        """Return the same weights, with `sources` replacing those of the same names."""
+        """Return the same weights, but with `sources` in place of the weights of the same names."""
         return Weights({**self._sources, **sources}, self._file, self._elsewhere)
 
     def joined(self, other: Weights, names: Iterable[str]) -> Weights:

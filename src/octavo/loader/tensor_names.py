@@ -57,9 +57,12 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 @dataclass(frozen=True, slots=True)
 class TensorName:
-    """A parsed name: `layers.3.mlp.experts.7.up_proj.weight` is `layers.*.mlp.experts.*.up_proj`, (3, 7), `.weight`.
+    """A tensor name, split into stem, numbers and kind.
 
-    kind: `.weight`, `.bias` or nothing.
+    For example, `layers.3.mlp.experts.7.up_proj.weight` has the stem `layers.*.mlp.experts.*.up_proj`, the numbers (3,
+    7) and the kind `.weight`.
+
+    kind: `.weight`, `.bias` or empty.
     """
 
     stem: str
@@ -89,9 +92,9 @@ class TensorName:
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """Translate the name of a weight or bias with a table of stems or whole names. Return None if the table lacks it.
+    """Translate the name of a weight or bias with a table of stems or whole names. Return None if it is not there.
 
-    A table may contain the last numbers of a name, or all of them, instead of stars.
+    In the names of a table, stars stand for numbers. The last numbers of a name, or all of them, may be written out.
     """
     parsed = TensorName.parse(name)
     for count in range(len(parsed.numbers), -1, -1):

@@ -77,7 +77,7 @@ def restored(
     config: ModelConfig,
     file_format: FileFormat = "gguf",
 ) -> dict[str, Source]:
-    """Return a file's tensors under their checkpoint names from the weights of a graph. The inverse of `transformed`.
+    """Convert the weights of a graph back to stored tensors under their checkpoint names. The inverse of `transformed`.
 
     Raises ModelLoadError for a transform that has no inverse.
     """
@@ -89,7 +89,7 @@ def restored(
 
 
 def _of_layers(group: _Group, transform: OfLayers, config: Any) -> tuple[_Group, _Group]:
-    """Return the tensors of a transform's layers, and the remaining ones."""
+    """Return the tensors in the layers that a transform applies to, and the remaining tensors."""
     layers = transform.layers(config)
     chosen = {name: source for name, source in group.items() if name.numbers and name.numbers[0] in layers}
     return chosen, {name: source for name, source in group.items() if name not in chosen}
@@ -263,7 +263,7 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
 
 
 def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[TensorName, Source]]:
-    """Yield the tensors with their numbers or columns changed as the transform says."""
+    """Yield the tensors after a transform that changes their numbers or their columns."""
     match transform:
         case Softplus():
             for name, source in group.items():
@@ -331,7 +331,10 @@ def _stacked(group: _Group, stack: Stack, config: Any) -> Iterator[tuple[TensorN
 
 
 def _add_distance_vectors(groups: dict[str, _Group], transform: DistanceVectors, config: Any) -> None:
-    """Replace the table and its norm with the vectors. Projections that nothing else needs are removed."""
+    """Replace the distance table and its norm with the vectors of each distance.
+
+    Projections that nothing else needs are removed.
+    """
     table = next(iter(groups.pop(transform.stem).values()))
     norm = {name.kind: source for name, source in groups.pop(transform.norm, {}).items()}
     buckets = transform.buckets(config)

@@ -40,7 +40,7 @@ _MOST_PATCHES = 1 << 16  # per tile; published models have up to 10,080
 class VisionPart:
     """The vision part of a model.
 
-    tensors: the names of its tensors in the text model's file, which are not weights of the text model.
+    tensors: names of its tensors in the text model's file. They are not weights of the text model.
     """
 
     tower: Tower
@@ -52,7 +52,7 @@ class VisionPart:
     file: TensorFiles | None = None  # a separate file
 
     def close(self) -> None:
-        """Close its own file. Weights still in use keep it mapped."""
+        """Close the vision file, if it is a separate one. Weights still in use keep it mapped."""
         if self.file is not None:
             self.file.close()
 
@@ -63,16 +63,17 @@ class VisionPart:
         return g
 
     def tables(self) -> Mapping[str, Array]:
-        """Return the weights that are read on the host."""
+        """Return the weights that the host reads, as arrays by name."""
         return {name: self.weights[name].dequantize() for name in self.config.host_tables}
 
 
 def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
-    """Return the vision part of a checkpoint, or None if it has none or an unknown one.
+    """Return the vision part of a checkpoint, or None if it has none or one of an unknown kind.
 
-    mmproj: the vision file of a GGUF model; None for the only one next to it. If that one does not fit, perhaps because
-    it belongs to another model, there is a warning and the model reads only text.
-    max_tokens: limit per image, if the family can scale images down.
+    mmproj: the vision file of a GGUF model; None means the only vision file next to the model. If that file does not
+        fit, perhaps because it belongs to another model, a warning is logged and the model reads only text.
+    max_tokens: maximum number of tokens per image, for model families that can scale images down.
+
     Raises ModelLoadError naming file and key.
     """
     if checkpoint.format == "safetensors":
@@ -134,9 +135,10 @@ def _limited(processor: ImageProcessor, max_tokens: int | None) -> ImageProcesso
 
 
 def _check(part: VisionPart) -> None:
-    """Raise ModelLoadError, or ValueError about an array, if weights, configuration and processor do not fit together.
+    """Raise ModelLoadError if weights, configuration and processor do not fit together.
 
-    Otherwise the first image would end the engine. No weight is read.
+    A wrong array may raise ValueError instead. Without this check, the first image would end the engine. No weight is
+    read.
     """
     try:
         inputs = part.graph().inputs
@@ -164,7 +166,7 @@ def _check(part: VisionPart) -> None:
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
     """Return the tensor's name in the graph, or None if nothing uses the tensor.
 
-    A number that is not a layer is part of a stem: `mm.0`.
+    A number that is not a layer's number, as in `mm.0`, belongs to the stem.
     """
     stem, _, kind = tensor.rpartition(".")
     return f"{names[stem]}.{kind}" if stem in names else renamed(tensor, names)

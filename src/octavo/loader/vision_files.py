@@ -1,4 +1,4 @@
-"""Checks whether a model has a vision part, without reading it: most models have none."""
+"""Checks whether a model has a vision part without opening it, because most models have none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from octavo.loader.model_file import mmproj_files
 
 
 def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
-    """True if there is a vision part or one is named, even if Octavo does not support it. Raises ModelLoadError.
+    """Return True if a model has a vision part, or if the user names one, even if Octavo does not support it.
 
-    mmproj: the given vision file, valid or not; None for the model's own, or those next to it.
+    mmproj: the vision file that the user names, valid or not; None to look for the model's own part, or for files next
+        to it.
+
+    Raises ModelLoadError.
     """
     if mmproj is not None:
         return True

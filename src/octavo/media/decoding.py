@@ -57,7 +57,8 @@ class PictureDecoder:
     def header(self, data: bytes) -> ImageHeader:
         """Return the header of an image file.
 
-        Raises UsageError, with the rest of a sentence about the image, if the file is not an image or is too large.
+        Raises UsageError if the file is not an image or is too large. The message is a predicate about the image, such
+        as `is damaged`.
         """
         header = read_header(data)
         width, height = header.size
@@ -82,7 +83,8 @@ class PictureDecoder:
     def reel(self, data: bytes, kind: FileKind, processor: ImageProcessor) -> Reel:
         """Return the pages or frames of a file as the model will see them. At most the first one is decoded.
 
-        Raises UsageError, with the rest of a sentence about the file, if it is damaged or too large.
+        Raises UsageError if the file is damaged or too large. The message is a predicate about the file, such as `is
+        damaged`.
         """
         return reel_of(kind, self._asked_of_reel(data, kind, processor, measures=True)[0], processor)
 
@@ -97,7 +99,8 @@ class PictureDecoder:
     def text(self, data: bytes) -> str:
         """Return the text layer of a PDF document.
 
-        Raises UsageError, with the rest of a sentence about the file, if it is damaged or has no text layer.
+        Raises UsageError if the file is damaged or has no text layer. The message is a predicate about the file, such
+        as `has no text`.
         """
         request = {"pixels": self.max_pixels, "seconds": MAX_REEL_SECONDS, "reads": True}
         found = "\n\n".join(filter(None, self._asked("document", data, None, request)[0]))

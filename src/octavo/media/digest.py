@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def content_digest(kind: str, data: bytes, processor: ImageProcessor) -> bytes:
-    """Return 32 bytes that distinguish an item from any other, for this and all other processors.
+    """Return a 32-byte digest of a file, its kind, and the version and settings of the processor.
 
-    data: the file as it was sent, so that a known one need not be decoded
+    data: the file as it was sent, so that a file seen before need not be decoded
     """
     digest = hashlib.blake2b(digest_size=32, person=b"octavo.media")
     settings = processor.settings.canonical_text.encode()

@@ -17,7 +17,10 @@ _USUAL_RATE = 24.0  # for files that do not specify it
 
 
 class Frames:
-    """An open video, decoded on one thread. Raises UsageError with the rest of a sentence about the video."""
+    """An open video, decoded on one thread.
+
+    Raises UsageError. The message is a predicate about the video, such as `has no pictures`.
+    """
 
     def __init__(self, data: bytes, max_pixels: int) -> None:
         """Open the video.

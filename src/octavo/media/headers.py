@@ -39,7 +39,7 @@ class ImageHeader:
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """Read the header of a JPEG, PNG, WebP, GIF or BMP file. Raises UsageError for any other and for a damaged file."""
+    """Read the header of a JPEG, PNG, WebP, GIF or BMP file. Raises UsageError for other formats and damaged files."""
     read = _reader_of(data)
     if read is None:
         raise UsageError("is not a JPEG, PNG, WebP, GIF or BMP file", code="invalid_image")
@@ -53,7 +53,10 @@ def read_header(data: bytes) -> ImageHeader:
 
 
 def begins_image(data: bytes) -> bool:
-    """Return True if a file that begins with these bytes, at least 12, may be a readable image."""
+    """Return True if a file that begins with these bytes may be a readable image.
+
+    data: at least the first 12 bytes of the file
+    """
     return _reader_of(data) is not None
 
 

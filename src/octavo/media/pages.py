@@ -20,8 +20,8 @@ _MAX_CHARS = 4_000_000
 class Pages:
     """An open document.
 
-    Raises UsageError, with the rest of a sentence about the document, if it needs a password or has more than MAX_PAGES
-    pages.
+    Raises UsageError if the document needs a password or has more than MAX_PAGES pages. The message is a predicate
+    about the document, such as `has 900 pages`.
     """
 
     def __init__(self, data: bytes) -> None:

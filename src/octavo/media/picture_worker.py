@@ -7,9 +7,9 @@ files.
 Protocol: a request is a line of JSON followed by `num_bytes` bytes of the file. The line contains the processor's
 settings, an image's header, the maximum number of pixels per picture and the computing time limit in seconds. The
 answer is a line of JSON: either `{"tiles": [[height, width], ...], "header": ...}`, followed by the pixels of the
-tiles, or `{"refusal": ...}` with the rest of a sentence about the file. The header is null for an image, the page sizes
-of a document or the header of a video. If the request `measures`, there are no tiles. If it `reads` a document, the
-header contains the texts of its pages, and there are no settings.
+tiles, or `{"refusal": ...}` with a predicate about the file, such as `is damaged`. The header is null for an image, the
+page sizes of a document or the header of a video. If the request `measures`, there are no tiles. If it `reads` a
+document, the header contains the texts of its pages, and there are no settings.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _warm_up(kind: str) -> None:
 
 
 def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], dict[str, Any]]:
-    """Return the tiles and the answer about them. Computing for longer than allowed kills the process."""
+    """Return the tiles and the answer about them. A computation that takes longer than allowed kills the process."""
     from octavo.errors import UsageError
     from octavo.platform import limits
 

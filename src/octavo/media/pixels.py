@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def resized(pixels: UInt8, width: int, height: int, resample: int) -> UInt8:
     """Resize pixels to uint8 [height, width, 3].
 
-    resample: number of Pillow's filter
+    resample: Pillow's number for the filter
     """
     from PIL import Image  # an extra of the installation
 

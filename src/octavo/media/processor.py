@@ -65,7 +65,7 @@ class ImageProcessor(ABC):
     settings: the settings that the processor was made from
     patch_size: side of a patch in pixels
     merge_size: side, in patches, of the block that becomes one token
-    resample: number of Pillow's filter
+    resample: Pillow's number for the filter
     """
 
     placeholder: ClassVar[str]
@@ -94,10 +94,10 @@ class ImageProcessor(ABC):
         return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
 
     def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
-        """Return the normalized [patches of all tiles, values of a patch]. By default, a patch's values are ordered
-        colour by colour.
+        """Return the normalized patches of all tiles as rows, [patches of all tiles, values of a patch].
 
-        The patches of a block that becomes one token are consecutive, row by row, and so are the blocks of a tile.
+        By default, a patch's values are ordered colour by colour. The patches of a block that becomes one token are
+        consecutive, row by row, and so are the blocks of a tile.
         """
         return planes(tiles, self.patch_size, self.merge_size, self.normalization)
 

@@ -76,7 +76,7 @@ def reel_of_pages(processor: ImageProcessor, sizes: Sequence[tuple[int, int]]) -
 
 
 def between(processor: ImageProcessor, texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the texts before items. After the first one, they include the text that wraps a mark."""
+    """Return the texts before items. All but the first include the text that wraps a mark."""
     before, after = processor.wrapping
     return tuple(f"{after}{text}{before}" if i else text for i, text in enumerate(texts))
 

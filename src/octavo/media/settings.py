@@ -38,7 +38,7 @@ class ImageSettings:
 
     @property
     def canonical_text(self) -> str:
-        """The same text for equal settings, which is part of an image content's digest."""
+        """A text that is the same for equal settings. It is part of the digest of an image's content."""
         vision = self.config.get("vision_config") or {}
         values = [self.model_type, vision, self.preprocessor]
         return json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
@@ -59,7 +59,7 @@ class ImageSettings:
         raise ModelLoadError(f"{self.file}: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")
 
     def vision(self, key: str, default: int, most: int = _MAX_SIDE) -> int:
-        """Return a positive integer from `vision_config`. A list of equal numbers counts as one number."""
+        """Return a positive integer from `vision_config`. A list of equal numbers is read as one number."""
         stored = (self.config.get("vision_config") or {}).get(key)
         if isinstance(stored, list) and len(set(map(str, stored))) == 1:
             stored = stored[0]
@@ -108,7 +108,7 @@ class ImageSettings:
         return stored
 
     def resample(self, default: int) -> int:
-        """Return the number of Pillow's filter."""
+        """Return Pillow's number for the filter."""
         stored = self.preprocessor.get("resample")
         if stored is None:
             return default

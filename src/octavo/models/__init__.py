@@ -1,6 +1,6 @@
 """The model architectures, one per file, found by file name.
 
-Each module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Three more names
+Each module here has `build(g, cfg)` and `Config`, a `ModelConfig` with `from_gguf` and `from_hf`. Three more names
 are optional. `ALIASES` lists other names of the architecture in GGUF files and config.json. `WEIGHTS` is the table that
 turns stored tensors into the graph's weights. `VARIANT_OF` = (architecture, key, value) is for an architecture that
 shares its model_type in config.json with another one: this value of the key identifies it. `ALIASES` and `VARIANT_OF`
@@ -32,7 +32,7 @@ _DECLARATION = re.compile(r"^(ALIASES|VARIANT_OF) = (\([^()]*\))$", re.MULTILINE
 
 
 class ConfigType(Protocol):
-    """The `Config` class of an architecture. Both functions raise ModelLoadError naming the key."""
+    """The `Config` class of an architecture. Both methods raise ModelLoadError naming the key."""
 
     def from_gguf(self, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
         """Read the configuration of a GGUF file.
@@ -112,10 +112,12 @@ def load_architecture(name: str) -> Architecture:
 def find_architecture(
     name: str, reader: ConfigReader, read: Callable[[Architecture, ConfigReader], object]
 ) -> Architecture:
-    """Load the module for a model with this configuration, which `read` has the architecture parse.
+    """Load the module for an architecture name and a configuration.
 
-    Raises ModelLoadError naming the most similar supported architecture and the keys it does not know, and the
-    operations that the model needs if they are known.
+    read: makes an architecture read the configuration. It is used to find a similar architecture if none has this name.
+
+    Raises ModelLoadError if none does. The message names the most similar supported architecture and the keys that it
+    does not know, and the operations that the model needs if they are known.
     """
     if name in known_architectures():
         return load_architecture(architecture_name(name, reader))

@@ -1,6 +1,6 @@
 """Gemma 4's assistant: a few layers that draft tokens, reading the model's own keys and values.
 
-The layout is that of transformers' `Gemma4AssistantForCausalLM`.
+It follows transformers' `Gemma4AssistantForCausalLM`.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def assistant_graph(
 ) -> Graph:
     """Build the graph of an assistant: logits [LOGITS, vocab], with the hidden states for the next draft as its tap.
 
-    A row holds the last token of a sequence and, as `Batch.inputs[0]` [TOKENS, model's hidden], the hidden state that
-    the model predicted this token from. For a further draft, it holds the previous draft and the tap's row that
-    predicted it. The row rotates with the position of the sequence's last token and sees the tokens before that one,
-    whose keys and values the model has computed.
+    A row holds the last token of a sequence and, as `Batch.inputs[0]` [TOKENS, model's hidden], the hidden state from
+    which the model predicted this token. For a further draft, it holds the previous draft and the tap's row that
+    predicted it. The row rotates with the position of the sequence's last token. It sees the tokens before that one;
+    the model has computed their keys and values.
 
     layout: layout of the model's cache.
 
-    Raises GraphError like other graphs.
+    Raises GraphError as `build_graph` does.
     """
     g, reads = Graph(weights), _reads(cfg, model)
     g.borrow([params.cache for params in reads], layout)
@@ -90,9 +90,10 @@ def assistant_graph(
 
 
 def _reads(cfg: AssistantConfig, model: gemma4.Config) -> list[AttentionParams]:
-    """Return the attention of each layer, which reads the cache of the model's last layer of the same kind.
+    """Return the attention of each layer over the cache of the model's last layer of the same kind.
 
-    A row sees what the last token sees in the model, except itself: one token less than a window holds.
+    A row sees what the sequence's last token sees in the model, except that token itself. A window therefore holds one
+    token fewer.
     """
     found = []
     for layer, window in enumerate(cfg.attention.windows):

@@ -14,7 +14,7 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Growth of queries with their positions: by 1 + factor * log(1 + (position + offset) // length)."""
+    """Factors that grow with the position of a query: 1 + factor * log(1 + (position + offset) // length)."""
 
     factor: float
     length: int  # tokens
@@ -42,12 +42,15 @@ class AttentionConfig:
 
 
 def same_windows(reader: ConfigReader, window: int | None = None) -> Windows:
-    """Return config.json's one window for all layers, or None if it has none."""
+    """Return the same window for every layer that config.json describes; None means that no layer has a window."""
     return (window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
 def upper_windows(reader: ConfigReader) -> Windows:
-    """Return Qwen's sliding windows: off unless `use_sliding_window`, otherwise from layer `max_window_layers` up."""
+    """Return the sliding windows of Qwen's models. There are none unless `use_sliding_window` is set.
+
+    The layers with a window are given by `layer_types`, or else are those from `max_window_layers` up.
+    """
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if not reader.flag("use_sliding_window", False):
         return (None,) * num_layers
@@ -68,7 +71,7 @@ def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) 
 
 
 def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
-    """Return the windows of layers when every n-th layer has none.
+    """Return the window of each layer, where every n-th layer has none.
 
     key: key that holds n, or a list with true for each layer that has a window.
     """
@@ -93,7 +96,7 @@ def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> W
 
 
 def windows_from_gguf(reader: ConfigReader, pattern: int, window: int | None) -> Windows:
-    """Return the window of each layer in a GGUF file, where a layer has this window or none."""
+    """Return the window of each layer in a GGUF file: either `window` or none."""
     num_layers = reader.integer("block_count", high=MAX_LAYERS)
     return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, pattern, window)
 
@@ -104,6 +107,7 @@ def heads_by_kind(reader: ConfigReader, key: str, windows: Windows) -> tuple[int
     A kind with no layers gets the larger number.
 
     key: the key of the heads or of the kv heads.
+
     Raises ModelLoadError if layers of the same kind differ.
     """
     heads = reader.counts(key, len(windows))
@@ -115,6 +119,6 @@ def heads_by_kind(reader: ConfigReader, key: str, windows: Windows) -> tuple[int
 
 
 def same_windows_from_gguf(reader: ConfigReader) -> Windows:
-    """Return a GGUF file's one window for all layers, or None if it has none."""
+    """Return the one window that a GGUF file gives, for every layer. It is None if the file gives none."""
     window = reader.integer("attention.sliding_window", 0, low=0) or None
     return (window,) * reader.integer("block_count", high=MAX_LAYERS)

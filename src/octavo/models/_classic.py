@@ -128,7 +128,7 @@ class ClassicConfig(ModelConfig):
         """Read the configuration from config.json. Raises ModelLoadError naming the key.
 
         tied: the output head is the embedding, unless the file states otherwise.
-        kv_heads: key of the number of kv heads; None means as many as heads.
+        kv_heads: key of the number of kv heads; None means that it equals the number of heads.
         positions: maximum sequence length in tokens, if the file does not give it.
         fields: values of additional fields.
         """
@@ -151,7 +151,10 @@ class ClassicConfig(ModelConfig):
 
 
 def hf_key(reader: ConfigReader, field: str) -> str:
-    """Return the name that config.json uses for a field of `_NAMES`; its first name if it uses none of them."""
+    """Return the name that config.json uses for a field, out of the names in `_NAMES`.
+
+    Returns the first of them if the file uses none.
+    """
     return next((name for name in _NAMES[field] if reader.has(name)), _NAMES[field][0])
 
 
@@ -169,7 +172,7 @@ def hf_rope(
 ) -> RopeParams:
     """Read the rotary embedding from config.json. Raises ModelLoadError naming the key.
 
-    theta, share: keys, in older files, of the rotary base and of the fraction of a head's columns that rotate.
+    theta, share: keys in older files for the rotary base and for the fraction of a head's columns that rotate.
     """
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     section = section.with_defaults({"partial_rotary_factor": reader.number(share, default_share, high=1.0)})
@@ -192,8 +195,8 @@ def gguf_rope(reader: ConfigReader) -> RopeParams:
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
     """Return the ALiBi slope of each head. Press et al., arXiv 2108.12409.
 
-    The first n, the largest power of two up to num_heads, have 2^(-max_bias i / n). The rest take the values between
-    these, starting from the first.
+    Let n be the largest power of two up to num_heads. The first n heads have the slopes 2^(-max_bias i / n) for i from
+    1, and the remaining ones have 2^(-max_bias (i - 1/2) / n), again for i from 1.
     """
     n = 1 << num_heads.bit_length() - 1
     exponents = [*range(2, 2 * n + 1, 2), *range(1, 2 * (num_heads - n), 2)]
@@ -203,9 +206,11 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
 def split_qkv(
     *, fused: Literal["apart", "by_head"], gguf: bool = True, one_way: bool = False
 ) -> tuple[Permute | Split, ...]:
-    """Return the transforms of a fused q, k and v.
+    """Return the transforms that split a fused matrix of q, k and v.
 
-    by_head: safetensors files group the rows by kv head: its queries, its key, its value.
+    fused: `apart` if q, k and v follow one another in the file. `by_head` if safetensors files group the rows by kv
+        head: its queries, its key and its value.
+    gguf: GGUF files fuse them too.
     one_way: as in `Split`.
     """
     stem = "layers.*.self_attn.qkv_proj"
@@ -215,7 +220,7 @@ def split_qkv(
 
 
 def _heads_apart(cfg: ClassicConfig) -> NDArray[np.intp]:
-    """Return the stored row for each row of q, k and v, one after another."""
+    """Return the stored row for each row of q, then of k, then of v, for files that group them by kv head."""
     group = cfg.num_heads // cfg.num_kv_heads
     rows = np.arange((cfg.num_heads + 2 * cfg.num_kv_heads) * cfg.head_dim).reshape(-1, group + 2, cfg.head_dim)
     return np.concatenate([rows[:, part].reshape(-1) for part in (slice(group), group, group + 1)])

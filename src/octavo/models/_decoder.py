@@ -170,9 +170,9 @@ class DecoderConfig(ModelConfig):
     def read_hf(cls: type[ConfigT], reader: ConfigReader, *, norm_eps: str = "rms_norm_eps", **fields: Any) -> ConfigT:
         """Read the configuration from config.json, with arguments as in `read_gguf`.
 
-        Raises ModelLoadError naming the key.
+        Unless `attention` is given, the windows are read as for Qwen's models: see `upper_windows`.
 
-        Windows are Qwen's unless `attention` is given.
+        Raises ModelLoadError naming the key.
         """
         if "mlp" not in fields:
             fields["mlp"] = MLPConfig.from_hf(reader)
@@ -234,7 +234,7 @@ def _gguf_head_dim(reader: ConfigReader) -> int:
 
 
 def _head_dim(reader: ConfigReader, key: str, heads: str, width: str) -> int:
-    """Return the columns per head, as given or computed.
+    """Return the columns per head: the value of `key`, or else the hidden size divided by the number of heads.
 
     heads, width: keys of the number of heads and of the hidden size.
     """
@@ -249,7 +249,7 @@ def _head_dim(reader: ConfigReader, key: str, heads: str, width: str) -> int:
 
 
 def checked_columns(reader: ConfigReader, key: str, columns: int, heads: int) -> int:
-    """Return the number of columns per head. Raises ModelLoadError if all heads together have too many."""
+    """Return `columns`, the number per head. Raises ModelLoadError if all heads together have more than MAX_WIDTH."""
     if columns * heads > MAX_WIDTH:
         raise reader.error(key, columns, f"makes more than {MAX_WIDTH} columns with {heads} heads")
     return columns

@@ -1,6 +1,6 @@
 """EAGLE-3: a separate layer that drafts tokens from the hidden states of three layers of another model.
 
-Li et al., arXiv 2503.01840, in the file formats of EAGLE, SpecForge and speculators.
+Li et al., arXiv 2503.01840. The file formats of EAGLE, SpecForge and speculators are supported.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LAYER_NAMES = ("midlayer.", "layers.0.")
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config(DecoderConfig):
-    """Configuration of a head.
+    """Configuration of an EAGLE-3 head.
 
-    layer: number of its layer, which follows the model's last.
+    layer: number of its layer, one after the model's last.
     taps: layers of the model whose inputs it reads.
     norms_residual: attention's output is added to the normed hidden states instead of the plain ones.
     """
@@ -95,12 +95,13 @@ def eagle3_name(name: str, layer: int) -> str:
 def eagle3_graph(cfg: Eagle3Config, weights: Mapping[str, tuple[int, ...]], output_head: str) -> Graph:
     """Build the graph of a head: logits [LOGITS, draft vocab], with the hidden states for the next draft as its tap.
 
-    The row of a position holds the next position's token. `Batch.inputs` hold either the model's hidden states at the
-    position [TOKENS, 3 * model's] or the head's own at the position before [TOKENS, hidden]; the other input is zeros.
+    The row of a position holds the token at the next position. One of the two `Batch.inputs` holds hidden states: the
+    first holds the model's at this position [TOKENS, 3 * the model's width], or the second holds the head's at the
+    position before [TOKENS, hidden]. The other input is zeros.
 
-    output_head: the model's output head, for a head that has none.
+    output_head: stem of the model's output head, used if the checkpoint has no output head.
 
-    Raises GraphError like other graphs.
+    Raises GraphError as `build_graph` does.
     """
     g, p = Graph(weights), f"layers.{cfg.layer}."
     embedding, head = p + "embed_tokens", p + "lm_head"

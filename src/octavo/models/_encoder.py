@@ -55,7 +55,7 @@ class EncoderConfig(ModelConfig):
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:  # noqa: ARG003
         """Raise ModelLoadError, because llama.cpp does not support the architecture.
 
-        Architectures it supports override this.
+        Architectures that llama.cpp supports override this method.
         """
         raise ModelLoadError("this architecture has no GGUF form; give the folder with its config.json and safetensors")
 
@@ -84,7 +84,8 @@ class EncoderConfig(ModelConfig):
         """Read the configuration from config.json. Raises ModelLoadError naming the key.
 
         norm_eps: epsilon of the norms, if the file does not give it.
-        fields: values of additional fields. Without `windows` or `ropes` among them, no layer has any.
+        fields: values of additional fields. Without `windows`, no layer has a window; without `ropes`, none has rotary
+            positions.
         """
         if reader.flag("is_decoder", False):
             raise reader.error("is_decoder", True, "only the encoder of this architecture is supported")
@@ -179,8 +180,8 @@ def split_encoder() -> tuple[Split, ...]:
 def build(g: Graph, cfg: EncoderConfig) -> Value:
     """Build the graph and return the embeddings [OUTPUTS, hidden], or the labels [OUTPUTS, labels].
 
-    A step requests one row per text: that of its first token for `cls`, and of any token for `mean` and `max`. With
-    `all`, each requested row gets its own embedding.
+    A step requests one row per text: the row of its first token for `cls`, and the row of any token for `mean` and
+    `max`. With `all`, each requested row gets its own embedding.
     """
     h = g.embedding("embed_tokens")
     if "embed_types.weight" in g.weights:

@@ -34,11 +34,11 @@ _OWN_NAMES = {
 
 
 def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig], *, hidden_first: bool = False) -> Value:
-    """Return the logits [LOGITS, vocab] of the token after the next, from tokens and the model's last hidden states.
+    """Return the logits [LOGITS, vocab] of the token after the next one.
 
-    The row of a position holds the next position's token and, as `Batch.inputs[0]` [TOKENS, hidden], the input of the
-    output head at that position: DeepSeek-AI et al., arXiv 2412.19437, section 2.2. The graph's `hidden_states` are the
-    input for the next draft.
+    They are computed from tokens and the model's last hidden states. The row of a position holds the next position's
+    token and, as `Batch.inputs[0]` [TOKENS, hidden], the input of the output head at that position: DeepSeek-AI et al.,
+    arXiv 2412.19437, section 2.2. The graph's `hidden_states` are the input for the next draft.
 
     hidden_first: the projection reads the hidden states before the embedding, not after it.
     """
@@ -62,7 +62,7 @@ def has_head(cfg: DecoderConfig, weights: Mapping[str, tuple[int, ...]]) -> bool
 
 
 def head_name(name: str, num_layers: int) -> str:
-    """Return the usual name of a weight of Qwen's and MiMo's files, which number the head layers from 0."""
+    """Return the usual name of a weight in Qwen's or MiMo's files. These files number the head layers from 0."""
     for prefix, own in _OWN_NAMES.items():
         if name.startswith(prefix):
             return f"layers.{num_layers}.{own}{name.removeprefix(prefix)}"
@@ -70,7 +70,7 @@ def head_name(name: str, num_layers: int) -> str:
 
 
 def without_heads(reader: ConfigReader) -> ConfigReader:
-    """Return the metadata of a GGUF file whose last blocks are heads, counting only the blocks before them."""
+    """Return a GGUF file's metadata with the heads, its last blocks, left out of the block count."""
     further = reader.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     count = reader.integer("block_count", low=further + 1, high=MAX_LAYERS + further) - further
     return ConfigReader({**reader.values, reader.prefix + "block_count": count}, reader.prefix)

@@ -116,13 +116,13 @@ def mamba_names(stem: str = _STEM) -> dict[str, str]:
 
 
 def mamba_rows(scan: ScanHeads) -> tuple[int, int, int]:
-    """Return the number of rows of the gate, of x, b and c, and of the steps."""
+    """Return the numbers of rows of the three projections: the gate; x, b and c together; and the time steps."""
     inner = scan.num_heads * scan.head_dim
     return inner, inner + 2 * scan.num_groups * scan.state_dim, scan.num_heads
 
 
 def mamba_transforms() -> tuple[Transform, ...]:
-    """Return the weight transforms for a configuration whose state-space heads are `scan`."""
+    """Return the weight transforms for a configuration with the field `scan`, its state-space heads."""
     parts = tuple(f"{_STEM}{part}_proj" for part in ("z", "xbc", "dt"))
 
     def heads(cfg: Any) -> int:
@@ -174,7 +174,7 @@ def scan_from_hf(reader: ConfigReader) -> ScanHeads:
 
 
 def check_steps(reader: ConfigReader) -> None:
-    """Check that config.json does not limit the steps. Raises ModelLoadError."""
+    """Check that config.json does not limit the time steps. Raises ModelLoadError."""
     limits = reader.value("time_step_limit")
     if limits is not None and limits not in _NO_LIMITS:
         raise reader.error("time_step_limit", limits, "must be [0, infinity]: steps are not limited")

@@ -1,4 +1,4 @@
-"""The MLP of a decoder's layers, or their experts."""
+"""The MLP, or the experts, of a decoder's layers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def text_section(reader: ConfigReader, defaults: dict[str, object]) -> ConfigRea
 
 
 def with_widest_mlp(reader: ConfigReader, key: str, layers: str) -> ConfigReader:
-    """Reduce a per-layer list of MLP widths to the widest; the weights' shapes show each layer's own."""
+    """Replace a per-layer list of MLP widths with the widest. The weights' shapes give each layer's actual width."""
     if isinstance(reader.value(key), (list, tuple, np.ndarray)):
         return reader.with_largest(key, reader.integer(layers, high=MAX_LAYERS))
     return reader

@@ -41,7 +41,7 @@ class ConfigReader:
         return self._with_values({**self.values, self.prefix + key: value})
 
     def with_largest(self, key: str, length: int) -> ConfigReader:
-        """Return the configuration with the largest of `length` whole numbers in place of the list.
+        """Return the configuration with a list of `length` whole numbers replaced by the largest of them.
 
         A single number is kept.
         """
@@ -138,7 +138,7 @@ class ConfigReader:
         return tuple(bool(flag) for flag in value[:length])
 
     def texts(self, key: str, length: int, allowed: Collection[str] | None = None) -> tuple[str, ...]:
-        """Read `length` strings, each of them allowed; None allows any."""
+        """Read `length` strings, each of which must be one of `allowed`. None allows any string."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple)) or len(value) != length or not all(isinstance(v, str) for v in value):
             raise self.error(key, value, f"must be {length} strings")

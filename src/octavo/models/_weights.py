@@ -19,7 +19,9 @@ FileFormat = Literal["gguf", "safetensors"]
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """Reorders the output rows of a weight and its bias. A table of biases, with one row per expert, counts as biases.
+    """Reorders the output rows of a weight and its bias.
+
+    A table of biases, with one row per expert, is treated as a bias.
 
     order: function from a configuration to the stored index of each row, [out_features].
     only: the file format that needs it.
@@ -105,7 +107,7 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Adds a constant to a weight once, as float32, such as the 1 of `1 + weight`."""
+    """Adds a constant, such as the 1 of `1 + weight`, to a weight once, as float32."""
 
     stem: str
     addend: float
@@ -122,7 +124,7 @@ class NegativeExp:
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Turns a dense tensor of several dimensions into a vector, such as the kernels of a depthwise convolution.
+    """Turns a dense tensor with several dimensions, such as the kernels of a depthwise convolution, into a vector.
 
     rows: function from a configuration to the number of rows of the original matrix, for converting back; None if that
         is impossible.
@@ -135,11 +137,14 @@ class Flatten:
 
 @dataclass(frozen=True, slots=True)
 class Unfolded:
-    """Turns a dense tensor of more dimensions into a matrix [out, in], such as the convolution that embeds patches.
+    """Turns a dense tensor with more than two dimensions into a matrix [out, in].
 
-    frames: stem of a matching tensor for the second of two frames; its values follow the first's for each channel.
-    kernel: function from a configuration to the dimensions after the first, for converting back. () if the file has a
-        matrix too; None if converting back is impossible.
+    It is used for the convolution that embeds patches, for example.
+
+    frames: stem of the matching tensor for the second of two frames. For each channel, its values follow the values of
+        the first frame.
+    kernel: function from a configuration to the dimensions after the first, for converting back: () if the file already
+        stores a matrix. None if converting back is impossible.
     """
 
     stem: str
@@ -159,7 +164,9 @@ class Softplus:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Multiplies each row of a small dense tensor, such as the kernels of a depthwise convolution, once, as float32.
+    """Multiplies each row of a small dense tensor by a factor of its own, once, as float32.
+
+    It is used for the kernels of a depthwise convolution, for example.
 
     factors: function from a configuration to the factor of each row.
     """
@@ -173,7 +180,7 @@ class ScaledRows:
 class UnitRows:
     """Divides each row of a matrix by its length, once, as float32.
 
-    applies: function from a configuration to whether it applies.
+    applies: function that returns whether a configuration needs it.
     """
 
     stem: str
@@ -214,7 +221,9 @@ class DistanceVectors:
 
 @dataclass(frozen=True, slots=True)
 class Ones:
-    """Adds the weights of a norm that no file has: one 1 per column of a matrix, which is kept.
+    """Adds the weights of a norm whose weights are in no file: a vector of ones, one for each column of a given matrix.
+
+    The matrix itself is kept.
 
     whole: the stem of the norm.
     """
@@ -269,9 +278,10 @@ class TokenShares:
 
 @dataclass(frozen=True, slots=True)
 class HeadSums:
-    """Makes matrices [heads, dim, dim] whose products are weighted sums of heads, the same in all columns of a head.
+    """Expands a vector with one weight per column of each head, [heads * dim], to matrices [heads, dim, dim].
 
-    The file stores the weights of the columns.
+    All rows of a head's matrix are equal. The product of the matrix and the head's columns is thus their weighted sum,
+    repeated in every column.
 
     heads: function from a configuration to the number of heads.
     """
@@ -327,7 +337,7 @@ def gate_and_up() -> Transform:
 
 
 def fused_qkv(only: FileFormat | None = None) -> Transform:
-    """Return the transform that splits a matrix of q, k and v, one after another, in a model with a `DecoderConfig`."""
+    """Return the transform that splits a matrix in which q, k and v follow one another, for a `DecoderConfig`."""
     parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
 
     def rows(cfg: Any) -> tuple[int, ...]:

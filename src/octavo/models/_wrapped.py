@@ -72,7 +72,8 @@ def text_section(reader: ConfigReader) -> ConfigReader:
 def text_part(reader: ConfigReader, known: Container[object]) -> ConfigReader:
     """Return the part that an architecture reads: the section about text, or everything if the model_type is `known`.
 
-    The section gets its defaults. The output head is the embedding if either part says so.
+    Keys missing from the section get the defaults of its model_type. The output head is the embedding if either part
+    says so.
     """
     outer = reader.value("model_type")
     if not isinstance(outer, str) or outer in known:

@@ -1,4 +1,4 @@
-"""BERT: learned positions, token types, norms after each part. Devlin et al., arXiv 1810.04805.
+"""BERT: learned positions, token types, norms after attention and MLP. Devlin et al., arXiv 1810.04805.
 
 BGE, E5, GTE, MiniLM and the cross-encoders of sentence-transformers use this architecture.
 """

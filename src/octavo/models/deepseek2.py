@@ -324,7 +324,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def build_draft(g: Graph, cfg: Config) -> Value:
-    """Build the graph and return the logits of the token after the next: see `next_token_head`."""
+    """Build the graph and return the logits of the token after the next one. See `next_token_head`."""
     return next_token_head(g, cfg, _layer)
 
 
@@ -340,8 +340,8 @@ def latent_attention(
     """Build attention over latents: each head's key projection is absorbed into its queries, and its value projection
     comes after attention.
 
-    rotates: False if there are no positions.
-    half: 0 or 1 for one of the two attentions of a layer, each with its own cache.
+    rotates: False for a layer without rotary positions.
+    half: 0 or 1 in a layer with two attentions, each with its own cache; None in a layer with one.
     """
     p, params = f"layers.{layer}.self_attn.", cfg.attention_params(layer)
     if half is not None:

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after, soft caps, a window in every other layer. arXiv 2408.00118."""
+"""Gemma 2: norms before and after attention and MLP, soft caps, a window in every other layer. arXiv 2408.00118."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3, text: local and global layers, with norms before and after them and on q and k. arXiv 2503.19786."""
+"""Gemma 3, text: local and global layers, norms around attention and MLP, and on q and k. arXiv 2503.19786."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def text_config(reader: ConfigReader) -> ConfigReader:
 
 
 def global_rope(reader: ConfigReader) -> ConfigReader:
-    """Return the part of config.json about global rotary embedding.
+    """Return the part of config.json about the rotary embedding of global layers.
 
-    Newer files describe both kinds in one place; older ones scale only the global one.
+    Newer files describe both kinds of layers in one place. Older files scale only the embedding of global layers.
     """
     ropes = reader.section("rope_parameters")
     return ropes.section("full_attention") if ropes.values else reader.section("rope_scaling")

@@ -163,7 +163,7 @@ def global_section(reader: ConfigReader) -> ConfigReader:
 
 
 def _with_double_mlp(reader: ConfigReader) -> ConfigReader:
-    """Replace the MLP width by the widest: layers that share keys and values may have twice the columns."""
+    """Replace the MLP width with the widest one: layers that share keys and values may have twice the columns."""
     if not (reader.flag("use_double_wide_mlp", False) and reader.integer("num_kv_shared_layers", 0, low=0)):
         return reader
     return reader.replaced("intermediate_size", 2 * reader.integer("intermediate_size", high=MAX_WIDTH))
@@ -219,7 +219,8 @@ def layer(
     """Build a layer's attention and MLP, with its experts if it has any: [TOKENS, hidden].
 
     prefix: prefix of the names of its weights.
-    reads: the attention of a layer without its own keys and values, over an existing cache; None means as in `cfg`.
+    reads: attention for a layer that has no keys and values and reads an existing cache. None means that `cfg` gives
+        the attention.
     """
     p = f"{prefix}layers.{number}."
     params = reads or cfg.attention_params(number)

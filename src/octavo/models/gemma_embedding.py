@@ -69,7 +69,7 @@ class Config(EncoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """Build the graph and return the embeddings [OUTPUTS, hidden], for rows as in `_encoder.build`."""
+    """Build the graph and return the embeddings [OUTPUTS, hidden]. The rows are requested as in `_encoder.build`."""
 
     def attend(x: Value, layer: int) -> Value:
         p = f"layers.{layer}.self_attn."

@@ -1,4 +1,4 @@
-"""GLM 4 (0414): norms before and after, half of each head rotates in neighbouring pairs. arXiv 2406.12793."""
+"""GLM 4 (0414): norms around attention and MLP, half of each head rotates in neighbouring pairs. arXiv 2406.12793."""
 
 from __future__ import annotations
 

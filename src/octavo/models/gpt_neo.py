@@ -54,7 +54,10 @@ class Config(ClassicConfig):
 
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """Read the windows from `attention_types`, pairs of kinds and repeat counts; without it both kinds alternate."""
+    """Read the windows from `attention_types`, a list of pairs: kinds of layers, and how often these repeat.
+
+    Without the list, global and local layers alternate.
+    """
     num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("window_size", 256)
     types: Any = reader.value("attention_types")
     try:

@@ -21,7 +21,7 @@ __all__ = ["WEIGHTS", "Config", "build"]
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Granite's configuration, with multipliers. The logits are divided by theirs."""
+    """Granite's configuration, with multipliers. The logits are divided by `logits_scaling`."""
 
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

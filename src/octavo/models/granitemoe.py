@@ -1,4 +1,4 @@
-"""Granite 3 with experts, some with a shared MLP: Granite's multipliers. IBM, 2024."""
+"""Granite 3 with experts and Granite's multipliers; some models have a shared MLP. IBM, 2024."""
 
 from __future__ import annotations
 

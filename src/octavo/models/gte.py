@@ -53,7 +53,8 @@ class Config(EncoderConfig):
 def _rope(reader: ConfigReader) -> RopeParams:
     """Return the rotary embedding.
 
-    NTK scaling enlarges the base by the factor, and the lowest frequency once more (Su, kexue.fm/archives/9706).
+    NTK scaling multiplies the base by the factor and divides all frequencies by factor^(2 / head_dim), so that the
+    lowest frequency is divided by the whole factor (Su, kexue.fm/archives/9706).
     """
     head_dim = head_dim_of(reader, "num_attention_heads", "hidden_size")
     section = rope_section(reader)

@@ -20,7 +20,7 @@ _LAYER = "layers.*."
 
 
 def _heads_apart(cfg: Any) -> NDArray[np.intp]:
-    """Return the stored row for each row of q, k and v: files group a kv head's queries, key and value."""
+    """Return the stored row for each row of q, then of k, then of v, for files that group them by kv head."""
     group = cfg.num_heads // cfg.num_kv_heads
     rows = np.arange((cfg.num_heads + 2 * cfg.num_kv_heads) * cfg.head_dim).reshape(-1, group + 2, cfg.head_dim)
     return np.concatenate([rows[:, part].reshape(-1) for part in (slice(group), group, group + 1)])

@@ -65,7 +65,10 @@ class Config(DecoderConfig):
 
 
 def _width(reader: ConfigReader) -> int:
-    """Return the MLP's width, which the published files give before an adjustment, under one of two keys."""
+    """Return the MLP's width.
+
+    The published files give it under one of two keys, and before an adjustment, so it is adjusted here.
+    """
     key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
     width = reader.integer(key, high=MAX_WIDTH)
     if not reader.flag("block_auto_adjust_ff_dim", True):

@@ -95,7 +95,9 @@ def _on_input(routing: Routing | None) -> Routing | None:
 
 
 def _growth(reader: ConfigReader) -> QueryGrowth | None:
-    """Return the growth of queries, or None. Older files have a number in place of true."""
+    """Return the growth of queries, or None if `attn_temperature_tuning` is off. Older files give a number there, not a
+    boolean.
+    """
     key = "attn_temperature_tuning"
     value = reader.value(key)
     factor = reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH)

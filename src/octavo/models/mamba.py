@@ -19,7 +19,7 @@ _STEM = "layers.*.mamba."
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The number of columns of a state space, the state size of each, and the columns of its steps before `dt_proj`."""
+    """Sizes of a state space: its columns, the state size of each, and the columns of its steps before `dt_proj`."""
 
     inner: int = 1
     state_dim: int = 1
@@ -91,7 +91,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """Mamba 1's configuration, with state spaces. The sizes that describe attention are 1.
+    """Mamba 1's configuration, with state spaces. The fields for the sizes of attention are 1.
 
     inner_eps: epsilon of the norms of steps, b and c, or None if there are none.
     """

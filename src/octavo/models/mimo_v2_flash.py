@@ -112,7 +112,7 @@ def rope_sections(reader: ConfigReader, head_dim: int) -> tuple[ConfigReader, Co
 def _in_pairs(section: ConfigReader, head_dim: int, share: float, theta: float) -> ConfigReader:
     """Return the section with its rotary share rounded down to a whole number of columns.
 
-    The share in the published files does not give a whole number.
+    With the share in the published files, the number of columns would not be whole.
     """
     section = section.with_defaults({"partial_rotary_factor": share, "rope_theta": theta})
     columns = int(head_dim * section.number("partial_rotary_factor", high=1.0))
@@ -122,7 +122,7 @@ def _in_pairs(section: ConfigReader, head_dim: int, share: float, theta: float) 
 def _windows(reader: ConfigReader, num_layers: int) -> Windows:
     """Read the windows from transformers' `layer_types` or the authors' `hybrid_layer_pattern`.
 
-    The authors' windows exclude one token.
+    The authors' key for the length, `sliding_window_size`, gives one token less than the window has here.
     """
     key = "sliding_window_size" if reader.has("sliding_window_size") else "sliding_window"
     window = reader.integer(key, 128 if key == "sliding_window_size" else 129) + (key == "sliding_window_size")

@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, local and global layers, GeGLU, norms before. Warner et al., arXiv 2412.13663."""
+"""ModernBERT: rotary positions, local and global layers, GeGLU, pre-norm. Warner et al., arXiv 2412.13663."""
 
 from __future__ import annotations
 

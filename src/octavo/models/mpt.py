@@ -31,7 +31,7 @@ _REFUSED = {"alibi": False, "prefix_lm": True, "qk_ln": True, "attn_uses_sequenc
 
 
 class Config(ClassicConfig):
-    """MPT's configuration. Models with learned positions instead of ALiBi are refused: none was published."""
+    """MPT's configuration. Models with learned positions instead of ALiBi are refused, since none was published."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Nemotron H and Nemotron 3: each layer is only Mamba 2, attention, an MLP or experts. NVIDIA, arXiv 2504.03624."""
+"""Nemotron H and Nemotron 3: each layer is one of Mamba 2, attention, an MLP or experts. NVIDIA, arXiv 2504.03624."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ def _mixer(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
 
 
 def _experts(g: Graph, x: Value, cfg: Config, stem: str) -> Value:
-    """Build experts without gates, and one shared by all rows. In some models they read and write a narrower row."""
+    """Build a layer's experts without gates, and its shared expert.
+
+    In some models the routed experts read and write narrower rows.
+    """
     assert cfg.mlp.experts is not None
     shared = plain_mlp(g, x, f"{stem}.shared_experts", "relu2")
     if f"{stem}.fc1_latent_proj.weight" not in g.weights:

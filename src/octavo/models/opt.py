@@ -1,4 +1,4 @@
-"""OPT: learned positions from row 2 on, ReLU, norms before or after each part. Zhang et al., arXiv 2205.01068."""
+"""OPT: learned positions from row 2 on, ReLU, pre-norm or post-norm layers. Zhang et al., arXiv 2205.01068."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = WeightTable(
 
 
 class Config(ClassicConfig):
-    """OPT's configuration. OPT-350m has norms after each part, no final norm, and embeddings of a different width."""
+    """OPT's configuration. OPT-350m has post-norm layers, no final norm, and embeddings of a different width."""
 
     __slots__ = ()
 

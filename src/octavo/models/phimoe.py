@@ -52,7 +52,7 @@ class Config(DecoderConfig):
 def _routing(reader: ConfigReader, count: str, chosen: str, jitter: float) -> Routing:
     """Return the routing of SparseMixer.
 
-    count, chosen: keys of the number of experts and of the chosen ones.
+    count, chosen: keys of the number of experts and of the number chosen for each token.
     """
     top_k = reader.integer(chosen, _TOP_K, high=reader.integer(count, 16))
     if top_k != _TOP_K:

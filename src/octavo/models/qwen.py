@@ -36,7 +36,8 @@ WEIGHTS = WeightTable(
 class Config(DecoderConfig):
     """Qwen 1's configuration.
 
-    Both file formats give twice the MLP's width. Contexts longer than in training are not stretched.
+    Both file formats give twice the MLP's width. The rotary embedding is not scaled for longer contexts than in
+    training.
     """
 
     @classmethod

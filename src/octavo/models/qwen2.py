@@ -13,5 +13,5 @@ ALIASES = ("mimo",)
 
 
 def build_draft(g: Graph, cfg: Config) -> Value:
-    """Build the graph and return the logits of the token after the next: see `next_token_head`."""
+    """Build the graph and return the logits of the token after the next one. See `next_token_head`."""
     return next_token_head(g, cfg, layer, hidden_first=True)

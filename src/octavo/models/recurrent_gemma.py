@@ -85,7 +85,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _recurrent_block(g: Graph, x: Value, stem: str) -> Value:
-    """Build the recurrence from the weights under `stem`, multiplied by a gate: [TOKENS, hidden]."""
+    """Build the recurrence and its gate, using the weights under `stem`: [TOKENS, hidden]."""
     u = g.short_conv(g.linear(x, f"{stem}.linear_x"), f"{stem}.conv_1d")
     out = g.add(GatedActivation(g.linear(x, f"{stem}.linear_y"), g.real_gated_recurrence(u, stem), _KIND))
     return g.linear(out, f"{stem}.linear_out")

@@ -27,7 +27,7 @@ _P, _FFN = "layers.*.attn.", "layers.*.ffn."
 
 @dataclass(frozen=True, slots=True)
 class Config(StateSpaceConfig):
-    """RWKV 7's configuration. The sizes that describe attention describe the delta rule.
+    """RWKV 7's configuration. The fields for the sizes of attention hold the sizes of the delta rule.
 
     num_heads, head_dim: heads of the delta rule.
     group_eps: epsilon of the norm of its heads.
@@ -130,7 +130,7 @@ def _time_mix(g: Graph, cfg: Config, x: Value, p: str, first: Value | None) -> t
     """Return the output of a layer's delta rule, and the first layer's values.
 
     p: stem of its weights.
-    first: the first layer's values, or None if this is that layer.
+    first: the first layer's values, or None if this is the first layer.
     """
     mixed = {n: g.short_conv(x, f"{p}mix_{n}") for n in _MIXES}
     r, k, v = (g.linear(mixed[n], f"{p}{n}_proj") for n in "rkv")

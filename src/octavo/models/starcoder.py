@@ -21,7 +21,10 @@ ALIASES = ("gpt_bigcode",)
 
 
 def _rows(cfg: Any) -> NDArray[np.intp]:
-    """Return the stored row for each row of q, k and v, grouped by head in files unless all share one k and v."""
+    """Return the stored row for each row of q, k and v.
+
+    Files group the rows by head, unless all heads share one key and value.
+    """
     rows: NDArray[np.intp] = np.arange((cfg.num_heads + 2 * cfg.num_kv_heads) * cfg.head_dim)
     if cfg.num_kv_heads == 1:
         return rows

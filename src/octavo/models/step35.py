@@ -132,7 +132,10 @@ class Config(DecoderConfig):
         return plain._with(reader, "num_sliding_attention_heads", _local_heads(reader), limits, shared)
 
     def _with(self, reader: ConfigReader, key: str, local_heads: int, limits: Limits, shared: Limits) -> Config:
-        """Return the configuration with these fields, checked. key: the key of `local_heads`."""
+        """Return the configuration with these fields, checked.
+
+        key: the key of `local_heads`.
+        """
         if not any(self.attention.windows):
             local_heads = self.num_heads
         if local_heads % self.num_kv_heads:
@@ -279,7 +282,10 @@ def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
 
 
 def _limited_mlp(g: Graph, x: Value, stem: str, limit: float | None) -> Value:
-    """Build a gated MLP. limit: maximum of the activated gate, and of the magnitude of up."""
+    """Build a gated MLP.
+
+    limit: maximum of the activated gate, and of the magnitude of up; None means that there is none.
+    """
     if limit is None:
         return gated_mlp(g, x, stem)
     gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))

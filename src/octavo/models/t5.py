@@ -1,4 +1,4 @@
-"""T5, Flan-T5, mT5 and UMT5: an encoder and a decoder that reads its output; relative-position biases, no positions.
+"""T5, Flan-T5, mT5 and UMT5: encoder-decoder models with relative-position biases instead of position embeddings.
 
 Raffel et al., arXiv 1910.10683. In UMT5 each layer has its own biases: Chung et al., arXiv 2304.09151.
 """

@@ -37,7 +37,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(ModelConfig):
-    """T5Gemma's configuration, for encoder and decoder; fields without another name describe the decoder.
+    """T5Gemma's configuration, for encoder and decoder. Except where noted, the inherited fields describe the decoder.
 
     max_position_embeddings: limit for a source and its answer together, in tokens.
     """
@@ -108,7 +108,7 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def _heads(own: gemma2.Config, window: int | None) -> EncoderAttentionParams:
-    """Return attention to all rows, or to those at most `window` before and after."""
+    """Return the parameters of attention to all rows, or to rows at most `window` before or after."""
     params = own.attention_params(0)
     heads = own.num_heads, own.num_kv_heads, own.head_dim
     return EncoderAttentionParams(*heads, params.scale, window, softcap=params.softcap)

@@ -36,7 +36,7 @@ def in_background(steps_run: Callable[[], bool], sleep: Callable[[float], object
 
 
 def give_way() -> None:
-    """Pause in proportion to the work since the last pause, if the calling thread works in the background.
+    """Pause in proportion to the work since the last pause, if the calling thread is within `in_background`.
 
     Call it between pieces of work that take a millisecond or less.
     """

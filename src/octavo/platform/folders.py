@@ -12,10 +12,10 @@ from octavo.platform import files
 
 
 class Folder:
-    """Access to the names in a folder: through a descriptor, or on Windows, where an open folder cannot be replaced, by
-    path.
+    """Access to the files in a folder through its descriptor.
 
-    Never follows symbolic links. Methods raise OSError.
+    On Windows, access is by path, because an open folder cannot be replaced there. Never follows symbolic links.
+    Methods raise OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class Folder:
 
     @contextmanager
     def opened(self, name: str, flags: int) -> Iterator[int]:
-        """Open a file and return its descriptor. A new file is only readable by its owner."""
+        """Open a file, yield its descriptor, and close it afterwards. A new file is only readable by its owner."""
         flags |= files.O_NOFOLLOW | files.O_CLOEXEC
         file = os.open(self._place(name), flags, 0o400, dir_fd=self._descriptor)
         try:

@@ -74,8 +74,8 @@ def start_clock(seconds: float, most_s: float) -> None:
     """End this process if `stop_clock` is not called in time, even during one long call of native code.
 
     seconds: limit on computing time, so that a busy machine does not cause failures.
-    most_s: limit on elapsed time. It is the only one on Windows, where native code that holds the interpreter delays
-        it.
+    most_s: limit on elapsed time. Windows has only this limit, and native code that holds the interpreter delays it
+        there.
     """
     if sys.platform == "win32":
         _watch.append(threading.Timer(most_s, os._exit, (1,)))

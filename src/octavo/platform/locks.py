@@ -35,7 +35,7 @@ def _is_free(file: int) -> bool:
 
 
 def lock_now(file: int) -> None:
-    """Take the lock. Raises BlockingIOError if another process holds it, and OSError."""
+    """Take the lock. Raises BlockingIOError if another process holds it, or another OSError."""
     if sys.platform == "win32":
         place = os.lseek(file, 0, os.SEEK_CUR)
         try:

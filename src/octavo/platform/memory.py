@@ -29,11 +29,12 @@ def total_bytes() -> int:
 
 
 def available_bytes(proc: Path, cgroups: Path) -> int:
-    """Return the memory available to this process: the least of the system's, each control group's and the limits'.
+    """Return the memory available to this process: the least that the system, a control group or an address space limit
+    leaves.
 
     File cache counts as available, both in a group and on the machine.
 
-    proc, cgroups: mount points of these Linux file systems. Without the first, only free memory counts.
+    proc, cgroups: mount points of these Linux file systems. Without `proc`, only free memory counts as available.
     """
     available = _free_bytes(proc)
     if (address_space := address_space_limit()) is not None:

@@ -26,17 +26,18 @@ def nodes_with_cpus() -> dict[int, frozenset[int]]:
 def node_of(cpus: Collection[int]) -> int | None:
     """Return the node that contains all of these CPUs.
 
-    None if there are several, or the system does not report them.
+    Returns None if they belong to several nodes, or if the system does not report them.
     """
     return next((node for node, near in nodes_with_cpus().items() if near.issuperset(cpus)), None)
 
 
 def cpus_of_process(at: int, count: int, threads: int) -> frozenset[int] | None:
-    """Return the CPUs of process `at` of `count`, each with this many threads, or None if nodes cannot be shared
-    evenly.
+    """Return the CPUs for process `at` of `count`, or None if they cannot be divided evenly among several nodes.
 
     Neighbouring processes share a node. Only CPUs in this thread's affinity mask count, and only nodes that have some
     of them.
+
+    threads: number of threads of each process. The result is None if a node has too few CPUs for them.
     """
     allowed = allowed_cpus()
     nodes = [cpus & allowed for cpus in nodes_with_cpus().values() if cpus & allowed]

@@ -30,11 +30,11 @@ _GONE = frozenset("ZX ")  # states of a process that has exited, as `state_of` g
 def spawn(
     module: str, sock: socket.socket, *arguments: object, descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a process that calls `main(descriptor of the socket, *arguments)` of a module. Closes the socket here.
+    """Start a process that calls `main(descriptor of the socket, *arguments)` of a module.
 
-    The child uses the same module paths as this process. With `-m` alone the working directory would come first in the
-    path, so that a file there could replace any module. It runs in its own session, because Ctrl-C at a terminal is
-    meant for the parent.
+    The socket is closed in this process. The child uses the same module paths as this process. With `-m` alone the
+    working directory would come first in the path, so that a file there could replace any module. The child runs in its
+    own session, because Ctrl-C at a terminal is meant for the parent.
 
     descriptors: additional descriptors that the child inherits under the same numbers; none on Windows.
     """
@@ -85,9 +85,9 @@ def _die_with(parent_pid: int) -> None:
 
 
 def _watch(parent_pid: int) -> None:
-    """End this process after its parent.
+    """Wait until the parent has ended, then end this process.
 
-    Without a system call for this, native code that holds the interpreter causes a delay.
+    Used on systems without a call that does this. Native code that holds the interpreter delays it.
     """
     if sys.platform == "win32":
         synchronize, forever = 0x00100000, 0xFFFFFFFF
@@ -138,9 +138,9 @@ def kill_group(pid: int) -> None:
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of proc(5): T is stopped, Z a zombie.
+    """Return the process's state as a letter of proc(5): T is stopped, Z a zombie.
 
-    A blank means there is no such process, `?` that it is unknown.
+    A blank means that there is no such process, and `?` means that the state is unknown.
     """
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
@@ -149,14 +149,17 @@ def state_of(pid: int) -> str:
 
 
 def has_exited(pid: int) -> bool:
-    """Return True if the process has exited. Where possible, also if its exit status has not been collected yet."""
+    """Return True if the process has exited.
+
+    Where the system can tell, this includes a process whose exit status has not been collected yet.
+    """
     return state_of(pid) in _GONE
 
 
 def start_of(pid: int) -> int | None:
     """Return when a process began, in clock ticks.
 
-    None means that it does not exist or is a zombie, 0 that the system does not report it.
+    Returns None if it does not exist or is a zombie, and 0 if the system does not report it.
     """
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
@@ -208,7 +211,7 @@ def _exists(pid: int) -> bool:
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, number: signal.Signals, call: Callable[[signal.Signals], None]) -> None:
-    """Call this function in the loop for each such signal from now on."""
+    """From now on, call this function in the loop for each signal with this number."""
     if sys.platform == "win32":
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(call, number) and None)
     else:

@@ -44,7 +44,7 @@ def kept_affinity() -> Iterator[None]:
 
 
 def physical_cores(cpus: Collection[int], topology: Path = TOPOLOGY) -> int:
-    """Count the distinct cores among `cpus`; every CPU counts if the topology cannot be read."""
+    """Count the distinct cores among `cpus`. Every CPU is counted as a core if the topology cannot be read."""
     return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu{cpu}" for cpu in cpus})
 
 

@@ -53,9 +53,11 @@ def taken_from(counter: int) -> int:
 
 
 def wait_for_either(counter: int, other: int, *, for_end: bool) -> bool:
-    """Wait until the counter is not empty, then return True; or until the other descriptor is readable.
+    """Wait until the counter is not empty or the other descriptor is readable.
 
-    for_end: instead of being readable, wait for the other end of that descriptor to hang up.
+    Returns True if the counter is not empty.
+
+    for_end: wait for the other end of that descriptor to hang up, instead of for the descriptor to become readable.
     """
     if sys.platform == "linux":
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Threads: their processor time, their priority, and threads without files."""
+"""Threads: their processor time, and closing all files for one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h: give this thread a table of its
 
 @cache
 def _close_range() -> Callable[[int, int, int], int] | None:
-    """Return the C library's function, which exists since glibc 2.34, or None."""
+    """Return the C library's `close_range`, or None if it is missing, as before glibc 2.34."""
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None, use_errno=True), "close_range", None)

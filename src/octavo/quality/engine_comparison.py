@@ -28,7 +28,7 @@ PAUSE_S = 0.3  # the spinning threads of the engine whose turn is over go to sle
 class EngineSpec:
     """An engine to compare.
 
-    program: starts llama.cpp's server.
+    program: path of llama.cpp's server, to start it here.
     url: address of a server that is already running.
     """
 
@@ -89,7 +89,7 @@ class EngineFigures:
 
 @dataclass(slots=True)
 class _Engine:
-    """A running engine, and what has been measured of it."""
+    """A running engine, with its measurements so far."""
 
     spec: EngineSpec
     url: str
@@ -152,9 +152,11 @@ def compare_engines(
     options: EngineOptions = EngineOptions(),
     progress: Progress | None = None,
 ) -> list[EngineFigures]:
-    """Send every prompt to every engine in every turn. Engines take turns at each prompt, and the starting one changes.
+    """Send every prompt to every engine in every turn.
 
-    model: model for the engines that are started here; without it they raise UsageError.
+    The engines answer a prompt one after another. The engine that answers first changes from prompt to prompt.
+
+    model: model for the engines that are started here; without it, starting them raises UsageError.
 
     Raises ServerError naming the engine.
     """

@@ -1,4 +1,4 @@
-"""Evaluates a model on a text: its perplexity and, given a reference, its divergence from it."""
+"""Evaluates a model on a text: its perplexity and, given a reference model, its divergence from the reference."""
 
 from __future__ import annotations
 

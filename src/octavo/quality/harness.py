@@ -36,7 +36,8 @@ class TaskReport:
 
     acc: the choice with the highest log-probability is right.
     acc_norm: the same, with log-probabilities divided by the number of characters of the choice.
-    strict_match, flexible_extract: the number after #### is right, or the last number of the answer.
+    strict_match: the number after #### is right.
+    flexible_extract: the last number of the answer is right.
     num_truncated: prompts whose beginning was cut because they were too long for the model.
     """
 

@@ -66,11 +66,10 @@ class LanguageModel:
         return ids if prefix and ids[: len(prefix)] == prefix else [*prefix, *ids]
 
     def encode_pair(self, context: str, continuation: str) -> Pair:
-        """Return the tokens of the joined text, split after those of the context.
+        """Return the tokens of the joined text, split where the context ends.
 
-        Spaces that end it go to the continuation.
-
-        Without a context, the continuation follows `prefix_token_id`.
+        Spaces at the end of the context go to the continuation. Without a context, the continuation follows
+        `prefix_token_id`.
         """
         if not context:
             ids = self.tokenizer.encode(continuation, add_special_tokens=False, parse_special=self.parse_special)

@@ -79,7 +79,7 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Format the conversation with the model's template.
 
-        Control tokens in it keep their meaning in later prompts.
+        From then on, control tokens in prompts are parsed as such.
         """
         self._model.parse_special = True
         session = self._model.session

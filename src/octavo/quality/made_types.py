@@ -24,8 +24,8 @@ def make_types(
 ) -> list[tuple[str, Path]]:
     """Return GGUF files of a model in these types or mixtures, with a name for each. Existing files are reused.
 
-    folder: where to keep them; None means `quantized` in Octavo's cache, with a folder for each content of the model's
-        files.
+    folder: where to keep them; None means `quantized` in Octavo's cache. Each content of the model's files, and each
+        version of Octavo, has its own subfolder.
 
     Raises UsageError for an unknown type before creating anything, and ModelWriteError if the disk is full.
     """

@@ -157,7 +157,7 @@ def _marked(rows: Sequence[ComparedModel]) -> list[ComparedModel]:
 def pareto_front(points: Sequence[tuple[float, ...]]) -> set[int]:
     """Return the indices of the points that no other point dominates (no worse in every coordinate and better in one).
 
-    Less is better.
+    Smaller coordinates are better.
     """
     return {
         i
@@ -167,8 +167,10 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> set[int]:
 
 
 def recommend(rows: Sequence[ComparedModel], usable_bytes: int) -> str:
-    """Recommend a model in one line: of those that fit and are close to the reference, the fastest, else the
-    smallest.
+    """Recommend a model in one line, or say that none fits.
+
+    It is the fastest of the models that fit and are close to the reference, or the smallest of them if no speed was
+    measured. If none is close, it is the closest one that fits.
     """
     fitting = [row for row in rows if (row.peak_bytes or row.num_bytes) <= usable_bytes]
     if not fitting:

@@ -44,7 +44,7 @@ def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
 
 
 def _shared_name(models: Sequence[ComparedModel]) -> str:
-    """Return what precedes the last dot in all names (the model's name) if it is the same, else an empty string."""
+    """Return the part before the last dot (the model's name) if it is the same in all names, else an empty string."""
     stems = {model.name.rpartition(".")[0] for model in models}
     return stems.pop() if len(stems) == 1 else ""
 

@@ -91,9 +91,9 @@ class ReferenceStore:
     def make(
         self, key: str, windows: Sequence[Window], vocab_size: int, scored: Iterator[tuple[Window, TokenScores]]
     ) -> ReferenceScores:
-        """Write a reference from the scores of all windows, with logits. Raises UsageError if it exceeds the limit.
+        """Write a reference from the scores of all windows, with logits.
 
-        Raises ModelWriteError if the disk is full.
+        Raises UsageError if it exceeds the limit, and ModelWriteError if the disk is full.
         """
         num_rows = sum(window.num_counted for window in windows)
         num_bytes = 2 * num_rows * vocab_size
@@ -132,8 +132,8 @@ class ReferenceStore:
     def _make_room(self, num_bytes: int) -> None:
         """Delete the least recently used references until `num_bytes` more fit within the limit.
 
-        Folders whose names begin with a dot may still be being written by another process, or left behind by a killed
-        one, so they are kept for a day.
+        Another process may still be writing to folders whose names begin with a dot, so these are deleted only after a
+        day.
         """
         for path in self._folder.glob(".new-*"):
             if path.stat().st_mtime < time.time() - _ABANDONED_S:

@@ -133,7 +133,7 @@ class Scorer:
     def _batch(self, windows: Sequence[Window], pieces: list[_Piece]) -> tuple[Batch, list[int]]:
         """Return the batch of a step, and the number of its output rows for each piece.
 
-        A row predicts the token after its own.
+        The row of a token predicts the next token.
         """
         tokens: list[int] = []
         positions: list[int] = []

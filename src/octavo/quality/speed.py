@@ -55,7 +55,7 @@ def measure_speed(model: str, options: Mapping[str, Any]) -> Speed:
 
 
 def speed_of(model: str, options: Mapping[str, Any]) -> Speed:
-    """Measure the model in a new process. If that fails, raise OctavoError with its last line."""
+    """Measure the model in a new process. Raises OctavoError with the last line of its standard error if that fails."""
     arguments = json.dumps({"model": model, "options": dict(options)})
     command = [sys.executable, "-m", "octavo.quality.speed", arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)

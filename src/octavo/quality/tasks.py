@@ -1,6 +1,6 @@
-"""Tasks from local JSON lines in the formats of the common harness, as questions for a model.
+"""Tasks from local JSON lines in the formats of lm-evaluation-harness, as questions for a model.
 
-The prompts are those of lm-evaluation-harness: `hellaswag`, `arc`, `mmlu`, `winogrande` and `gsm8k` (strict and
+The prompts are also the same as in the harness: `hellaswag`, `arc`, `mmlu`, `winogrande` and `gsm8k` (strict and
 flexible exact match). A line in any other format may spell out the question: `{"query", "choices", "gold"}`.
 """
 
@@ -26,7 +26,7 @@ class Question:
     """One line of a task. Without choices the model answers freely.
 
     contexts, continuations: one per choice, in order; either list may repeat the same text.
-    choices: texts whose length normalizes a score.
+    choices: texts by whose length the scores are normalized.
     gold: index of the right choice.
     shown: the whole line with its answer, for use as an example in other prompts.
     answer: the right answer if there are no choices.
@@ -232,7 +232,9 @@ def _mmlu(record: _Record) -> Question:
 
 
 def _winogrande(record: _Record) -> Question:
-    """Make a question whose choices differ in what precedes; the text that follows is the same, and is scored."""
+    """Make a question whose choices complete the beginning of a sentence. The rest of the sentence is the same for all
+    choices, and is scored.
+    """
     sentence, options = _text(record, "sentence"), [_text(record, name) for name in ("option1", "option2")]
     before, found, rest = sentence.partition("_")
     if not found:

@@ -18,9 +18,10 @@ DESCRIPTIONS: dict[Convention, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that start from an empty cache; those from index `first` on (at least 1) count.
+    """A window of a text's tokens, computed from an empty cache.
 
-    start: index in the text's tokens of the first one that counts.
+    first: index in the window of the first token that counts, at least 1.
+    start: index of the same token in the text's tokens.
     """
 
     token_ids: list[int]
@@ -33,7 +34,9 @@ class Window:
 
 
 def chunk_windows(token_ids: Sequence[int], size: int, bos_token_id: int | None = None) -> list[Window]:
-    """Cut chunks as `llama-perplexity` does: only whole chunks, and only tokens after the middle count.
+    """Cut chunks as `llama-perplexity` does.
+
+    Only whole chunks are used, and only the tokens after the middle one of each chunk are counted.
 
     token_ids: tokens of the whole text, with its special tokens.
     bos_token_id: replaces the first token of each chunk, for a model whose texts begin with it.
@@ -71,7 +74,7 @@ def strided_windows(token_ids: Sequence[int], size: int, stride: int) -> list[Wi
 
 
 def check_length(num_tokens: int, least: int) -> None:
-    """Check that a text fills its first window. Raises UsageError."""
+    """Check that a text has at least `least` tokens, to fill its first window. Raises UsageError."""
     if num_tokens < least:
         what = "is empty" if num_tokens == 0 else f"has {num_tokens} tokens"
         raise UsageError(f"the text {what}; at least {least} are needed: use a longer text, or smaller windows")

@@ -1,7 +1,7 @@
-"""Quantizes plain matrices while a model is loaded: the formats of `--quantization`.
+"""Quantizes plain matrices while a model is loaded, to the formats of `--quantization`.
 
-Each format takes whole rows in float32 and returns a canonical weight. `quantized` passes a few rows at a time, so that
-memory use stays within the size of one matrix.
+The function of each format takes whole rows in float32 and returns a canonical weight. `quantized` passes it a few rows
+at a time, so that memory use stays within the size of one matrix.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def quantized(weight: Weight, method: str) -> Weight:
 
 
 def _codebook(name: str, table: tuple[float, ...]) -> Callable[[Floats], Weight]:
-    """Return a quantizer for a bitsandbytes format: absmax / table over blocks of 64 numbers of the flattened matrix.
+    """Return a quantizer for a bitsandbytes format. The scale of each block of 64 numbers is its absmax.
 
-    A number gets the nearest entry, the lower one in a tie. A block may continue in the next row, so each row is
-    divided into pieces within one block. Source: `quantize_4bit` of bitsandbytes.
+    Blocks follow each other in the flattened matrix. The nearest entry of the table is chosen for each number, the
+    lower one in a tie. A block may continue in the next row, so each row is divided into pieces that do not cross a
+    block's border. Source: `quantize_4bit` of bitsandbytes.
     """
     numbers = np.array(table, np.float32)
     order = np.argsort(numbers, kind="stable").astype(np.uint8)
@@ -106,11 +107,11 @@ def _int8(values: Floats) -> Weight:
 
 
 def _int4(values: Floats) -> Weight:
-    """Quantize to scale * (code - zero), with 15 steps from the lowest to the highest of 64 numbers, always including
-    zero.
+    """Quantize to scale * (code - zero), with a grid of 16 codes for each group of at most 64 numbers.
 
-    The codes are rounded with the stored float16 scale. Source: min-max rounding to nearest, asymmetric, like
-    `calculate_qparams` of compressed-tensors.
+    The grid spans the group's lowest to its highest number, extended to include zero. Codes are computed with the scale
+    as it is stored, in float16. Source: asymmetric min-max rounding to nearest, as in `calculate_qparams` of
+    compressed-tensors.
     """
     rows, width = values.shape
     group = gcd(BLOCK, width)
@@ -142,7 +143,7 @@ METHODS: Mapping[str, Callable[[Floats], Weight]] = MappingProxyType(
 
 
 def quantized_like(shape: tuple[int, ...], method: str) -> Weight:
-    """Return a weight with the type, shape and size of `quantized` but without numbers, which takes almost no memory.
+    """Return a weight with the type, shape and size of `quantized`, but without numbers. It takes almost no memory.
 
     Raises ValueError for a width that the format does not support.
     """

@@ -71,7 +71,7 @@ CHUNK_VALUES = 1 << 18
 
 
 def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes that a tensor of `shape` takes in type `type_name`.
+    """Return the number of bytes that a tensor of `shape` takes in type `type_name`.
 
     Raises `KeyError` for an unknown type and `ValueError` if a row is not a whole number of blocks.
     """

@@ -29,7 +29,7 @@ _IQ1_SHIFT = np.float32(0.125)
 
 
 def view_as(raw: Bytes, dtype: str) -> NDArray[Any]:
-    """View bytes [blocks, k] as a numpy type, for example `<u2`: [blocks, k / its size]."""
+    """View bytes [blocks, k] as numbers of a numpy type, such as `<u2`: [blocks, k / bytes per number]."""
     return np.ascontiguousarray(raw).view(dtype)
 
 
@@ -80,9 +80,8 @@ def bf16(blocks: Bytes) -> Floats:
 def _affine(blocks: Bytes, fifth_bits: Bytes | int, low: Bytes) -> Floats:
     """Decode Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima in 12 bytes, each for 32 values.
 
-    Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3 in their low six bits; bytes 8-11 hold
-    the low four bits of scales 4-7 (low half) and of minima 4-7 (high half), whose top two
-    bits are the top two bits of bytes 0-3 and 4-7.
+    The low six bits of bytes 0-3 hold scales 0-3, and of bytes 4-7 minima 0-3. Bytes 8-11 hold the low four bits of
+    scales 4-7 (low half) and of minima 4-7 (high half). Their top two bits are the top two bits of bytes 0-3 and 4-7.
     """
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
@@ -127,10 +126,10 @@ def q6_k(blocks: Bytes) -> Floats:
 
 
 def _trits(raw: Bytes, count: int) -> Floats:
-    """Return `count` values -1, 0, 1 of every byte [n, k] as [n, count * k]: the leading base-3 digits of all bytes
-    first.
+    """Return `count` values -1, 0 or 1 from every byte, [n, k] -> [n, count * k], the first values of all bytes first.
 
-    A byte holds the fraction digits / 3^5 scaled to 256: three times the byte carries the next digit into bit 8.
+    The values are the base-3 digits of a five-digit number; the byte is this number / 3^5, scaled to 256. Multiplying
+    the byte by 3 moves its leading digit above bit 7.
     """
     powers = np.array([1, 3, 9, 27, 81], dtype=np.uint8)[:count, None]
     shifted = (raw[:, None, :] * powers).astype(np.uint16)
@@ -157,7 +156,7 @@ def mxfp4(blocks: Bytes) -> Floats:
 
 
 def nvfp4(blocks: Bytes) -> Floats:
-    """Decode NVFP4. The scales are unsigned seven-bit E4M3 numbers, halved; 127 (a NaN) counts as zero, as in ggml."""
+    """Decode NVFP4. The scales are unsigned seven-bit E4M3 numbers, halved. As in ggml, 127 (a NaN) is read as zero."""
     bits = blocks[:, :4] & np.uint8(0x7F)
     exponent, mantissa = (bits >> 3).astype(np.int32), (bits & 7).astype(np.float32)
     scale: Floats = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(1 + mantissa / 8, exponent - 8))
@@ -197,7 +196,7 @@ def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:
 
 @cache
 def _even_signs() -> Bytes:
-    """Return the eight signs that seven stored bits encode: the eighth makes the number of minus signs even."""
+    """Return the eight sign bits for each value of seven stored bits. The eighth makes the number of minus signs even."""
     stored = np.arange(128, dtype=np.uint8)
     parity = fields(stored[:, None], 1).sum(axis=1, dtype=np.uint8) & np.uint8(1)
     signs: Bytes = stored | (parity << np.uint8(7))
@@ -205,7 +204,7 @@ def _even_signs() -> Bytes:
 
 
 def _four_sign_groups(words: NDArray[np.uint32]) -> Floats:
-    """Expand words [n, k], which each hold four groups of seven sign bits, to factors [n, k, 4, 8]."""
+    """Expand words [n, k] to factors [n, k, 4, 8]. Each word holds four groups of seven sign bits."""
     stored = (words[..., None] >> np.array([0, 7, 14, 21], dtype=np.uint32)) & np.uint32(127)
     return _sign_factors(_even_signs()[stored])
 

@@ -72,9 +72,9 @@ def answer_lines(
     """Pass the result of each line to `put`, in the order in which blocks of lines are completed.
 
     num_actors: None means one per node.
-    num_cpus: CPUs per actor; None means all of a node.
+    num_cpus: CPUs per actor; None means all CPUs of the smallest node.
 
-    Raises UsageError without ray.
+    Raises UsageError if ray is not installed.
     """
     try:
         import ray

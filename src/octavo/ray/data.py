@@ -35,7 +35,7 @@ class Generate:
         """Load a model. Raises the errors of `LLM`.
 
         prompt_column: column of texts or, for chats, of lists of messages with `role` and `content`.
-        sampling_params: fields of `SamplingParams`; all others are the model's defaults.
+        sampling_params: fields of `SamplingParams`; fields that are not given have the model's defaults.
         options: options of `LLM`. num_threads should equal the num_cpus that Ray reserves for the actor.
         """
         self._column = prompt_column

@@ -137,7 +137,7 @@ def _id_of(config: EngineConfig, server: ServerConfig) -> str:
 
 
 class _Healthy:
-    """The user's part of the deployment. Ray checks it from time to time, and replaces an unhealthy replica."""
+    """The class that Ray deploys. Ray checks its health from time to time, and replaces an unhealthy replica."""
 
     app: OpenAIServer  # set by Ray's wrapper
 

@@ -1,12 +1,12 @@
 """Admission of requests: a bounded queue, time limits, cancellation and draining.
 
-The engine does not report when it starts a request. The first sign is its first output, which a long prompt alone can
-delay. Therefore a request counts as waiting if it has no output yet and is among the last `num_waiting` requests
-without output, in the order in which the engine serves them (priority, then arrival). The engine is already computing
-the rest.
+The engine does not report when it starts a request. The first sign is the request's first output, but a long prompt
+alone can delay that output. Therefore a request counts as waiting if it has no output yet and is among the last
+`num_waiting` requests without output, in the order in which the engine serves them (priority, then arrival). The engine
+is already computing the rest.
 
-Half of all places are reserved for the server's API keys in equal shares, so that a key that fills the queue, with
-background responses for example, leaves room for every other key.
+Half of all places are reserved for the server's API keys in equal shares. Therefore a key that fills the queue, for
+example with background responses, leaves room for every other key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONTEXTS_QUEUED = 8  # default limit of waiting prompt tokens, in contexts
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Ticket:
-    """An admitted request. Its holder must always release it in the end.
+    """An admitted request. Its holder must release it when the request ends, even after an error.
 
     `wait` raises an error to end the request early: OverloadedError if it waited too long or the server shuts down,
     GenerationTimeoutError if it ran too long, ApiError if it was cancelled.
@@ -61,8 +61,8 @@ class Ticket:
     _scopes: set[anyio.CancelScope] = field(default_factory=set)
 
     async def wait(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `call()`, unless the request is ended first. Every wait for the engine goes through
-        here.
+        """Return the result of `call()`, or raise an error if the request is ended first. Every wait for the engine
+        must use this method.
         """
         if self._error is None:
             with anyio.CancelScope() as scope:
@@ -75,10 +75,10 @@ class Ticket:
         raise self._error
 
     def add_prompt_tokens(self, count: int) -> None:
-        """Add the number of tokens in all prompts once it is known.
+        """Add the total number of tokens in all prompts, once it is known.
 
-        Raises OverloadedError if too many tokens are waiting, UsageError for several prompts that could never wait
-        together.
+        Raises OverloadedError if too many tokens are waiting, and UsageError if the request has several prompts with
+        more tokens in total than may ever wait.
         """
         if self.is_batch:
             return
@@ -91,13 +91,13 @@ class Ticket:
         self.lane.tokens.add(self.tenant, count)
 
     def started(self) -> None:
-        """Mark the request as started by the engine, at its first output. Calling this again is allowed."""
+        """Record that the engine has started the request, as its first output shows. May be called again."""
         if not self.has_started:
             self.has_started = True
             self.lane.tokens.add(self.tenant, -self.num_prompt_tokens)
 
     def end(self, error: Exception) -> None:
-        """Make `wait` raise this error. Later errors are ignored."""
+        """End the request early: `wait` raises this error. Later errors are ignored."""
         if self._error is None:
             self._error = error
             for scope in self._scopes:
@@ -141,8 +141,8 @@ class _Lane:
             raise self._overloaded(message + self._reserved(self.places), num_sequences)
 
     def check_tokens(self, count: int, num_sequences: int, tenant: str) -> None:
-        """Raise OverloadedError if `count` more prompt tokens would exceed the limit. If none are waiting, any prompt
-        is admitted.
+        """Raise OverloadedError if `count` more prompt tokens would exceed the limit. If no tokens are waiting, any
+        prompt is admitted.
         """
         if self.tokens.total and count > self.tokens.open_to(tenant):
             limit = f"{count} more would exceed the limit of {self.tokens.limit} (max_queued_tokens)"
@@ -181,8 +181,9 @@ class _Lane:
     def retry_after_s(self, num_sequences: int) -> float:
         """Return the number of seconds after which a refused request should be retried, from 1 to 60.
 
-        Each refused request gets the next slot, at the rate at which requests finish, so that clients do not all return
-        at once. The rate follows from Little's law: the number of requests divided by their mean time.
+        Requests that are refused one after another get increasing times, spaced at the rate at which requests finish,
+        so that clients do not all return at once. The rate follows from Little's law: the number of requests divided by
+        their mean time.
         """
         now = asyncio.get_running_loop().time()
         rate = self._mean_in_flight / self._mean_stay_s if self._mean_stay_s else _MIN_RATE
@@ -193,7 +194,7 @@ class _Lane:
 
 
 class Admission:
-    """All requests to the server, by model. Belongs to one event loop and never waits for a decision.
+    """All requests to the server, by model. Belongs to one event loop. Requests are admitted or refused at once.
 
     num_tenants: number of API keys; their names are the tenants of requests
     """
@@ -223,8 +224,8 @@ class Admission:
         """Admit a request before any work is done for it.
 
         num_sequences: total number of choices for all prompts
-        is_batch: whether the request is a line of a batch. The batch's runner limits the number of lines, so they take
-        no place and have no time limits.
+        is_batch: whether the request is a line of a batch. Such requests take no place in the queue and have no time
+        limits, because the batch's runner limits their number.
 
         Raises OverloadedError at once, with the time after which to retry, and UsageError if the request asks for too
         many sequences.

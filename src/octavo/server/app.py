@@ -52,7 +52,7 @@ def build_app(
 
     count: called with every answer
     salt: salt for the tenants' names, which are derived from API keys; a new one if None
-    may_see: returns whether a model accepts images at the moment
+    may_see: returns True if a model accepts images, or might once it is loaded
     """
     app = _Application(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive

@@ -205,8 +205,9 @@ class BatchWorker:
         await self.use(lambda store: store.save(batch))
 
     def width(self, model: str | None) -> int:
-        """Return the number of lines that each owner with a batch may run at once: an equal share of the rows. Live
-        requests go first.
+        """Return the number of lines that each owner with a running batch may have in progress.
+
+        The owners share the engine's rows and a few spare lines equally. Live requests have priority over all lines.
         """
         with suppress(OctavoError, KeyError):
             info = self._models.entry(model).info
@@ -309,7 +310,7 @@ class _RunningBatch:
             self._lines.result()  # raises the error that ended the lines
 
     def _put(self, journal: Journal, result: LineResult) -> None:
-        """Write a result in the store's thread, and the updated counts twice a second."""
+        """Write a result in the store's thread. The batch's counts are updated there at most twice a second."""
         now = self._ended_at = time.monotonic()
         figures = self._worker.figures
         figures.lines["failed" if result.is_failed else "completed"] += 1
@@ -351,8 +352,8 @@ class _RunningBatch:
             task.cancel()
 
     def _may_age(self) -> bool:
-        """Return True if live requests have left this batch no room for too long and no other line has been let in for
-        that reason.
+        """Return True if live requests have kept this batch waiting for too long and none of its other lines has been
+        let in for that reason.
         """
         idle_s = time.monotonic() - self._ended_at
         may_age = idle_s >= self._age_s and not self._has_aged

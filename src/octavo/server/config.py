@@ -173,7 +173,9 @@ _NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # fields whose de
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Check a field's type against its default's type. A field without a default must be a string or a number."""
+    """Check that a field's value has the type of its default. If the default is None, the value may be a string or a
+    number, depending on the field.
+    """
     if isinstance(default, float):
         _check_seconds(name, value)
     elif isinstance(default, bool):

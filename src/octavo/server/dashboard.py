@@ -34,7 +34,7 @@ class DashboardHistory:
         self._samples.append(sample)
 
     async def record(self, state: ServerState) -> None:
-        """Take a snapshot every INTERVAL_S. Never returns."""
+        """Take a snapshot every `INTERVAL_S` seconds. Never returns."""
         while True:
             self.add(snapshot(state))
             await asyncio.sleep(INTERVAL_S)
@@ -61,7 +61,7 @@ def snapshot(state: ServerState) -> dict[str, Any]:
 
 
 def _model(model: ModelEntry, metrics: ServerMetrics) -> dict[str, Any]:
-    """Return a model's figures. `state` is the engines' state if the model is loaded, otherwise the model's own."""
+    """Return a model's figures. `state` is the state of its engines if it is loaded, otherwise its own state."""
     figures, info = metrics.of_model(model.name), model.info
     status = model.model.client.status() if model.model is not None else None
     return {
@@ -89,6 +89,6 @@ def _model(model: ModelEntry, metrics: ServerMetrics) -> dict[str, Any]:
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
     """Return a histogram's bounds in seconds and its counts, which are not cumulative. There is one more count than
-    bounds.
+    there are bounds.
     """
     return {"bounds": histogram.bounds, "counts": list(histogram.counts)}

@@ -42,7 +42,7 @@ STATUSES = {
 
 
 class ApiError(Exception):
-    """An error answer. Raise it anywhere below an endpoint; in a running stream it becomes an event."""
+    """An error answer. It may be raised anywhere below an endpoint. In a stream that has begun, it becomes an event."""
 
     def __init__(
         self,

@@ -25,11 +25,10 @@ from octavo.server.startup import build_state
 async def line_engine(
     model: str, config: EngineConfig, report: LoadReport
 ) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
-    """Load a model, and yield the call that answers a line and a function that returns the number of lines to run at
-    once.
+    """Load a model. Yield the call that answers a line, and a function that returns the number of lines to run at once.
 
-    model: the model's name as given, which lines may use
-    config: with the path of the model's files
+    model: the model's name as given; lines may use it
+    config: contains the path of the model's files
 
     Raises the same errors as loading.
     """

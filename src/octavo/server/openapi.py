@@ -1,4 +1,4 @@
-"""The server's OpenAPI document: FastAPI's, with our errors, protocols and example requests."""
+"""The server's OpenAPI document: FastAPI's document with our errors, protocols and example requests."""
 
 from __future__ import annotations
 

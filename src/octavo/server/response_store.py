@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as it was sent, and all items that it answers, including those of earlier responses."""
+    """A response as it was sent, and all items that it answers, including the items of earlier responses."""
 
     response: dict[str, Any]
     input_items: list[dict[str, Any]]

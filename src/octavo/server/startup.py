@@ -55,8 +55,8 @@ class RestartLimitError(OctavoError):
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raise UsageError if the server would be open to the network without a key. Warn about keys that others can
-    see.
+    """Raise UsageError if the server would be open to the network without a key. Warn about keys that others can read,
+    and about connections without encryption.
     """
     has_keys, path = bool(configured_keys(config)), config.api_key_file
     if path is not None and files.permissions(Path(path).stat()) & stat.S_IROTH:
@@ -186,7 +186,7 @@ class _Lifetime:
                     raise RestartLimitError(f"the engine of {only.name} has ended: {engine.reason}")
 
     async def drain(self, number: signal.Signals) -> None:
-        """Refuse new requests and wait for the admitted ones."""
+        """Refuse new requests, and wait a limited time for the admitted ones to end."""
         admission, seconds = self._state.admission, self._state.config.drain
         admission.is_draining = True
         await self._state.batches.stop()

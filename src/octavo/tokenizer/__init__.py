@@ -1,4 +1,4 @@
-"""Text to token ids and back: vocabularies, chat templates, streaming."""
+"""Converts text to token ids and back, renders chat templates, and decodes streams of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: render a conversation to the text format that the model was trained on.
+"""Renders conversations with a chat template to the text format that the model was trained on.
 
 The template runs in a separate process (`template_worker.py`), with limits on time, memory and output.
 """
@@ -37,9 +37,9 @@ class TemplateProcess(ConfinedProcess):
         super().__init__(Path(__file__).with_name("template_worker.py"))
 
     def open(self, source: str, compute_seconds: float) -> None:
-        """Send the template, once. The process compiles it in the background.
+        """Send the template. Call this only once. The process compiles the template in the background.
 
-        compute_seconds: limit on compiling, and on each rendering
+        compute_seconds: time limit for compiling and for each rendering
         """
         self._write_line(json.dumps({"source": source, "seconds": compute_seconds}))
 
@@ -70,11 +70,12 @@ class ChatTemplate:
         """Start the default template's process, so that it is ready when the first conversation arrives.
 
         source: one or several Jinja templates, as in the model file
-        bos_token, eos_token: their texts, for templates that write them
-        special_tokens: more of them, such as `pad_token`; templates can use only the tokens given here
+        bos_token, eos_token: the texts of these tokens, for templates that write them
+        special_tokens: the texts of other tokens by name, such as `pad_token`; templates can use only the tokens given
+            here
         from_caller: whether the caller supplied the template instead of the model, so that an error in it is a
-        UsageError
-        process: a process started ahead of time, which the template takes over
+            UsageError
+        process: a process started ahead of time, for this template to use
 
         Raises UsageError if there is no template (source None or empty).
         """
@@ -294,8 +295,9 @@ def _check_roles(messages: Sequence[Message], source: str) -> None:
 
 
 def _up_to_content(rendered: str, message: Message) -> str:
-    """Return the rendered text up to the end of the last message's content, which templates may strip of white
-    space.
+    """Return the rendered text up to the end of the last message's content.
+
+    The content is also found if the template stripped white space from its ends.
     """
     content = message.get("content")
     if isinstance(content, (list, tuple)):

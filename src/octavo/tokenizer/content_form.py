@@ -1,7 +1,7 @@
 """The form of content that a chat template accepts: one string, or a list of parts.
 
-A template that loops over parts shows nothing of a string, and one that accepts strings prints a list as Python does.
-Neither is an error, so both are tried with a word that must appear.
+A template that loops over parts shows nothing if it receives a string. A template made for strings shows a list as
+Python prints it. Neither raises an error, so both forms are tried with a test word that must appear in the result.
 Source: llama.cpp, which probes a template's capabilities in this way.
 """
 
@@ -77,7 +77,10 @@ def _message(role: str) -> dict[str, Any]:
 
 
 def _around(role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the messages before and after one of this role in a usual conversation. Their roles are tried first."""
+    """Return the messages before and after a message of this role in a typical conversation.
+
+    Before they are used in a test of this role, their own roles are tested.
+    """
     user = {"role": "user", "content": "Hello"}
     match role:
         case "user":

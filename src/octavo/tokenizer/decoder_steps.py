@@ -1,4 +1,4 @@
-"""Replacements in decoded text, which some vocabularies make after the usual decoder steps.
+"""Replacements that the decoders of some vocabularies make after the usual steps.
 
 Source: `decoders.Replace` and `decoders.Fuse` of the `tokenizers` library.
 """
@@ -65,11 +65,13 @@ class ReplacedStream:
 
 
 def read_replacements(steps: Iterable[Mapping[str, Any]]) -> tuple[Replacements, list[str]]:
-    """Return all replacements except SentencePiece's for the space, and the patterns of unsupported ones.
+    """Return the replacements of a decoder, and the patterns of those that are not supported.
+
+    SentencePiece's replacement of U+2581 by a space is left out.
 
     steps: steps of a decoder, in order
 
-    Raises ModelLoadError for replacements that make a text far too long.
+    Raises ModelLoadError for replacements that could make a text far too long.
     """
     in_tokens: list[Replacement] = []
     in_text: list[Replacement] = []

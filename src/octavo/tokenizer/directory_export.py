@@ -45,8 +45,9 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
 
 
 def main_eos(tokenizer: Tokenizer) -> int:
-    """Return the id that ends an answer. If there are several, it is the one that ends a text, or else the one that
-    ends the last turn.
+    """Return the id that ends an answer.
+
+    If there are several, it is the id that is added at the end of every text or, if there is none, the highest id.
     """
     return tokenizer.suffix_ids[-1] if tokenizer.suffix_ids else max(tokenizer.eos_token_ids)
 
@@ -62,7 +63,7 @@ def check_files(folder: Path, original: Tokenizer) -> None:
 
 
 def _whole(original: Tokenizer) -> tokenizers.Tokenizer:
-    """Return one tokenizer with all added tokens, which also decodes and adds BOS and EOS."""
+    """Return a single tokenizer that encodes and decodes, has all added tokens, and adds BOS and EOS."""
     whole = tokenizers.Tokenizer.from_str(original.plain.to_str())
     special = [original.tokens[i] for i in sorted(original.special_token_ids)]
     whole.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])

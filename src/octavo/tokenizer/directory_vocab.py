@@ -116,10 +116,10 @@ def padded_tokenizer(tokenizer: Tokenizer, directory: Path, length: int) -> Toke
 def _outside(
     loaded: tokenizers.Tokenizer, added: Mapping[int, AddedToken], special_tokens: Iterable[AddedToken]
 ) -> list[AddedToken]:
-    """Return the added tokens that the model's own vocabulary lacks, by id, if a control token precedes an ordinary
-    one.
+    """Return the added tokens that the model's own vocabulary lacks, by id, if their order matters.
 
-    Examples are Qwen's `<|im_end|>` and `<tool_call>`.
+    It matters if a control token, such as Qwen's `<|im_end|>`, has a lower id than an ordinary one, such as
+    `<tool_call>`. Otherwise the result is empty.
     """
     known = loaded.get_vocab(with_added_tokens=False)
     matched = {token.content: token for token in special_tokens}
@@ -151,7 +151,7 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
 
 
 def _parts(path: Path, content: bytes) -> Mapping[str, Any]:
-    """Return the parts of the file that change texts, without its vocabulary, which may be large."""
+    """Return the parts of the file that change texts. The vocabulary is skipped, because it may be large."""
     import msgspec  # imported here because models in one GGUF file do not need it
 
     def chosen(raw: bytes | msgspec.Raw, names: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Writes a vocabulary as GGUF metadata under `tokenizer.ggml.*`, from `tokenizer.json` and its companion files.
 
-Supports byte-level and SentencePiece BPE. The result is read back and must split a set of texts into the same tokens as
-the original, which proves it right whatever else the files contain.
+Supports byte-level and SentencePiece BPE, and RWKV's vocabulary. The result is read back and must split a set of texts
+into the same tokens as the original, so parts of the files that are not converted cannot cause wrong tokens unnoticed.
 Source: the GGUF specification, section "Tokenizer".
 """
 
@@ -132,8 +132,9 @@ def _types(original: Tokenizer, texts: Sequence[str], unknown: str | None, is_sc
 
 
 def _scores(texts: Sequence[str], types: NDArray[np.int32], merges: Sequence[str]) -> NDArray[np.float32]:
-    """Return each token's score: minus the rank of the first merge that makes it, which is the order in which
-    SentencePiece joins. Other tokens are last.
+    """Return each token's score, so that SentencePiece joins pieces in the order of the merges.
+
+    It is minus the rank of the first merge that makes the token. Tokens that no merge makes come last.
     """
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
@@ -207,7 +208,7 @@ def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: i
 
 
 def check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int, where: str) -> None:
-    """Raise ModelLoadError if a text or a token differs in the written vocabulary.
+    """Raise ModelLoadError if a token has other bytes or a test text has other tokens in the written vocabulary.
 
     where: description of the written file
     """

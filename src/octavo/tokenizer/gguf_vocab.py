@@ -90,8 +90,10 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
 
 
 def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    """Build BERT's vocabulary. Tokens that begin a word start with U+2581; the original marks all other tokens
-    instead.
+    """Build BERT's vocabulary.
+
+    In GGUF files, tokens that begin a word start with U+2581. BERT's own files mark all other tokens instead, with
+    `##`.
     """
     control = frozenset(tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED).values())
     named = {name: _special_id(metadata, tokens, *keys) for name, keys in _BERT_TOKENS.items()}
@@ -255,7 +257,10 @@ def _scores(metadata: Mapping[str, object], num_tokens: int) -> NDArray[np.float
 
 
 def _joiner(tokens: _Tokens, scores: NDArray[np.float64], merges: Sequence[tuple[str, str]]) -> ScoreMerges | None:
-    """Return the merges to be made by score, if several of the joined pieces have the same score."""
+    """Return the joiner that makes the merges by score, or None if no two joined pieces have the same score.
+
+    Without such ties, an ordinary byte-pair encoding gives the same result.
+    """
     user = tokens.of_type(TokenType.USER_DEFINED)  # found in the text before any merge
     pairs = [(left, right) for left, right in merges if not {left, right, left + right} & user.keys()]
     joined = [tokens.vocab[piece] for piece in {left + right for left, right in pairs}]
@@ -337,10 +342,10 @@ def _finish(
 
 
 def _space_takers(metadata: Mapping[str, object], special: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Return the options of tokens that take adjacent white space. Files cannot express it, so models are recognized by
-    name.
+    """Return the options of tokens that take adjacent white space.
 
-    Source: llama.cpp, the end of `llama_vocab::impl::load`.
+    GGUF files cannot express this, so models with such tokens are recognized by name. Source: llama.cpp, the end of
+    `llama_vocab::impl::load`.
     """
     name, architecture = (str(metadata.get(f"general.{key}", "")).lower() for key in ("name", "architecture"))
     if metadata.get(_KEY + "pre") in _MASKING_PRE or architecture in _MASKING_ARCHITECTURES:
@@ -383,8 +388,9 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
 
 
 def _is_reachable(value: object, key: str, num_tokens: int) -> TypeGuard[int]:
-    """Return True if the id is in the vocabulary. An id beyond it, often 2^32 - 1 for none, is logged. Raises
-    ModelLoadError.
+    """Return True if the id is in the vocabulary.
+
+    An id beyond the vocabulary, often 2^32 - 1 for "none", is logged. Raises ModelLoadError for a value that is no id.
     """
     if type(value) is not int:
         raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
@@ -394,7 +400,7 @@ def _is_reachable(value: object, key: str, num_tokens: int) -> TypeGuard[int]:
 
 
 def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]:
-    """Leave out the merges that would turn text that looks like a control token into that token."""
+    """Leave out merges whose result is a control token, because they would turn ordinary text into that token."""
     making = {f"{token[:cut]} {token[cut:]}" for token in control for cut in range(1, len(token))}.intersection(merges)
     return [merge for merge in merges if merge not in making] if making else merges
 

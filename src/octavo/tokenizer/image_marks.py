@@ -28,7 +28,7 @@ class ImageMarks:
         return f"<{self._name}-{self._count - 1}>"
 
     def numbers(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the numbers of the images in these messages, in order. The first mark is 0."""
+        """Return the numbers of the images in these messages, in order. The image that was added first has number 0."""
         texts = (message.get("content") for message in messages)
         return [int(number) for text in texts if isinstance(text, str) for number in self._pattern.findall(text)]
 

@@ -1,7 +1,7 @@
-"""The word splitting of byte-level BPE vocabularies, by its name in GGUF files.
+"""The ways in which byte-level BPE vocabularies split text into words, by their names in GGUF files.
 
 Source: the `pre_tokenizer` entries of the published `tokenizer.json` files, and the names that llama.cpp's converter
-writes as `tokenizer.ggml.pre`.
+    writes as `tokenizer.ggml.pre`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RWKV's vocabulary of byte strings. The longest matching one is the next token.
+"""RWKV's vocabulary of byte strings. At each position, the longest token that matches the text is taken.
 
 Sources: `rwkv_vocab_v20230424.txt`, published with the checkpoints, and the tokenizer model `rwkv` of llama.cpp.
 """
@@ -31,7 +31,7 @@ _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 class LongestMatch:
-    """Joins single-byte tokens to the longest existing tokens, from the left."""
+    """Joins single-byte tokens, from left to right, into the longest tokens of the vocabulary."""
 
     def __init__(self, ids: Mapping[bytes, int]) -> None:
         """Initialize the search.
@@ -46,7 +46,7 @@ class LongestMatch:
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
 
     def join(self, ids: Sequence[int]) -> list[int]:
-        """Replace each run of single-byte tokens with the longest existing tokens. All other tokens are kept."""
+        """Replace each run of single-byte tokens with the longest tokens of the vocabulary. All other tokens are kept."""
         found: list[int] = []
         text = bytearray()
         for token in ids:
@@ -112,7 +112,7 @@ def rwkv_tokenizer(source: str, tokens: Sequence[bytes], end: str, template: Tem
 
     source: name of the file, for errors
     tokens: [V]; entries without bytes are unused
-    end: name of the first token, which ends a text
+    end: name of token 0. This token ends a text.
 
     Raises ModelLoadError if a single byte is not a token.
     """

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 class StopStrings:
     """The search for stop strings in one answer. Takes constant time per character and stop string.
 
-    `push` returns the text that is safe to show. Once a stop string is complete, `stopped` names it, the text before it
-    (and the stop string itself, if it belongs to the output) has been returned, and later text is dropped. If there are
-    several stop strings, the first one to be complete counts. If several are complete at once, the one that begins
-    first counts.
+    `push` returns the text that is safe to show. Once a stop string is complete, `stopped` names it. By then, the text
+    before it has been returned (with the stop string itself, if it belongs to the output), and later text is dropped.
+    The first stop string to be complete ends the answer. If several are complete at once, the one that begins first is
+    used.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:

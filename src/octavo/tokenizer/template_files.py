@@ -1,4 +1,4 @@
-"""The chat templates in a model's files, in both formats.
+"""The chat templates in a model's files, in GGUF files and in checkpoint folders.
 
 Source: transformers' `save_chat_templates`, and the GGUF specification, section "Chat template".
 """
@@ -20,9 +20,9 @@ MAX_TEMPLATES = 32
 def read_directory_templates(directory: Path) -> TemplateSet | None:
     """Read the templates in a checkpoint's folder. Return None if there are none. Raises ModelLoadError.
 
-    The default template is in `chat_template.jinja`, otherwise in `tokenizer_config.json`, where a list may also
-    contain named templates, otherwise in the processor's `chat_template.json`. More named templates are in
-    `additional_chat_templates/NAME.jinja`.
+    The default template is in the first of these files that has one: `chat_template.jinja`, `tokenizer_config.json`,
+    and the processor's `chat_template.json`. In the last two, a list may also contain named templates. More named
+    templates are in `additional_chat_templates/NAME.jinja`.
     """
     path = directory / "tokenizer_config.json"
     templates = _configured(path, read_optional(path).get("chat_template"))

@@ -107,9 +107,11 @@ def main() -> None:
 
 
 def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -> dict[str, str]:
-    """Return the answer with the text of `work` or its error. Computing for more than `seconds` kills the process.
+    """Return an answer with the text that `work` returns, or with its error.
 
-    kind, failure: used for errors that have none themselves
+    Computing for more than `seconds` kills the process.
+
+    kind, failure: kind and description of errors that have no description of their own
     """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 

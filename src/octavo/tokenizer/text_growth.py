@@ -51,8 +51,9 @@ def _of_replace(step: TextStep) -> int:
 
 
 def _of_charsmap(step: TextStep) -> int:
-    """Return the growth of SentencePiece's table, which contains the size of a search tree, the tree, and replacements
-    that end in zero bytes.
+    """Return the growth of SentencePiece's table.
+
+    The table contains the size of a search tree, the tree itself, and replacements that end in zero bytes.
     """
     table = b64decode(step["precompiled_charsmap"], validate=True)
     replacements = table[4 + int.from_bytes(table[:4], "little") :]
@@ -147,8 +148,8 @@ def growth_of(path: object, parts: Mapping[str, Any]) -> TextGrowth:
 
     parts: TEXT_PARTS of the file, and `model` with MODEL_PARTS
 
-    Raises ModelLoadError that names the file for unknown steps, too many steps, growth beyond the limits, and merges
-    that are left out at random.
+    Raises ModelLoadError naming the file if steps are unknown or too many, if growth exceeds the limits, or if merges
+    are left out at random.
     """
     try:
         steps = _bounded(path, parts.get("normalizer"), "normalizers", _NORMALIZERS)

@@ -45,7 +45,10 @@ class TextOffsets:
         return True
 
     def push(self, token_id: int) -> int:
-        """Add a token and return its start offset. A row of logits beyond the vocabulary has no text."""
+        """Add a token and return its start offset.
+
+        An id beyond the vocabulary, from a padded row of logits, has no text.
+        """
         is_shown = token_id < self._tokenizer.vocab_size and token_id not in self._hidden
         raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
         begin = self._num_whole if not raw or self._goes_on(raw[:1]) else self.end

@@ -2,9 +2,9 @@
 
 The library needs a hundred bytes of memory per byte of text, and nothing can stop it midway. Therefore a long text is
 encoded in pieces. There is no general rule for where a text may be cut, because patterns, normalizers and merges
-differ. Each cut is therefore tried on the text around it, whose tokens must equal the tokens of its two halves. Merges
-can depend on where a run of one character begins, which several widths around the cut reveal. Without a valid cut, a
-piece becomes longer.
+differ. Each cut is therefore tried on the text around it: its tokens must equal the tokens of its two halves. This is
+repeated with several widths of text, because merges can depend on where a run of the same character begins. Without a
+valid cut, a piece becomes longer.
 """
 
 from __future__ import annotations

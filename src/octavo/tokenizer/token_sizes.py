@@ -1,7 +1,8 @@
 """The minimum number of tokens in a text, known before it is encoded.
 
-This requires byte-pair encoding, where the tokens spell the text. Normalizers that shorten a text by a known factor,
-and single bytes that are dropped, are taken into account. If a tokenizer drops more than that, there is no bound.
+There is such a bound for byte-pair encodings, because their tokens together spell the text. It takes into account
+normalizers that shorten a text by a known factor, and single bytes that are dropped. If a tokenizer drops more than
+that, there is no bound.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class TokenSizes:
     most: NDArray[np.int64] | None = None
 
     def least_tokens(self, text: str) -> int:
-        """Return the minimum number of tokens in this text, without those that are added to every text."""
+        """Return the minimum number of tokens in this text, not counting tokens that are added to every text."""
         # A guard is removed, and one typed by a user looks the same.
         data = text.replace(GUARD, "").encode("utf-8", "replace").translate(None, self.missing)
         shrinking = 1 if text.isascii() else self.shrinking
@@ -111,9 +112,9 @@ def _steps(part: Any, inner: str) -> list[TextStep]:
 
 
 def _most(tokens: Sequence[str], literal: Sequence[bytes]) -> NDArray[np.int64]:
-    """Return the maximum number of times that one token contains each byte.
+    """Return the maximum number of times that a single token contains each byte.
 
-    literal: tokens that are their own text
+    literal: tokens whose bytes are exactly their text
     """
     # All characters beyond the alphabet count as one more.
     table = np.full(1 + max(map(ord, BYTE_OF_CHAR)), _NUM_BYTES, np.int64)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for every vocabulary, in one piece or as tokens arrive."""
+"""Converts text to token ids and back for every kind of vocabulary, at once or as tokens arrive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUIET_CHARS = 1 << 18
 class TooManyTokensError(UsageError):
     """A text has more tokens than allowed.
 
-    found: the number of tokens, or `at least` a number beyond the limit
+    found: the number of tokens as text, or "at least" a number if only this minimum is known
     """
 
     def __init__(self, num_tokens: int, limit: int, *, is_exact: bool = False) -> None:
@@ -136,7 +136,8 @@ class Tokenizer:
     ) -> Iterator[list[int]]:
         """Yield the token ids of `text` piece by piece, without special tokens around it.
 
-        Raises the same errors as `encode`. A text beyond max_tokens raises only if its length proves it.
+        Raises the same errors as `encode`. TooManyTokensError is raised only if the length of a text proves that it has
+        more than max_tokens, so the caller must still count the tokens.
         """
         backend = self.special if parse_special else self.plain
         text = _without_surrogates(text)
@@ -217,7 +218,7 @@ class Tokenizer:
 
     @cached_property
     def _guarded(self) -> re.Pattern[str]:
-        """A pattern that matches the names of all control tokens. Some vocabularies have thousands."""
+        """A pattern that matches the names of all control tokens, made only once because there may be thousands."""
         names = (self.tokens[i] for i in self.special_token_ids)
         # A one-character name cannot be split, but no published vocabulary has one.
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)

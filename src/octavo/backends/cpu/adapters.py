@@ -54,7 +54,10 @@ def _beside_products(record: int, found: Sequence[tuple[int, LowRank]]) -> Itera
 
 
 def _beside_table(record: int, part: LowRank) -> PreparedPart:
-    """Prepare a change to an embedding: its rows by token, and B by rank. A whole table has only rows."""
+    """Prepare a change to an embedding: the row to look up for each token, and B by rank.
+
+    A change that replaces the whole table has rows but no B.
+    """
     gain = _NO_GAIN if part.gain is None else _whole_lanes(part.gain[None]).reshape(-1)
     rows, scale = _float16(part.b.T if part.a is None else part.a.T)
     b = _NOTHING
@@ -80,7 +83,7 @@ def _whole_lanes(rows: NDArray[_T]) -> NDArray[_T]:
 def _panels_of_columns(rows: NDArray[_T]) -> NDArray[_T]:
     """Return [columns of the product, n] as flat panels.
 
-    Each matrix of a stack starts at the same offset within its first panel as its weight does.
+    Each matrix of a stack starts at the same offset within a panel as the corresponding weight.
     """
     count = rows.shape[-2]
     if rows.ndim == 2 or count % _LANES == 0:

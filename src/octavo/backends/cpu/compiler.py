@@ -1,4 +1,4 @@
-"""Compiles a graph to a native program: values become places in the workspace, operations become records.
+"""Compiles a graph to a native program: values become locations in the workspace, and operations become records.
 
 The memory that the program will take is known before it is compiled.
 """
@@ -135,7 +135,9 @@ def sizes(
     kv_dtype: KVDtype = "float16",
     passes: Sequence[Pass] = PASSES,
 ) -> Sizes:
-    """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond its range."""
+    """See `octavo.backends.Backend`. Matrices without a kernel are counted as float16, because few contain numbers
+    beyond its range.
+    """
     refuse_fp8_cache(kv_dtype, "cpu")
     check_limits(graph, limits.rows)
     graph = optimize(graph, with_low_rank(tuple(passes), limits.adapters, join_products))
@@ -239,8 +241,9 @@ def _make_program(
 
 
 def _keep_images(program: _native.Program, graph: Graph, packed: Mapping[Parameter, _native.PackedWeight]) -> None:
-    """Let each gate store its output as the image that the next product reads, if all that product's
-    weights read one.
+    """Let gates store their outputs in the coded form (image) that the next product reads.
+
+    This applies to a gate only if all weights of that product read an image.
     """
     feeds = fed_products(graph)
     for index, node in enumerate(graph.nodes):

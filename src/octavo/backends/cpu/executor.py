@@ -96,7 +96,7 @@ class CpuExecutor:
         """The program's values are in the order of the graph's nodes.
 
         weight_bytes: packed size of each parameter.
-        mapped_bytes: how much of this is in a mapped file.
+        mapped_bytes: how many of these bytes are in a mapped file.
         """
         self._program = program
         self._graph = graph

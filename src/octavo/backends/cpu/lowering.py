@@ -1,7 +1,7 @@
 """Flattens any operation into the operands of a native kernel.
 
-The rule, which csrc/kernel.h repeats above `struct Args`: the dataclass fields are walked in order and depth first.
-Each field contributes operands under its name, depending on its declared type.
+The rule is as follows; csrc/kernel.h repeats it above `struct Args`. The dataclass fields are walked in order and depth
+first. Each field contributes operands under its name, depending on its declared type.
 
 | field                | becomes                                                                    | None            |
 |----------------------|----------------------------------------------------------------------------|-----------------|
@@ -18,7 +18,7 @@ Each field contributes operands under its name, depending on its declared type.
 
 An operation that keeps a paged cache gets two more operands after its fields: the int `kv_type`, an index in
 `CPU_KV_DTYPES`, and the weight `key_mean`. `Program.add_record` compares the names with the kernel's signature, so a
-new operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
+new operation needs a class in `graph/ops` and a file in csrc/kernels, but no change here.
 """
 
 from __future__ import annotations

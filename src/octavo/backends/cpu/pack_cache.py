@@ -1,6 +1,6 @@
 """Packed weights kept on disk, so that the next start maps them instead of packing.
 
-There is one file per model, in a private folder beside the downloaded models. A file contains no offsets, sizes or
+There is one file per model, in a private folder next to the downloaded models. A file contains no offsets, sizes or
 names that the reader follows. It contains only a key that must match the model's, the type and checksum of each matrix,
 and the matrices in the model's order. The worst that can happen with a wrong file is that it is refused. The key covers
 
@@ -108,7 +108,7 @@ class PackCache:
             return list(reported(chain.from_iterable(parts)))
 
     def _write(self, file: int, packed: Packed) -> int:
-        """Write the matrices one after another, then the header. Return the size of the file."""
+        """Write the matrices one after another, and then the header. Return the size of the file."""
         entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(padded(self._header_bytes))
@@ -135,7 +135,7 @@ class PackCache:
         return entries
 
     def _places(self, packed_types: Sequence[str]) -> tuple[list[int], int]:
-        """Return the offset of each matrix, aligned to pages, and the size of the file."""
+        """Return the page-aligned offset of each matrix, and the size of the file."""
         offsets, end = [], padded(self._header_bytes)
         for type_name, matrix in zip(packed_types, self._matrices, strict=True):
             offsets.append(end)
@@ -158,7 +158,7 @@ def _parts(sizes: Sequence[int], num_threads: int) -> Iterator[range]:
 
 
 def _key(identity: str, matrices: Sequence[Matrix]) -> bytes:
-    """Return the first bytes of a file of these matrices."""
+    """Return the key with which a file of these matrices begins."""
     digest = hashlib.blake2b(f"{_native.PACK_LAYOUT_VERSION} {sys.byteorder} {identity}\n".encode(), digest_size=32)
     for matrix in matrices:
         digest.update(f"{matrix}\n".encode())

@@ -81,9 +81,9 @@ def pack(weight: Weight) -> _native.PackedWeight:
 
 
 def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.PackedWeight:
-    """Pack zero points and minimums unchanged.
+    """Pack a grouped weight with its zero points or minimums unchanged.
 
-    If the packed type lacks the code for zero, every group gets it as its zero point.
+    If the packed type assumes a different code for zero, the weight's code is stored as the zero point of every group.
     """
     number = np.float32 if "_F32" in types[0] else np.float16
     name, bits, mins, order = types[0], weight.bits, weight.zeros, weight.column_order
@@ -99,7 +99,7 @@ def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.Pack
 
 
 def _has_table(weight: CodebookWeight) -> bool:
-    """True if the kernels have exactly this table, rounded to integers.
+    """True if the kernels' integer table is exactly this table, scaled and rounded.
 
     Other tables of this name are packed as floats.
     """
@@ -108,7 +108,7 @@ def _has_table(weight: CodebookWeight) -> bool:
 
 
 def _pack_codebook(weight: CodebookWeight) -> _native.PackedWeight:
-    """Pack codes with scales for the table in integers (csrc/packed_weight.h documents the error)."""
+    """Pack codes, with scales adapted to the kernels' integer table (csrc/packed_weight.h documents the error)."""
     _, factor = _native.code_table(weight.name)
     scales = (weight.scales.astype(np.float64) / factor).astype(np.float32)
     shape = _matrix_shape(weight)

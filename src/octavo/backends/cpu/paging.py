@@ -1,7 +1,8 @@
 """Paging for a model larger than memory: which mapped matrices stay in memory, and how fast the rest come from disk.
 
 The native program reads the rest ahead in the order of its records and releases their pages (csrc/weight_stream.h).
-Tables and experts, which a token reads only in part, are left to the system, which keeps what was used most recently.
+Tables and experts are left to the system, which keeps what was used most recently, because a token reads only parts of
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ONE_TOKEN = StepSizes(1, 1, 1, 1)
 @dataclass(frozen=True, slots=True)
 class PagingPlan:
     """streamed: matrices that pass through memory in every step, in the order of their use.
-    ahead_bytes: how many bytes of these are read before they are needed.
+    ahead_bytes: how many bytes of the streamed matrices are read before they are needed.
     memory_bytes: memory for all matrices.
     resident_bytes: size of the matrices that stay in memory.
     resident_layers: number of layers whose matrices all stay in memory.

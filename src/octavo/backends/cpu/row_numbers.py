@@ -13,9 +13,9 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, R
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """The numbers of a graph's domains and index arrays.
+    """The numbers assigned to a graph's domains and index arrays.
 
-    domains, indices: the number of each, starting with the domains and index arrays that every program has.
+    domains, indices: the number of each domain and of each index array. The ones that every program has come first.
     further: needs of the remaining domains, in their order.
     arrays: the index arrays after SELECTED.
     described: the domains that a batch describes in `Batch.domains`.

@@ -33,10 +33,10 @@ def plan_threads(
     topology: Path = processors.TOPOLOGY,
     self_cgroup: Path = processors.OWN_CGROUP,
 ) -> ThreadPlan:
-    """Return the number of threads: requested if > 0, else `OCTAVO_NUM_THREADS`, else the machine's.
+    """Return the number of threads: `requested` if > 0, else `OCTAVO_NUM_THREADS`, else what the machine offers.
 
-    The machine's number is the minimum of the CPUs in the affinity mask, the physical cores among them, and the whole
-    CPUs that the control group's quota allows; at least 1.
+    The machine offers the smallest of three numbers, but at least 1: the CPUs in the affinity mask, the physical cores
+    among them, and the whole CPUs that the control group's quota allows.
     """
     cpus = sorted(processors.allowed_cpus())
     quota = processors.cpu_quota(cgroup, self_cgroup)

@@ -37,7 +37,7 @@ def load_matrices(
     progress: LoadProgress | None,
     pack_cache: PackCacheOptions | None,
 ) -> dict[Parameter, _native.PackedWeight]:
-    """Pack each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
+    """Pack each of `matrices` once. With a pack cache, they are mapped from it, or stored in it if missing.
 
     Each thread builds and packs one matrix at a time. For the pack cache, matrices are either written as they are
     packed, so that only a few are in memory, or later by a job (`PackCacheOptions.later`).
@@ -81,7 +81,7 @@ def load_matrices(
 
 
 class _GivenUpError(Exception):
-    """Raised when writing the weights is abandoned this time."""
+    """Raised to abandon writing the weights."""
 
 
 def _keep(cache: PackCache, packed: Sequence[_native.PackedWeight], gives_up: Callable[[], bool]) -> None:
@@ -109,7 +109,7 @@ def _largest_first(weights: Mapping[str, Weight], matrices: Iterable[Parameter])
 def _packed(
     weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, ahead: int
 ) -> Generator[_native.PackedWeight, None, None]:
-    """Pack in the given order, largest first, so that the threads finish together. Release source pages.
+    """Pack in the given order, largest first, so that the threads finish together. Release the pages of the source.
 
     ahead: number of matrices that are packed, or being packed, before the caller takes the first of them.
     """

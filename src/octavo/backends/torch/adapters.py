@@ -20,7 +20,7 @@ from octavo.graph.values import Parameter
 
 @dataclass(frozen=True, slots=True)
 class RareChange:
-    """A change that few adapters make and that the table has no room for.
+    """A kind of change that few adapters make and that has no place in the table.
 
     It is a gain, a whole weight, or a change to an embedding or to experts (as stacks).
     number: index of the weight within its operation.

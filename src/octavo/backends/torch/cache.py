@@ -164,7 +164,7 @@ class PagedCache:
                 array[destination].copy_(array[source])
 
     def _move(self, saves: BlockBytes | None, loads: BlockBytes | None, arrays: list[Tensor]) -> None:
-        """Save, then load, rows of arrays, whose first dimension counts blocks or state slots."""
+        """Save rows of the arrays, then load others. The first dimension of the arrays is the block or state slot."""
         for moved, writes in ((saves, False), (loads, True)):
             if moved is None or not len(moved.block_ids):
                 continue
@@ -196,7 +196,7 @@ def layer_bytes(kv: KVCache, dtype: torch.dtype) -> int:
 
 
 def slot_bytes(graph: Graph, types: Mapping[int, torch.dtype]) -> list[int]:
-    """Return the bytes of a token in each slot of a block: those of the largest layer that uses the slot."""
+    """Return the bytes of a token in each slot of a block. The largest layer that uses a slot determines its size."""
     layout = graph.cache_layout
     slots = [0] * layout.slots
     for kv in graph.kv_caches:
@@ -219,8 +219,8 @@ def cache_sizes(graph: Graph, types: Mapping[int, torch.dtype], state_dtype: tor
 def cache_types(formats: Mapping[int, LayerFormat], dtype: torch.dtype) -> dict[int, torch.dtype]:
     """Return each layer's number type: E4M3 or int8 if requested and the keys have no bias, else `dtype`.
 
-    A bias may be a hundred times larger than the differences between tokens, and would use up the precision of a
-    token's only scale.
+    A bias may be a hundred times larger than the differences between tokens, and would then use up the precision,
+    because a token has only one scale.
     """
     small = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
     return {

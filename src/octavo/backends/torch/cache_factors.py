@@ -49,7 +49,9 @@ def cache_factors(
 
 
 def _magnitude(matrix: Tensor, norm: Tensor) -> float:
-    """Return the root mean square of the product with rows whose columns are as large as the norm's weights."""
+    """Return the expected root mean square of the matrix's products with rows whose columns have the magnitudes of the
+    norm's weights.
+    """
     some = matrix[:: max(len(matrix) // _ROWS, 1)].double()
     return float((some * norm).square().sum(dim=1).mean().sqrt())
 

@@ -1,4 +1,4 @@
-"""Rows as 8-bit codes with scales: the inputs of products whose weights ask for them.
+"""Rows as 8-bit codes with scales: the inputs of products whose weights require them.
 
 `octavo.quantization.packed.inputs` defines them in numpy. A device that cannot multiply such codes computes with the
 original rows.
@@ -33,7 +33,7 @@ Find = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 
 
 def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG001
-    """Find no memory: the `Find` for use outside of steps."""
+    """Return None, so that torch allocates the memory: the `Find` for use outside of steps."""
     return None
 
 
@@ -61,7 +61,7 @@ def has_products_of(kind: InputKind, device: torch.device) -> bool:
 
 
 def rounded(x: Tensor, form: CodeForm) -> Tensor:
-    """Round x [rows, cols] to codes and back, in its own type."""
+    """Round x [rows, cols] to codes and convert it back to its own type."""
     cols = x.shape[1]
     step = form.group or max(cols, 1)
     groups = torch.nn.functional.pad(x.float(), (0, -cols % step)).reshape(len(x), -1, step)
@@ -79,7 +79,7 @@ def coded_bytes(rows: int, cols: int, alignment: int) -> int:
 
 
 def places_in(memory: Tensor) -> Find:
-    """Allocate codes within the memory of the value that they replace."""
+    """Return a `Find` that allocates codes within `memory`, the memory of the value that they replace."""
     free = memory.view(-1).view(torch.uint8)
 
     def find(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:

@@ -88,7 +88,7 @@ class TorchBackend:
 
     @classmethod
     def on(cls, name: str | None = None) -> TorchBackend:
-        """Return the backend on `cpu`, `cuda` or `cuda:1`.
+        """Return the backend on the device `name`, such as `cpu`, `cuda` or `cuda:1`.
 
         None means the GPU if there is one. Raises UsageError if the device is missing.
         """

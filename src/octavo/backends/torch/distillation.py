@@ -41,7 +41,7 @@ class TeacherTokens:
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """steps: number of AdamW steps over `batch` texts each; fewer if `seconds` run out.
-    rate: highest learning rate; it rises during the first twentieth and then falls along a cosine.
+    rate: highest learning rate; it rises during the first twentieth of the training and then falls along a cosine.
     temperature: if not 1, applied to both distributions, over the teacher's tokens only.
     in_bfloat16: compute products in bfloat16 with float32 sums; weights, their updates and the loss stay in float32.
     """
@@ -60,8 +60,8 @@ class TrainingOptions:
 def bfloat16_is_faster() -> bool:
     """Return True if this machine multiplies at least 1.5 times as fast in bfloat16 as in float32.
 
-    The two types are measured alternately, so that other work on the machine slows both, and the best round counts. A
-    tenth of a second is enough for many rounds, or for two if bfloat16 is emulated.
+    The two types are measured alternately, so that other work on the machine slows both, and the best time of each is
+    used. A tenth of a second is enough for many rounds, or for two if bfloat16 is emulated.
     """
 
     def seconds(a: Tensor, b: Tensor) -> float:
@@ -90,8 +90,9 @@ def divergence_of(
 ) -> Tensor:
     """Return the mean divergence in nats between logits [rows, vocabulary] and a teacher's tokens [rows, K].
 
-    forward: KL(teacher || student), reverse: KL(student || teacher). All tokens outside the teacher's list count as one
-    token. With a temperature other than 1 they are left out, and both distributions are over the list.
+    The kind `forward` is KL(teacher || student), and `reverse` is KL(student || teacher). All tokens outside the
+    teacher's list are treated as a single token. With a temperature other than 1 they are left out, and both
+    distributions are over the list.
     """
     if temperature == 1.0:
         q = log_probabilities(logits, ids)
@@ -133,7 +134,7 @@ class _LogProbabilities(torch.autograd.Function):
 
 
 def _rest(logprobs: Tensor) -> Tensor:
-    """Return the logarithm of the total probability of all other tokens."""
+    """Return the logarithm of the probability that remains for all other tokens together."""
     return torch.log((1 - logprobs.exp().sum(dim=1, keepdim=True)).clamp(min=_TINY))
 
 

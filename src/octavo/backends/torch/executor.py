@@ -73,7 +73,7 @@ class TorchPendingStep:
 
 
 class Results:
-    """The results of a step, which are copied to the host while later work runs."""
+    """The results of a step, copied to the host while later work runs."""
 
     def __init__(
         self,
@@ -148,7 +148,9 @@ class StepMode(NamedTuple):
 
 
 class TorchExecutor:
-    """Implements `octavo.backends.Executor`. Steps run in the order of their calls on the device's current stream."""
+    """Implements `octavo.backends.Executor`. Steps run on the device's current stream, in the order in which they were
+    submitted.
+    """
 
     mapped_bytes = 0
     paging: Paging | None = None
@@ -361,7 +363,7 @@ class TorchExecutor:
         return found
 
     def _seen_blocks(self, batch: Batch) -> list[SeenBlocks]:
-        """Return the blocks that all sequences see, by group of layers."""
+        """Return the blocks that each sequence sees, by group of layers."""
         size, is_whole = self._cache.block_size, self.calls is not None
         groups = enumerate(self._layout.groups)
         return [seen_blocks(batch, group, i, slice(None), size, whole=is_whole) for i, group in groups]
@@ -430,8 +432,10 @@ class TorchExecutor:
         return self._results(parts, batch, hidden, step.rows.token_ids if is_wanted else None)
 
     def _offers(self, batch: Batch) -> int | None:
-        """Return the number of tokens that each rank offers per row if the ranks sample together; None if all logits
-        are needed, or none.
+        """Return the number of tokens that each rank offers per row if the ranks sample together.
+
+        Return None if they do not, because nothing is sampled, all logits are needed, or the logits are not divided
+        among ranks.
         """
         last = self._head[-1].op if self._head else None
         if self._group is None or last not in self._widths or batch.sampling is None or batch.return_logits:
@@ -459,9 +463,10 @@ class TorchExecutor:
     def _sampled(
         self, logits: Tensor, batch: Batch, rows: slice, draws: Tensor | None = None
     ) -> tuple[Samples | None, Tensor | None]:
-        """Sample some rows. Return the tokens and, if wanted, a copy of the logits, which the next step may overwrite.
+        """Sample some rows. Return the tokens and, if wanted, a copy of the logits, because the next step may overwrite
+        them.
 
-        draws: random numbers for these rows; None means the ones in their options.
+        draws: random numbers for these rows; None means the random numbers in the rows' options.
         """
         # The first rank samples from the gathered logits.
         options = batch.sampling if self._group is None or self._group.rank == 0 else None
@@ -537,7 +542,7 @@ def _board_sizes(graph: Graph, limits: ExecutorLimits) -> tuple[int, int, int]:
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:
-    """Make a GPU the current device: Triton launches, streams and events use that one, not the device of
+    """Make a GPU the current device: Triton launches, streams and events use the current device, not the device of
     their tensors.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
@@ -545,7 +550,10 @@ def current(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def room_for(what: str, num_bytes: int) -> Iterator[None]:
-    """Raise InsufficientMemoryError if torch runs out of GPU memory that the memory plan did not foresee."""
+    """Raise InsufficientMemoryError if torch runs out of GPU memory although the memory plan found enough.
+
+    what: names the purpose of the memory in the error.
+    """
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -563,7 +571,7 @@ def triton_calls(device: torch.device) -> StepKernels | None:
 
 
 def gathered_widths(graph: Graph, group: TorchRankGroup | None) -> dict[AllGather, list[int]]:
-    """Return the columns that each rank has in the values that the ranks gather. The ranks exchange these numbers."""
+    """Return the number of columns that each rank has of each gathered value. The ranks exchange these numbers."""
     ops = [node.op for node in graph.nodes if isinstance(node.op, AllGather) and node.op.size > 1]
     if group is None or not ops:
         return {}

@@ -60,14 +60,17 @@ def _pool(device: int) -> Any:  # noqa: ARG001 - each device has its own
 
 
 def buckets(most: int) -> list[int]:
-    """Return the numbers of sequences to capture, largest first: 1, 2, 4, multiples of 8 up to 256, then of 32."""
+    """Return the numbers of sequences to capture, largest first.
+
+    They are 1, 2, 4, the multiples of 8 up to 256, and the multiples of 32 from there on.
+    """
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
     return sorted({min(size, most) for size in sizes}, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SpareRows:
-    """The destination of padding rows: block number `num_blocks` and state `num_states`, each one past the last."""
+    """Where padding rows are written: block number `num_blocks` and state `num_states`, each one past the last."""
 
     num_groups: int
     num_blocks: int
@@ -144,7 +147,7 @@ class DecodeInput:
     def write(self, batch: Batch, seen: Sequence[SeenBlocks], late: LateNumbers | None) -> None:
         """Send the numbers of a step to the device.
 
-        late: adjusts some of them there.
+        late: adjusts some of the numbers on the device.
         """
         self._sent.settle()
         self._arrays.write(batch, seen)
@@ -166,8 +169,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """run: computes a step's logits, at their place in the workspace, from its arrays on the host and on the
-        device.
+        """run: computes a step's logits in the workspace, from the step's arrays on the host and on the device.
         host_of: returns the host arrays of a step, whose shapes depend only on its size.
         seen_of: returns a step's blocks by group of layers.
         sizes: numbers of sequences, largest first.
@@ -202,7 +204,7 @@ class DecodeGraphs:
     def logits(self, batch: Batch, size: int, late: LateNumbers | None = None) -> Tensor:
         """Return the logits of a step [sequences, vocab]; the next step overwrites them.
 
-        late: adjusts some of its numbers on the device.
+        late: adjusts some of the step's numbers on the device.
         """
         self._inputs[size].write(batch, self._seen_of(batch), late)
         self._replays[size]()

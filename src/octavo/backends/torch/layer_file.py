@@ -1,9 +1,9 @@
 """Streamed layers on disk, kept for the next start: each layer's bytes as they are laid out in a buffer of the ring.
 
-As with the CPU's file (`octavo.backends.cpu.pack_cache`), the key must match the model's, and nothing in the file is
-followed, only checked: the size, checksum and structure of each layer. Structures come from the first layer of each
-kind, which every start lays out again and compares, so a file written by different code is detected even if nobody
-raised the version.
+As with the CPU's file (`octavo.backends.cpu.pack_cache`), the key must match the model's, and the size, checksum and
+structure that the file gives for each layer are only checked, never relied on. The first layer of each kind is laid out
+again at every start, and the structures in the file are compared with it. A file written by different code is therefore
+detected even if nobody raised the version.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LayerFile:
         make: lays a layer out on the host.
         num_bytes: approximate size of all layers.
         report: called with the number of layers checked.
-        Raises InsufficientMemoryError if the file cannot be kept, ModelLoadError if the model's own file cannot be
+        Raises InsufficientMemoryError if the file cannot be kept, and ModelLoadError if the model's own file cannot be
         read.
         """
 
@@ -95,7 +95,7 @@ class LayerFile:
         )
 
     def _write(self, file: int, make: Maker) -> int:
-        """Write the layers one after another, then the header. Return the size of the file."""
+        """Write the layers one after another, and then the header. Return the size of the file."""
         entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(padded(self._header_bytes))

@@ -2,7 +2,7 @@
 
 Streamed layer number i always uses buffer i modulo the number of buffers, so every tensor has a fixed address. When a
 layer has been computed, the next one for its buffer is copied; after the last layers of a step, these are the first
-layers of the next step. (ZeRO-Inference, Accelerate's offload with overlap.)
+layers of the next step. ZeRO-Inference and Accelerate's offload with overlap use similar techniques.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CopyEngine(Protocol):
     """Makes copies alongside the computation, in the order of the calls."""
 
     def mark(self) -> Any:
-        """Return a mark in the computation, after everything submitted so far."""
+        """Return a mark that the computation reaches once everything submitted so far is done."""
 
     def copy(self, place: Tensor, source: Any, after: Any) -> Any:
         """Start copying a layer once the computation has reached the mark `after`; None means at once."""
@@ -65,7 +65,7 @@ class CopyEngine(Protocol):
 
 
 class HostCopies:
-    """Makes copies on a thread, for a device whose computation is done when the call that submits it returns."""
+    """Makes copies on a thread, for a device where a computation is done when the call that submits it returns."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "octavo-stream")
@@ -116,7 +116,7 @@ class StreamCopies:
 
 
 class FileCopies:
-    """Makes copies from files: a thread reads the next layers into buffers, from which another engine copies them.
+    """Makes copies from files: a thread reads the next layers into buffers, and another engine copies them from there.
 
     A copy whose layer cannot be read fails with EngineDeadError, which names the file.
     """
@@ -175,7 +175,7 @@ class LayerRing:
         self._arrivals: list[Any] = [None] * len(places)
 
     def enter(self, layer: int) -> None:
-        """Allow work that is submitted from now on to use the layer."""
+        """Make sure that work submitted from now on can use the layer."""
         count = len(self._places)
         if self._holds[layer % count] != layer:
             self._fill(layer, self._copies.mark())
@@ -185,7 +185,7 @@ class LayerRing:
         self._copies.await_copy(self._arrivals[layer % count])
 
     def leave(self, layer: int) -> None:
-        """End the layer's use in this step, after the work submitted so far."""
+        """Record that this step no longer uses the layer after the work submitted so far."""
         following = layer + len(self._places)
         if following >= len(self._sources):
             following = layer % len(self._places)

@@ -1,6 +1,6 @@
 """Training of a low-rank adapter on top of frozen weights, through the differentiable form of a model's graph.
 
-Hu et al., arXiv 2106.09685: y = W x + (alpha / rank) B A x, where only A and B learn. B starts with zeros.
+Hu et al., arXiv 2106.09685: y = W x + (alpha / rank) B A x, where only A and B are trained. B starts with zeros.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LowRankTrainer:
         )
 
     def step(self, texts: Sequence[LearnedText], rate: float) -> float:
-        """Take one AdamW step. Return the mean loss of the learned tokens before it, in nats.
+        """Take one AdamW step. Return the mean loss of the learned tokens before the step, in nats.
 
         Raises FloatingPointError for a loss that is not finite.
         """

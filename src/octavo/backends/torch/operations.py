@@ -22,7 +22,8 @@ from octavo.graph.builder import Node
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
-    """Compute one operation and store its output in the step, at its place if it has one. Do nothing if it has no rows.
+    """Compute one operation and store its output in the step, in the memory planned for it if there is any. Do nothing
+    if the output has no rows.
 
     Raises GraphError naming an operation without a torch form.
     """

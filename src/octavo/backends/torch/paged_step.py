@@ -137,7 +137,7 @@ class PagedStep(TorchStep):
     small: `arrays` in int32, for kernels.
     angles: results of `StepKernels.angles` for `max_positions`, shared by the steps of an executor.
     group: the ranks that compute the other parts of the graph.
-    widths: the columns of each rank in values that the ranks gather.
+    widths: number of columns that each rank has of each gathered value.
     feeds: result of `octavo.graph.feeds.fed_products`.
     workspace: workspace of the executor.
     """
@@ -294,7 +294,7 @@ class PagedStep(TorchStep):
         return self.calls.layernormed(x, weight, bias, eps, out)
 
     def _form_for(self, weights: Sequence[Parameter]) -> CodeForm | None:
-        """Return the code form that the product with these weights takes."""
+        """Return the form of codes that the product with these weights expects, or None for plain numbers."""
         found = self.weights.matrix(weights) if weights else None
         return found.inputs if isinstance(found, Planes) else None
 

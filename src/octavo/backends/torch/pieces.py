@@ -1,4 +1,4 @@
-"""Steps with parts of prompts in captured pieces between the operations that depend on sequences.
+"""Steps with parts of prompts, run as captured pieces between the operations that depend on sequences.
 
 Within a piece, each row of a step is computed independently. A piece captured for 640 tokens can therefore compute a
 step of 543: the last 97 rows contain numbers that nobody reads. Attention and states are launched for the actual step
@@ -76,7 +76,7 @@ class Piece:
 
 
 class _Recorded:
-    """A run of a stretch that may be repeated. `step` is the last step that ran, with its outputs."""
+    """A repeatable run of a stretch. `step` is the last step that ran, with its outputs."""
 
     def __init__(self, begin: Callable[[], PagedStep], nodes: Sequence[Node]) -> None:
         """begin: returns a new step, or the step of the previous stretches."""

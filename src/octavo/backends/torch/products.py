@@ -1,4 +1,4 @@
-"""The choice between our kernels and the library for a product, by its weight, its inputs and the number of rows.
+"""The choice between our kernels and the library for a product, based on its weight, its inputs and the number of rows.
 
 Imported only where kernels run. The same input always takes the same path, so that results are repeatable.
 
@@ -43,7 +43,7 @@ def linear(
 ) -> Tensor:
     """Return x [rows, in] @ matrix [out, in].T with its end -> [rows, out].
 
-    x: codes only if the matrix asks for them.
+    x: codes only if the matrix requires them.
     repeats: a row's result must not depend on other rows or on their number.
     find: finds memory for use while the product runs.
     """
@@ -67,7 +67,7 @@ def linear(
 def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out: Tensor | None) -> Tensor | None:
     """Compute kind(gate) * up in one launch, or return None if that is not possible.
 
-    The rows of gate come before those of up in the matrix. One launch is possible for 16-bit inputs whose rows are
+    The matrix has the rows of gate, followed by the rows of up. One launch is possible for 16-bit inputs whose rows are
     computed one by one.
     """
     if isinstance(matrix, Tensor):
@@ -79,7 +79,7 @@ def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:
-    """Return True if the library can multiply these codes; types and devices that it refuses are not tried."""
+    """Return True if the library can multiply these codes; it is not called for types and devices that it refuses."""
     if x.form != ("e4m3", 0) or len(x) < _SCALED_ROWS or (dtype or x.dtype) != torch.bfloat16:
         return False
     is_even = all(size % 16 == 0 for size in p.shape)

@@ -65,7 +65,7 @@ def whole(p: Planes, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, p: Planes) -> Tensor:
-    """Multiply x [rows, in] by the transpose of a matrix [out, in]; x is rounded if the matrix asks for codes."""
+    """Multiply x [rows, in] by the transpose of a matrix [out, in]; x is rounded if the matrix requires codes."""
     x = x if p.inputs is None else rounded(x, p.inputs)
     x, (features, width) = p.ordered(x), p.shape
     step = max(_TILE // width, 1)

@@ -68,7 +68,7 @@ class TorchRankGroup:
         return torch.cat([part[:, :width] for part, width in zip(found.unbind(0), widths, strict=True)], dim=1)
 
     def exchanged(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of every rank, after waiting for all ranks. Each must give the same number of them."""
+        """Return the numbers of every rank, after waiting for all ranks. All lists must have the same length."""
         own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         found: list[list[int]] = self._gathered(own).tolist()
         return found

@@ -1,8 +1,8 @@
-"""Joint sampling by the ranks of a group: each offers its most likely tokens instead of all of its logits.
+"""Joint sampling by the ranks of a group: each rank offers its most likely tokens instead of sending all of its logits.
 
 An offer of a token is one int64 number. Its upper half is the logit, mapped to an integer that sorts the same way; its
 lower half is the id, encoded so that smaller ids are larger numbers. The largest numbers of all ranks are therefore the
-most likely tokens, and equal logits are ordered by id, as everywhere. Every rank then draws from the same offers.
+most likely tokens, and equal logits are ordered by id, as in every sampler. Every rank then draws from the same offers.
 """
 
 from __future__ import annotations

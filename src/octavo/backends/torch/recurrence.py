@@ -46,8 +46,9 @@ def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> T
 
 
 def _window_rows(place: Tensor, sequence: Tensor, starts: Tensor, reach: int, sequences: int) -> Tensor:
-    """Return the row numbers at these places in each sequence's window. The table has the rows of states, then of the
-    step.
+    """Return the table rows at these places in each sequence's window.
+
+    The table contains the rows of all states, followed by the rows of the step.
     """
     in_state = sequence * reach + place
     in_step = sequences * reach + starts[sequence] + place - reach
@@ -132,7 +133,7 @@ def gated_sum(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> T
 def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance: AdvanceTokens) -> Tensor:
     """Return the outputs of all tokens [tokens, columns].
 
-    All sequences' first tokens are computed together, then their second ones, and so on.
+    The first tokens of all sequences are computed together, then the second tokens, and so on.
     """
     (states,) = step.read_states(cache)
     states = states.to(tokens[0].dtype)

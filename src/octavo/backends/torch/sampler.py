@@ -1,6 +1,6 @@
 """Sampling on the device, row for row as `octavo.backends.sampling` defines it, with the same random draws.
 
-Nothing here waits for the device, because the options, which are on the host, decide which stages run.
+Nothing here waits for the device, because the options that decide which stages run are on the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALLEST_X = -87.0
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The results of rows, on the device: fields of `StepOutput`, and the reasons why rows have no token."""
+    """The results of sampling, on the device: fields of `StepOutput`, and the reasons why rows have no token."""
 
     token_ids: Tensor  # [R]
     logprobs: Tensor  # [R]
@@ -59,7 +59,7 @@ def sample(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | N
     """Choose a token for each row of `logits` [R, vocab], float32.
 
     num_top: maximum number of most likely tokens to report.
-    draws: [R], float64, random numbers that replace those of the options.
+    draws: [R], float64, random numbers that replace the ones in the options.
     """
     rows = _Rows(logits, batch)
     raw = logits.clamp(max=_LARGEST)
@@ -107,7 +107,7 @@ class _Rows:
         return self._tensor(self._host[name].astype(dtype))
 
     def errors(self, raw: Tensor) -> Tensor:
-        """Return the reasons [R] why rows have no token, as far as they are known before anything is chosen."""
+        """Return the reasons [R] why rows will have no token, if they are known before anything is chosen."""
         nothing = torch.where(raw.amax(dim=1) > -torch.inf, 0, ROW_NOTHING_ALLOWED)
         errors = torch.where(raw.isnan().any(dim=1), ROW_NAN_LOGITS, nothing)
         foreign = self._tensor(foreign_rows(self._batch, self._vocab))
@@ -135,7 +135,9 @@ class _Rows:
         return logits.clamp_(max=_LARGEST)
 
     def _entries(self, starts: NDArray[np.int32], ids: NDArray[np.int32]) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
-        """Return the rows and ids of compressed rows, without ids outside the vocabulary, and a mask of those kept."""
+        """Return the rows and ids of compressed rows, without ids outside the vocabulary, and a mask of the entries
+        that were kept.
+        """
         rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         kept = (ids >= 0) & (ids < self._vocab)
         return self._tensor(rows[kept]), self._tensor(ids[kept].astype(np.int64)), kept

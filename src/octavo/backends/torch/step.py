@@ -36,8 +36,8 @@ class StepRows:
     """The tokens of a step. T = tokens, N = sequences, R = wanted rows. Tensors are int64 and on the device.
 
     starts: where the tokens of each sequence start, [N + 1], on the host.
-    saves: for each save, the number of tokens of each sequence after which its states are also saved; 0 means not
-    saved. Empty if no states are saved.
+    saves: for each save, the number of tokens of each sequence after which its states are also saved; 0 means that they
+    are not saved. The list is empty if no states are saved.
     """
 
     token_ids: Tensor  # [T], grouped by sequence
@@ -93,8 +93,8 @@ class TorchStep(ABC):
     inputs: inputs of a segment of a graph.
     values: computed values, [rows, cols].
     codes: codes that replace the values read by a product.
-    further: rows of domains that `rows` does not describe, or not completely, such as positions with several
-    components.
+    further: rows of domains that `rows` does not describe completely or at all. Positions with several components are
+    an example.
     avoids_host: nothing may wait for the device or depend on its numbers, as in a captured step.
     repeats: no row may depend on another row or on the number of rows; libraries are not used for sums.
     out: where to put the output of the current operation, possibly in the memory of an input if the operation allows it
@@ -167,8 +167,8 @@ class TorchStep(ABC):
     ) -> Tensor:
         """Apply causal attention over all tokens of each sequence so far -> [tokens, p.output_width].
 
-        q, k, v: [tokens, columns] of the step. If k and v are None, those of the earlier operation on this layer are
-        used. If v has no columns, the values are the first columns of the keys.
+        q, k, v: [tokens, columns] of the step. If k and v are None, the keys and values of the earlier operation on
+        this layer are used. If v has no columns, the values are the first columns of the keys.
         """
 
     def attend_across(self, op: CrossAttention) -> Tensor:
@@ -228,11 +228,11 @@ class TorchStep(ABC):
         return (x.transpose(0, 1) @ self.weight(parameter).transpose(1, 2)).transpose(0, 1)
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sum over the last dimension, which remains as 1."""
+        """Sum over the last dimension, and keep it with size 1."""
         return x.sum(dim=-1, keepdim=True)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Average over the last dimension, which remains as 1."""
+        """Average over the last dimension, and keep it with size 1."""
         return self.sums(x) / x.shape[-1]
 
     def normed(
@@ -265,7 +265,7 @@ class TorchStep(ABC):
         eps: float,
         weights: Sequence[Parameter],  # noqa: ARG002
     ) -> Tensor | CodedRows:
-        """Apply RMSNorm to x [rows, cols] and return it in the form that the product with these weights takes."""
+        """Apply RMSNorm to x [rows, cols] and return it in the form that the product with these weights expects."""
         return self.normed(x, self.weight(norm), x.shape[-1], eps, self.find(tuple(x.shape), x.dtype))
 
     def gate_product(self, x: Tensor | CodedRows, op: FusedLinear, out: Tensor | None = None) -> Tensor | CodedRows:
@@ -281,7 +281,7 @@ class TorchStep(ABC):
     def gated(
         self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation, out: Tensor | None = None
     ) -> Tensor | CodedRows:
-        """Return op.kind(gate) * up, in the form that the product which reads the output of `op` takes."""
+        """Return op.kind(gate) * up, in the form expected by the product that reads the output of `op`."""
         assert op.kind is not None
         return torch.mul(ACTIVATIONS[op.kind](gate), up, out=out)
 

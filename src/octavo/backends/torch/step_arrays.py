@@ -22,7 +22,7 @@ class VisibleBlocks:
     """The blocks that n sequences see in one group of layers.
 
     first: position of the first token of the first block.
-    end: number of tokens from there on that are in the cache after the step.
+    end: number of tokens from `first` on that are in the cache after the step.
     """
 
     tables: Tensor  # [n, width]; entries beyond a sequence's blocks are 0
@@ -49,8 +49,8 @@ class StepArrays:
     """slots: where each token's keys and values are written [groups of layers, T].
     sources: [T], the row of the previous step that produced this token, or -1 if `rows` has the token.
     state_slots: [N].
-    is_fresh: [N], 1 for sequences whose states begin.
-    saved_slots: [S, N], a slot that nobody reads where nothing is saved.
+    is_fresh: [N], 1 for sequences that begin with new states.
+    saved_slots: [S, N]; where nothing is saved, the number of a slot that nobody reads.
     The last three are None for a graph without states.
     """
 
@@ -74,8 +74,8 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class HostArrays:
-    """The arrays of a step on the host, joined to one array in an order that depends on its sequences and their
-    lengths.
+    """The arrays of a step on the host, joined into one array. Their order depends on the step's sequences and the
+    sequences' lengths.
 
     shapes: shapes of the arrays.
     equal: for each `EqualSequences`, the numbers of rows, positions, starts and windows among them, and their ends.
@@ -205,7 +205,8 @@ class SeenBlocks(NamedTuple):
 class DecodeArrays:
     """The arrays of steps with one token per sequence, in memory that each step overwrites.
 
-    The rows after its sequences pad a step. They stay as in the step that this was created from, which is all padding.
+    The rows after a step's sequences are padding. They contain what they contained at creation, when all rows were
+    padding.
     """
 
     def __init__(self, host: HostArrays, memory: Int32) -> None:
@@ -267,7 +268,8 @@ def seen_blocks(
     *,
     whole: bool = False,
 ) -> SeenBlocks:
-    """Return the blocks of a group of layers that the tokens of these sequences see, without those before their window.
+    """Return the blocks of a group of layers that the tokens of these sequences see, without the blocks before their
+    window.
 
     whole: include the blocks before the window, as zeros.
     """

@@ -1,4 +1,4 @@
-"""Many tensors collected in one buffer, in which the same tensors can be viewed again on any device."""
+"""Many tensors collected in one buffer, where they can be viewed again on any device."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def places_of(num_layers: int) -> int:
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """layers: indices of the streamed layers of a graph, ascending.
-    pack_cache: where the file is kept that the layers are read from in each step; None means that they are in main
+    pack_cache: where to keep the file from which each step reads the layers; None means that the layers are in main
     memory.
     num_bytes: approximate size of that file.
     """
@@ -56,7 +56,7 @@ class StreamPlan:
 
 
 def streamed_parameters(graph: Graph, layers: Sequence[int]) -> dict[int, list[Parameter]]:
-    """Return, by layer, the weights that only one of these layers uses. All other weights stay on the device."""
+    """Return the weights that each of these layers uses alone, by layer. All other weights stay on the device."""
     users: dict[Parameter, set[int | None]] = {}
     for node in graph.nodes:
         for parameter in node.op.parameters:
@@ -78,7 +78,7 @@ def load_streamed(
     progress: LoadProgress | None = None,
     copies: CopyEngine | None = None,
 ) -> DeviceWeights:
-    """Load all weights of a graph as tensors on the device; those of streamed layers are filled when it is their turn.
+    """Load all weights of a graph as tensors on the device. The weights of a streamed layer are copied in its turn.
 
     copies: copies layers to the ring; None means the device's default.
     """
@@ -143,7 +143,7 @@ def _bytes_of(layer: DeviceWeights, *, pinned: bool) -> Tensor:
 
 
 def _seen_in(place: Tensor, shape: Tensor) -> Tensor:
-    """Return a view of the tensor with this shape and strides at its offset in a buffer."""
+    """Return a view of a buffer with the type, shape, strides and offset of the tensor `shape`."""
     return place.view(shape.dtype).as_strided(shape.shape, shape.stride(), shape.storage_offset())
 
 

@@ -23,7 +23,7 @@ _SOURCES, _POSITIONS, _WANTED, _SLOTS = 1, 2, 4, 7  # indices into `HostArrays.s
 
 
 class TokenBoard:
-    """The tokens of the previous step, int64, for a step that is submitted while that one runs.
+    """The tokens of the previous step, int64, for a step that is submitted while the previous one runs.
 
     A draft model uses its target's board and leaves its draft tokens there.
     """
@@ -66,8 +66,8 @@ class TokenBoard:
         return sources is not None and bool(sources.max(initial=-1) >= self._num_rows)
 
     def rejected(self, late: LateTokens) -> Tensor:
-        """Return how many of each sequence's draft tokens in the previous step were wrong or followed a
-        wrong one [N].
+        """Return the number of each sequence's draft tokens in the previous step that were wrong or followed a wrong
+        one [N].
         """
         device = self.tokens.device
         rows, tokens, counts = (x[:, None] for x in sent(np.stack(late[:3]), device).long())
@@ -80,7 +80,7 @@ class TokenBoard:
 
 
 class HeadStates:
-    """The hidden states that a step leaves for a draft head: those of the model, or of the head itself."""
+    """The hidden states that a step of the model, or of a draft head itself, leaves for the draft head."""
 
     def __init__(self, device: torch.device, model: HeadStates | None = None, bias: Float32 | None = None) -> None:
         """model: hidden states of the model that a head drafts for.
@@ -91,7 +91,7 @@ class HeadStates:
         self._rows = torch.zeros((0, 0), device=device)
 
     def keep(self, rows: Tensor, num_tokens: int) -> None:
-        """Keep the rows until the next step overwrites them; only the last `num_tokens` if there are more."""
+        """Keep the rows until the next step overwrites them; keep only the last `num_tokens` if there are more."""
         self._rows = rows[max(len(rows) - num_tokens, 0) :]
 
     def forget(self) -> None:
@@ -119,7 +119,7 @@ class HeadStates:
 class LateNumbers:
     """The numbers of a step that depend on the draft tokens of the previous step.
 
-    Create it before either is overwritten.
+    Create an instance while the board still has the previous step's tokens.
     """
 
     def __init__(self, board: TokenBoard, batch: Batch, block_size: int) -> None:

@@ -143,7 +143,7 @@ def sampled(logits: Tensor, batch: SamplingBatch, num_top: int, draws: Tensor | 
 def _options(rows: SamplingRows, device: torch.device, draws: Tensor | None) -> tuple[RowOptions, bool]:
     """Return the options of rows, and `has_filters`. If a step continues the same sequences, only the draws are sent.
 
-    draws: None means the ones in the options.
+    draws: random numbers of the rows; None means the ones in the options.
     """
     constant_rows = rows.copy()
     constant_rows["counter"] = 0
@@ -193,7 +193,7 @@ def rotated(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Te
 
 
 def write_cache(pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write keys and values [tokens, heads, dim] to their slots. Values without columns are those of a latent cache."""
+    """Write keys and values [tokens, heads, dim] to their slots. Values without columns belong to a latent cache."""
     write_heads(keys, values if values.shape[-1] else None, _view(pages), slots)
 
 

@@ -134,7 +134,7 @@ def is_coded(held: PackedType) -> bool:
 
 
 def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) -> list[Parameter]:
-    """Return the matrices [out, in] that are held as codes and multiply rows in that form."""
+    """Return the matrices [out, in] that are held as codes and multiplied by rows in this form."""
     ops = [node.op for node in graph.nodes]
     used = [p for op in ops if isinstance(op, Linear | FusedLinear) for p in op.parameters]
     used += [op.router for op in ops if isinstance(op, MoE)]
@@ -142,8 +142,8 @@ def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) 
 
 
 def multiplied_by_codes(matrices: Mapping[Parameter, PackedType]) -> frozenset[Parameter]:
-    """Return the matrices whose type allows a checkpoint to ask for coded rows; only the weight itself shows if it
-    does.
+    """Return the matrices of types that may require rows as codes. Only the weight itself shows whether it requires
+    them.
     """
     kinds = re.compile(r"F8_E4M3(_.*)?|I8_ROW(_F32)?")
     return frozenset(p for p, held in matrices.items() if kinds.fullmatch(held.type_name))
@@ -152,7 +152,7 @@ def multiplied_by_codes(matrices: Mapping[Parameter, PackedType]) -> frozenset[P
 def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
     """Return the matrices that a product unpacks completely if they are held as codes.
 
-    has_kernels: Triton kernels run. They lack the product of each head with its own matrix.
+    has_kernels: whether Triton kernels run. They do not include the product of each head with its own matrix.
     """
     ops = [node.op for node in graph.nodes]
     if has_kernels:
@@ -190,7 +190,7 @@ class DeviceWeights:
         computes_on: torch.device | None = None,
     ) -> None:
         """only: load only these weights of the graph; None means all.
-        computes_on: device of the products, if it is a different one.
+        computes_on: device of the products, if it differs from `device`.
         """
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
@@ -286,9 +286,9 @@ class DeviceWeights:
         self._joined = {g: moved_planes(x) if isinstance(x, Planes) else moved(x) for g, x in self._joined.items()}
 
     def structure(self, parameters: Sequence[Parameter]) -> str:
-        """Describe everything except the numbers of tensors in one buffer.
+        """Describe everything about tensors in one buffer except their numbers.
 
-        parameters: all of its parameters, in order.
+        parameters: all parameters of these weights, in the order by which the description numbers them.
         """
         place = {p: i for i, p in enumerate(parameters)}
 
@@ -305,7 +305,7 @@ class DeviceWeights:
     def as_those_of(self, names: Mapping[Parameter, Parameter]) -> DeviceWeights:
         """Return the same tensors under the names of other weights with the same structure.
 
-        names: maps each weight to the other one.
+        names: the other weight's parameter for each parameter of these weights.
         """
         other = copy(self)
         other._tensors = {names[p]: x for p, x in self._tensors.items()}

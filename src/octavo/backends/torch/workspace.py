@@ -1,7 +1,7 @@
-"""The memory of a step's values: one tensor in which the memory plan gives each value a fixed place for all steps.
+"""The memory of a step's values: one tensor in which the memory plan gives each value a fixed location for all steps.
 
-Steps of all sizes use the first rows of the same places, so captured steps share them, and the peak memory is known
-before the weights are loaded.
+Steps of all sizes use the first rows of the same locations, so captured steps share the memory, and the peak memory is
+known before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def step_plan(
     calls: AttentionParts | None,
     coded: frozenset[Parameter] = frozenset(),
 ) -> MemoryPlan:
-    """Plan the places of all values in the largest step.
+    """Plan the memory of all values in the largest step.
 
     dtype: type of the values.
     calls: the kernels; None means plain torch.
@@ -89,7 +89,8 @@ def unplaced_bytes(
     coded: Mapping[Parameter, str],
     provided: Container[Parameter] = (),
 ) -> int:
-    """Return the most that an operation takes outside the workspace: pairs of experts, and unpacked matrices.
+    """Return the most bytes that any operation takes outside the workspace, for pairs of rows and experts or for
+    unpacked matrices.
 
     coded: types of the matrices that are held as codes.
     provided: matrices that a library multiplies.
@@ -132,7 +133,7 @@ class Workspace:
         self._next, self._end = offset, offset + size
 
     def place(self, value: Value, rows: int) -> Tensor | None:
-        """Return the place of a value [rows, cols], or None if it is a view of another value."""
+        """Return the memory of a value [rows, cols], or None if the value is a view of another one."""
         offset = self._plan.offsets.get(value.id)
         if offset is None:
             return None
@@ -152,9 +153,7 @@ class Workspace:
 
 
 def _code_bytes(node: Node, limits: ExecutorLimits, coded: frozenset[Parameter]) -> int:
-    """Return the most that coded rows take outside their operation, plus the sums of a product before its residual is
-    added.
-    """
+    """Return the most bytes that a product's coded input rows take, and its sums before the residual is added."""
     op, rows = node.op, limits.rows[node.output.rows]
     if not isinstance(op, Linear | FusedLinear | Logits) or coded.isdisjoint(op.parameters):
         return 0
@@ -163,7 +162,7 @@ def _code_bytes(node: Node, limits: ExecutorLimits, coded: frozenset[Parameter])
 
 
 def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> int:
-    """Return the most that an operation's form requests from `TorchStep.find`."""
+    """Return the most bytes that an operation's form requests from `TorchStep.find`."""
     op, rows = node.op, limits.rows[node.output.rows]
     widths: list[int] = []  # columns of values that exist while the operation runs
     parts = 0

@@ -1,7 +1,7 @@
 """AWQ: columns with large inputs are scaled up before rounding, and the ranges of groups are clipped.
 
-Source: Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv 2306.00978. The errors are those of the product
-    over all inputs, computed from their Gram matrix, instead of over a sample of inputs.
+Source: Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv 2306.00978. Here the error of a product is
+computed over all inputs, from their Gram matrix, instead of over a sample.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DAMPING = 0.1
 
 
 def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequence[Floats], form: GridForm) -> Floats:
-    """Return the scale of the columns [columns] with the least error over all matrices that read them.
+    """Return the column scale [columns] with the least error, summed over all matrices that read these columns.
 
     The candidates are the paper's (powers of the inputs' root mean squares, alone and divided by a power of the
-    weights' means) and powers of a separate scale for each column, found by gradient descent. Each matrix counts by its
-    error relative to rounding without a scale. Otherwise queries with large numbers would leave no precision for the
-    values.
+    weights' means) and powers of a separate scale for each column, found by gradient descent. The error of each matrix
+    is taken relative to its error without a scale. Otherwise a query matrix with large numbers would dominate, and the
+    scale would leave little precision for the value matrix.
     """
     grams = _of_groups(statistics.gram, form)
     sample = _sample(matrices, _evening(matrices, grams, form))
@@ -84,7 +84,10 @@ def _powers(fold: ColumnFold, squares: Floats, matrices: Sequence[Floats], form:
 
 
 def _even(fold: ColumnFold, scale: Floats) -> Floats:
-    """Centre a scale of the producer's rows on 1, and expand it to the columns."""
+    """Normalize a scale of the producer's rows and expand it to the columns.
+
+    Afterwards the product of its largest and smallest numbers is 1.
+    """
     scale = np.maximum(scale, 1e-4)
     return fold.spread((scale / np.sqrt(scale.max() * scale.min())).astype(np.float32))
 
@@ -140,7 +143,7 @@ def _relative_size(matrices: Sequence[Floats], form: GridForm) -> Floats:
 
 
 def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
-    """Return the sum of each group's error in the product. Errors of different groups are treated as independent."""
+    """Return the squared error of the product, summed over groups, whose errors are treated as independent."""
     parts = grouped(rows * scale, form)
     rounded = grid_of(parts.min(-1), parts.max(-1), form).rounded(parts, form.largest).reshape(rows.shape)
     error = grouped(rounded / scale - rows, form).swapaxes(0, 1)  # [groups, rows, columns]
@@ -148,7 +151,7 @@ def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
 
 
 def _of_groups(gram: Floats, form: GridForm) -> Floats:
-    """Return the blocks of a Gram matrix between columns of the same group, damped: [groups, columns, columns]."""
+    """Return the diagonal blocks of a Gram matrix, one per group of columns, with damping: [groups, columns, columns]."""
     size = form.columns(len(gram))
     parts = np.stack([gram[i : i + size, i : i + size] for i in range(0, len(gram), size)])
     places = np.arange(size)

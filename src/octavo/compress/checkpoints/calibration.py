@@ -1,4 +1,4 @@
-"""Calibration texts, as pieces of tokens, from plain text or from JSON lines with texts or conversations."""
+"""Reads calibration texts as pieces of tokens, from plain text or from JSON lines with texts or conversations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's roles -> ours
 
 
 def read_calibration(path: Path, checkpoint: Checkpoint, max_chunks: int) -> list[Tokens]:
-    """Return pieces of `CHUNK_TOKENS` tokens, at most `max_chunks`, spread evenly over the file; or one shorter piece.
+    """Return at most `max_chunks` pieces of `CHUNK_TOKENS` tokens, spread evenly over the file.
 
-    A `.jsonl` file has one object per line: `text`; `prompt` with `completion`; or `messages` or `conversations`, to
-    which the model's chat template is applied. Raises UsageError naming file, line and reason.
+    A file with fewer tokens gives one shorter piece. A `.jsonl` file has one object per line: `text`; `prompt` with
+    `completion`; or `messages` or `conversations`. The model's chat template is applied to the last two. Raises
+    UsageError naming file, line and reason.
     """
     text = _read(path)
     tokenizer = load_tokenizer(checkpoint)

@@ -25,8 +25,8 @@ class ColumnFold:
 
     consumers: all matrices that read the input.
     producers: a norm's weight and bias, or a matrix and its bias.
-    heads: heads of an attention in between, as (heads of the input, heads of the producer, columns of each); None if
-        there is none.
+    heads: if an attention operation lies between producer and consumers: (query heads, kv heads, columns per head). The
+        input has one part per query head, and the producer one per kv head. None if there is no attention in between.
     """
 
     consumers: tuple[Parameter, ...]
@@ -38,7 +38,7 @@ class ColumnFold:
         return len(self.producers[0].shape) == 1
 
     def shared(self, columns: Floats) -> Floats:
-        """Convert one number per input column to one per producer row, taking the mean over shared heads."""
+        """Convert one number per input column to one per producer row: the mean over the query heads of a kv head."""
         if self.heads is None:
             return columns
         heads, kv_heads, width = self.heads

@@ -37,12 +37,12 @@ class GPTQOptions:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """The part of the work shared by matrices with the same inputs. Columns are in processing order.
+    """The part of the computation that matrices with the same inputs share. Columns are in processing order.
 
     upper: U with inverse(gram) = U^T U after damping.
     importance: importance of each column, greater than zero.
     dead: columns whose input is always zero.
-    order: processing order of the columns; None if it is that of the matrix.
+    order: processing order of the columns; None if they are processed in the order of the matrix.
     """
 
     upper: Floats
@@ -66,8 +66,9 @@ def factor_of(gram: Floats, options: GPTQOptions) -> Factor:
 def quantized(matrix: Floats, factor: Factor, form: GridForm) -> GroupedWeight:
     """Round the matrix [rows, columns] to the grid.
 
-    A group's grid is searched when its first column is reached, weighted by the importance of its columns. Columns
-    whose input is always zero become zero. Raises ValueError for numbers beyond float16 scales.
+    When the first column of a group is reached, the group's grid is searched, weighted by the importance of its
+    columns. Columns whose input is always zero become zero. Raises ValueError for numbers too large for a float16
+    scale.
     """
     order = factor.order
     columns = matrix.T.copy() if order is None else matrix.T[order]
@@ -81,7 +82,10 @@ def quantized(matrix: Floats, factor: Factor, form: GridForm) -> GroupedWeight:
 
 
 def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
-    """Return the upper triangle U with inverse(gram) = U^T U, increasing the damping until there is a factor."""
+    """Return the upper triangle U with inverse(gram) = U^T U, increasing the damping until there is such a factor.
+
+    Raises ValueError if there is none.
+    """
     mean = float(np.where(dead, 1, np.diagonal(gram)).mean())
     while damping <= _MAX_DAMPING:
         try:
@@ -96,8 +100,9 @@ def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
 
 
 def _root(gram: Floats, dead: NDArray[np.bool_], added: float) -> Floats:
-    """Return the upper triangle R with gram = R R^T, after setting the diagonal to 1 where it is dead and adding
-    `added`.
+    """Return the upper triangle R with gram = R R^T, after changing the diagonal of `gram`.
+
+    The diagonal is set to 1 for dead columns, and then `added` is added to all of it.
 
     This is the Cholesky factor of the reversed matrix, computed in float64 and in place, because for wide matrices the
     Gram matrix takes most of the memory. Raises LinAlgError if there is no factor.

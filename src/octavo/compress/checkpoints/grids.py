@@ -1,4 +1,7 @@
-"""Integer grids of a few bits with a scale for each group of columns: how a group's grid is chosen, and its codes."""
+"""Integer grids of a few bits with a scale for each group of columns.
+
+Chooses the grid of each group and rounds numbers to its codes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ class GridForm:
 class Grid:
     """Grids whose values are scale * (code - zero).
 
-    Both are float32 of the same shape. Scales are float16 numbers of either sign, and zeros are whole numbers.
+    Scales and zeros are float32 arrays of the same shape. A scale is a float16 number of either sign, and a zero is a
+    whole number.
     """
 
     scale: Floats
@@ -74,11 +78,12 @@ class Grid:
 
 
 def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
-    """Return the grid from the lowest to the highest number of each group, which always includes zero.
+    """Return each group's grid over the range from its lowest to its highest number, extended to include zero.
 
+    Zeros are at least 1, because version 1 of GPTQ's format stores zero - 1. Raises ValueError for numbers too large
+    for a float16 scale.
     Source: `Quantizer.find_params` of GPTQ (Frantar et al., arXiv 2210.17323) and `pseudo_quantize_tensor` of AWQ (Lin
-        et al., arXiv 2306.00978). Zeros are at least 1, because version 1 of GPTQ's format stores zero - 1. Raises
-        ValueError for numbers beyond float16 scales.
+    et al., arXiv 2306.00978).
     """
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if form.symmetric:
@@ -96,7 +101,8 @@ def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
 def searched_grid(values: Floats, weights: Floats, form: GridForm) -> Grid:
     """Return the grid of each row of values [*, columns] with the least squared error, weighted by weights [columns].
 
-    The candidates are ranges from 1 to 0.5 of the full one; symmetric ones are tried with either sign of the scale.
+    The candidates cover between half of the full range and all of it; symmetric grids are tried with either sign of the
+    scale.
     """
     return _best_grid(values, form, lambda grid: _squared_error(grid, values, weights, form))
 
@@ -104,8 +110,8 @@ def searched_grid(values: Floats, weights: Floats, form: GridForm) -> Grid:
 def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
     """Return the grid of each group of values [rows, groups, columns] with the least error of the product.
 
-    This is AWQ's clipping, with the error over all inputs instead of a sample of them. Zeros next to the best one are
-    tried as well, each with the least-squares scale for the codes it gives.
+    This is AWQ's clipping, but the error is computed over all inputs instead of a sample of them. The neighbours of the
+    best zero are tried as well, each with the least-squares scale for its codes.
 
     grams: [groups, columns, columns], products of the inputs of each group's columns.
     """
@@ -187,7 +193,10 @@ def on_grid(values: Floats, grid: Grid, form: GridForm) -> GroupedWeight:
 def grouped_weight(
     codes: NDArray[np.uint8], grid: Grid, form: GridForm, order: NDArray[np.int32] | None = None
 ) -> GroupedWeight:
-    """Return the canonical weight of codes [rows, columns] with the grid [rows, groups], in `order` if given."""
+    """Return the canonical weight of codes [rows, columns] with the grid [rows, groups].
+
+    order: the weight's column for each column of the codes; None if they are the same.
+    """
     zeros = None if form.symmetric else grid.zero.astype(np.uint8)
     middle = (form.largest + 1) // 2 if form.symmetric else 0
     return GroupedWeight(

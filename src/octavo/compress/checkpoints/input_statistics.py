@@ -49,8 +49,8 @@ class InputStatistics:
 class InputObserver:
     """Collects the statistics of each stored matrix; matrices with the same input share them.
 
-    tensor_of: maps a parameter, and the index in a stack, to the name of the stored matrix; None if its inputs are not
-        needed.
+    tensor_of: maps a parameter and an index (for a stack) to the name of the stored matrix; returns None if its inputs
+        are not needed.
     evenness: see `evened`.
     """
 
@@ -73,12 +73,12 @@ class InputObserver:
 
 
 def evened(x: Array, evenness: float) -> Array:
-    """Scale the rows [rows, columns] so that this fraction of their weight in a Gram matrix is equal for all.
+    """Scale the rows [rows, columns] to even out their weights in a Gram matrix.
 
-    The rest of their weight follows their squares, and the mean square becomes 1. An evenness of 0 leaves the rows
-    unchanged. In that case attention sinks, such as the first token of a text, dominate: before some `down_proj` of
-    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens. If squares overflow float32, the result is all
-    NaN.
+    The fraction `evenness` of the total weight is spread equally over all rows; the rest is proportional to their
+    squares. Afterwards the mean square is 1. An evenness of 0 leaves the rows unchanged. In that case attention sinks,
+    such as the first token of a text, dominate: before some `down_proj` of Qwen2.5-Coder-1.5B they are up to 30 times
+    as large as other tokens. If squares overflow float32, the result is all NaN.
     """
     if evenness == 0:
         return x

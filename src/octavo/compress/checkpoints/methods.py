@@ -1,4 +1,4 @@
-"""The types of quantized checkpoints: how each quantizes a matrix, and its `quantization_config`."""
+"""The types of quantized checkpoints: how each type quantizes a matrix, and what it writes as `quantization_config`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class QuantizationMethod:
 
     @property
     def evenness(self) -> float:
-        """Evenness of a matrix's inputs, see `input_statistics.evened`."""
+        """Fraction by which the weights of input rows are evened out; see `input_statistics.evened`."""
         return _EVENNESS.get(self.kind, 0.0)
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
@@ -110,9 +110,9 @@ class QuantizationMethod:
         return None
 
     def weight(self, matrix: Floats, statistics: InputStatistics | None) -> Weight:
-        """Return the canonical weight of a matrix. Raises ValueError for numbers beyond the type.
+        """Return the canonical weight of a matrix. Raises ValueError for numbers that the type cannot represent.
 
-        statistics: None for an expert that no token chose.
+        statistics: None for a method that needs no inputs, or for an expert that no token chose.
         """
         check_finite(matrix)
         if self.kind == "gptq" and statistics is not None:
@@ -130,7 +130,7 @@ class QuantizationMethod:
         return at_load.quantized(DenseWeight(matrix), "int8" if self.kind == "w8a8" else self.kind)
 
     def tensors(self, weight: Any) -> dict[str, StoredTensor]:
-        """Return the stored tensors of a weight made by `weight`, by the part of the name after the layer's."""
+        """Return the stored tensors of a weight made by `weight`, named without the layer's prefix, such as `qweight`."""
         if self.kind == "awq":
             return awq_layout.tensors(weight)
         if self.kind in ("gptq", "rtn"):
@@ -161,9 +161,10 @@ class QuantizationMethod:
 
 
 def choose_method(type_name: str, choices: Choices, widths: Sequence[int], model_dtype: str) -> QuantizationMethod:
-    """Return the method of a type for matrices of these widths. Raises UsageError for an option the type does not have.
+    """Return the method of a type for matrices with these row widths.
 
-    The default group is the largest of 128, 64 and 32 that divides all widths, or else the whole row.
+    The default group is the largest of 128, 64 and 32 that divides all widths, or else the whole row. Raises UsageError
+    for an option that the type does not have.
     """
     kind, bits = TYPES[type_name]
     allowed = {

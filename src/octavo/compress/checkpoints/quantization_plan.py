@@ -57,9 +57,9 @@ class QuantizationPlan:
         return [name.removesuffix(".weight") for name in dict.fromkeys([*heads, *self.left])]
 
     def stored_name(self, parameter: Parameter, index: int | None = None) -> str | None:
-        """Return the stored tensor of a parameter, or of matrix `index` of a stack.
+        """Return the name of the stored tensor that a parameter, or matrix `index` of a stack, is read from.
 
-        None if it is only a part of one.
+        Returns None if a parameter is read from several tensors, or if a matrix is only a part of a stored stack.
         """
         tensors = self.checkpoint.weights.info(parameter.name).tensors
         if index is not None and len(tensors) == parameter.shape[0]:
@@ -67,7 +67,10 @@ class QuantizationPlan:
         return tensors[0] if len(tensors) == 1 and index is None else None
 
     def addend(self, tensor: str) -> float | None:
-        """Return the constant that the model adds to a stored tensor, or None if it reorders its rows or columns."""
+        """Return the constant that the model adds to a stored tensor, 0 if it adds none.
+
+        Returns None if the model changes the tensor in another way, for example by reordering its rows.
+        """
         found = _transforms(self, tensor)
         if all(isinstance(transform, Fold) for transform in found):
             return sum(transform.addend for transform in found if isinstance(transform, Fold))
@@ -123,14 +126,17 @@ def _check_source(checkpoint: Checkpoint) -> None:
 
 
 def _can_be_quantized(plan: QuantizationPlan, tensor: str) -> bool:
-    """Return True if the matrix has the same rows and columns as in the graph."""
+    """Return True if the tensor is a large enough matrix with the same columns in the file as in the graph."""
     shape = plan.shape(tensor)
     keeps_columns = all(isinstance(transform, _KEEPS_COLUMNS) for transform in _transforms(plan, tensor))
     return tensor.endswith(".weight") and len(shape) == 2 and shape[0] >= _SMALLEST_ROWS and keeps_columns
 
 
 def _is_in_layer(plan: QuantizationPlan, tensor: str) -> bool:
-    """Return True for a matrix inside a layer, which readers treat as the weight of a linear layer."""
+    """Return True for a matrix inside a layer.
+
+    Programs that read the checkpoint treat it as the weight of a linear layer.
+    """
     return tensor.endswith(".weight") and len(plan.shape(tensor)) == 2 and bool(_graph_name(plan, tensor).numbers)
 
 

@@ -64,7 +64,10 @@ class LayerQuantizer:
         self.report(self._done, sum(map(self._steps, range(len(self.plan.layers)))))
 
     def _layer(self, index: int, weights: WorkingWeights) -> dict[str, StoredTensor]:
-        """Return the stored tensors of a layer, quantized or folded; its output values are kept for the next layer."""
+        """Quantize a layer and return its changed tensors as they are stored.
+
+        If the method needs inputs, the layer's outputs are saved for the next layer.
+        """
         layer = self.plan.layers[index]
         inputs: dict[str, InputStatistics] = {}
         if self.method.needs_inputs:
@@ -141,7 +144,7 @@ class LayerQuantizer:
             inputs[name] = scaled
 
     def _producer(self, parameter: Parameter) -> str | None:
-        """Return the stored tensor if its elements or rows are exactly the parameter's, else None."""
+        """Return the name of the stored tensor whose elements or rows are exactly the parameter's, or None."""
         name = self.plan.stored_name(parameter) if parameter.part is None else None
         return name if name is not None and self.plan.addend(name) is not None else None
 
@@ -151,7 +154,8 @@ class LayerQuantizer:
     def _divide(self, name: str, scale: Floats, weights: WorkingWeights) -> Floats:
         """Divide the elements of a vector or the rows of a matrix, and return the divisors that were actually applied.
 
-        A vector is rounded to its stored type, so its actual divisors differ; scaling the matrices by them compensates.
+        A divided vector is rounded to its stored type, so the actual divisors differ from `scale`. Scaling the matrices
+        by the actual divisors compensates for that.
         """
         stored = weights.stored(name)
         if stored.ndim > 1:
@@ -170,9 +174,10 @@ class LayerQuantizer:
     def _quantize(
         self, index: int, weights: WorkingWeights, inputs: dict[str, InputStatistics]
     ) -> dict[str, StoredTensor]:
-        """Quantize the matrices of a layer, removing statistics from `inputs` as they are used.
+        """Quantize the matrices of a layer and return all of its changed tensors as they are stored.
 
-        Matrices with the same input share statistics, and the last one frees them.
+        Each matrix removes its statistics from `inputs`. Matrices with the same input share statistics, so their memory
+        is freed after the last of these matrices.
         """
         found: dict[str, StoredTensor] = {}
         for name in self.plan.matrices[index]:

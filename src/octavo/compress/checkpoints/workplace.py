@@ -1,7 +1,7 @@
-"""The on-disk state of a calibration run: finished layers, and the input values of the next one.
+"""The on-disk state of a calibration run: the finished layers, and the input values of the next one.
 
-A layer counts as finished once its file has its final name; its output values are written before that. A killed run
-resumes after the last finished layer.
+A layer is finished once its file has its final name; its output values are written before that. After a killed run, the
+next run continues after the last finished layer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class Workplace:
         return open_safetensors(self._layer(index))
 
     def write_values(self, index: int, layer: Graph, texts: Sequence[Tokens], values: Iterable[Values]) -> None:
-        """Write the values that layer `index` receives from the one before, text by text as they are computed."""
+        """Write the input values of layer `index`, text by text as they are computed.
+
+        layer: the layer that computes them, number `index` - 1.
+        """
         shapes = [(len(text) if v.rows is TOKENS else 1, v.cols) for text in texts for v in layer.outputs]
         arrays = (np.ascontiguousarray(array, np.float32) for text in values for array in text)
         tensors = [
@@ -86,7 +89,7 @@ class Workplace:
         return StoredValues(self._values(index) if index else None, count)
 
     def remove(self) -> None:
-        """Remove the folder, once the model is complete."""
+        """Remove the work folder. Call this once the model is complete."""
         for path in sorted(self._work.iterdir()):
             path.unlink()
         self._work.rmdir()
@@ -99,7 +102,10 @@ class Workplace:
 
 
 class StoredValues(Sequence[Values]):
-    """The values of each text, mapped from a file; empty ones for the first layer. Close it after use."""
+    """The values that a layer receives for each text, mapped from a file. The first layer receives none.
+
+    Close it after use.
+    """
 
     def __init__(self, path: Path | None, count: int) -> None:
         self._file = None if path is None else open_safetensors(path)

@@ -41,7 +41,7 @@ class Result:
     """The written checkpoint.
 
     nbytes: size of all tensors.
-    unseen: experts that no token chose.
+    unseen: matrices of experts that no token chose.
     resumed: number of layers that an earlier run had finished.
     """
 
@@ -59,12 +59,12 @@ def quantize_checkpoint(
     max_shard_bytes: int | None,
     report: StepReport,
 ) -> Result:
-    """Write the checkpoint. It appears under its name once complete, replacing anything that has this name.
+    """Write the checkpoint. It appears under its name once it is complete, and replaces anything that has this name.
 
-    Work left behind by a killed run for the same result is resumed.
+    If an earlier run for the same result was killed, its work is continued.
 
-    Raises ModelWriteError naming file or tensor. If a layer is finished by then, unfinished work stays in
-    `DESTINATION.partial`.
+    Raises ModelWriteError naming file or tensor. If at least one layer is finished by then, the unfinished work stays
+    in `DESTINATION.partial`.
     """
     with AtomicFolder(destination) as folder:
         place = Workplace(folder, _identity(plan, method, texts))
@@ -113,7 +113,7 @@ def _expected_bytes(plan: QuantizationPlan, method: QuantizationMethod) -> int:
 
 
 def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_bytes: int | None) -> int:
-    """Write the tensors of all layers and the unchanged ones, in the order of the layers."""
+    """Write the changed and unchanged tensors in the order of the layers, and return their size in bytes."""
     source, taken = plan.checkpoint.file, {*plan.names}
     with ExitStack() as opened:
         files = [opened.enter_context(closing(place.open_layer(i))) for i in range(len(plan.layers))]
@@ -126,9 +126,9 @@ def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_
 
 
 def _copied(file: TensorFiles, name: str, pool: ThreadPoolExecutor) -> SafeTensor:
-    """Return a tensor of the source unchanged.
+    """Return a tensor of the source, unchanged, for writing.
 
-    Making its bytes raises ModelWriteError if a number is NaN or infinite.
+    Producing the bytes of a float tensor raises ModelWriteError if a number is NaN or infinite.
     """
     info, weight = file.tensors[name], file.source(name)
     if info.type_name not in DENSE_TYPES or not info.shape:
@@ -148,7 +148,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """Copy the tokenizer, chat template, sampling defaults and other files beside the weights, but never code."""
+    """Copy the tokenizer, the chat template, the sampling defaults and other files next to the weights, but no code."""
     for path in [*sorted(source.iterdir()), *named_template_paths(source)]:
         is_index = path.name.endswith(".index.json")
         if path.suffix not in _COPIED or path.name in _NOT_COPIED or is_index or not path.is_file():
@@ -164,7 +164,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 
 def _write_config(plan: QuantizationPlan, method: QuantizationMethod, folder: Path) -> None:
-    """Write the configuration last: without it the folder is not a model."""
+    """Write config.json. This is done last, because without it the folder is not a model."""
     config = config_of_folder(plan.checkpoint)
     config["quantization_config"] = method.config(plan.skipped_modules)
     write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

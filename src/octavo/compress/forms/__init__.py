@@ -1,7 +1,7 @@
-"""The forms in which `octavo convert` writes architectures, one per file, found by the architecture's file name.
+"""The forms in which `octavo convert` writes architectures: one module for each, named like the one in `octavo.models`.
 
-Each module here has `GGUF`, the form in GGUF files, `HF`, the form in transformers checkpoints, or both. Files whose
-names begin with an underscore hold shared parts.
+Each module has `GGUF`, the form in GGUF files, `HF`, the form in transformers checkpoints, or both. Files whose names
+begin with an underscore hold shared parts.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class Stored:
     """A model as its GGUF file stores it.
 
     config: configuration that a reader of the file gets.
-    weights: the weights that are tensors in the file, under the graph's names.
-    steps: transforms of these tensors, under checkpoint names, for rows or numbers that differ in the file.
-    name: name of its architecture, if it differs from the form's.
+    weights: the weights that become tensors of the file, by their names in the graph.
+    steps: transforms of tensors whose rows or numbers differ in the file, by checkpoint name.
+    name: the architecture's name in the file; empty for the form's.
     """
 
     config: Any
@@ -50,16 +50,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class GGUFForm:
-    """The `GGUF` of an architecture that `octavo convert` can write.
+    """The form in which `octavo convert` writes an architecture to GGUF files. Each module names it `GGUF`.
 
-    name: `general.architecture`, or a function from a configuration that decides it.
-    keys: function from a configuration and the part of its config.json about text to the keys, without the prefix. The
-        tensor of rotary factors is included under its own name, as are keys without a prefix. All are read back and
-        compared.
-    whole: function from the whole config.json to additional keys.
-    stems: function from a configuration to the file's stems by graph stem, where the weight table has several.
-    stored: returns what a file stores in another place than a checkpoint, if anything; keys then come from its
-        configuration.
+    name: the value of `general.architecture`, or a function that returns it for a configuration.
+    keys: function that returns the metadata keys, without the architecture's prefix, for a configuration and the text
+        part of its config.json. It also returns the tensor of rotary factors, under the tensor's name, and keys that
+        have no prefix in the file. All of them are read back, and the result is compared with the configuration.
+    whole: function that returns additional keys for the whole config.json.
+    stems: function that returns, for a configuration, the file's stem of each graph stem for which the weight table has
+        several.
+    stored: function that returns the model as the file stores it. `keys` gets the configuration of this model. None if
+        the file stores the same as a checkpoint.
     """
 
     name: str | Callable[[Any], str]
@@ -73,12 +74,12 @@ class GGUFForm:
         return self.name if isinstance(self.name, str) else self.name(cfg)
 
     def stored_of(self, cfg: Any, reader: ConfigReader, weights: Sources) -> Stored:
-        """Return the model as `stored` gives it, with its name."""
+        """Return the model as its file stores it, including the architecture's name."""
         found = Stored(cfg, weights) if self.stored is None else self.stored(cfg, reader, weights)
         return replace(found, name=found.name or self.name_of(found.config))
 
     def stems_of(self, cfg: Any) -> Mapping[str, str]:
-        """Return `stems` for a model with this configuration."""
+        """Return the result of `stems` for this configuration, or an empty mapping if the form has no `stems`."""
         return {} if self.stems is None else self.stems(cfg)
 
 
@@ -134,7 +135,7 @@ def classic_keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
 
 
 def layer_norm_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """Return the keys that decoders share, for LayerNorm."""
+    """Return the keys that decoders share, for a model with LayerNorm instead of RMSNorm."""
     return decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
 
 
@@ -145,15 +146,18 @@ def sectioned_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 
 
 def deepstack_keys(reader: ConfigReader) -> Keys:
-    """Return the number of layers after which image features are added; without it llama.cpp accepts no images."""
+    """Return the key for the number of layers after which image features are added.
+
+    Without this key, llama.cpp accepts no images for the model.
+    """
     layers = reader.section("vision_config").value("deepstack_visual_indexes")
     return {"n_deepstack_layers": len(layers)} if isinstance(layers, list) else {}
 
 
 def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """Return the keys of the experts.
+    """Return the keys of the experts, or no keys for a model without experts.
 
-    Raises ModelLoadError if some layers have none, which GGUF files cannot express.
+    Raises ModelLoadError if some layers have experts and others have none, because these keys cannot express that.
     """
     if cfg.mlp.experts is None:
         return {}
@@ -213,7 +217,7 @@ def channel_keys(channels: Channels, taps: int) -> Keys:
 
 
 def stateful_keys(cfg: StateSpaceConfig) -> Keys:
-    """Return the keys of models made only of state spaces."""
+    """Return the keys of a model whose layers are all state-space layers."""
     return {
         "block_count": cfg.num_layers,
         "context_length": cfg.max_position_embeddings,
@@ -226,7 +230,10 @@ def stateful_keys(cfg: StateSpaceConfig) -> Keys:
 
 
 def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
-    """Return the key of the window and, unless every `pattern`-th layer has none (the default), the layers with one."""
+    """Return the key for the size of the attention window and, if needed, the list of layers that have a window.
+
+    The list is left out if exactly every `pattern`-th layer has no window, because that is what a reader assumes.
+    """
     keys: Keys = {}
     if windows := {window for window in cfg.attention.windows if window is not None}:
         keys["attention.sliding_window"] = windows.pop()
@@ -237,7 +244,9 @@ def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
 
 
 def rope_keys(params: RopeParams, positions: int, section: ConfigReader, theta: float) -> Keys:
-    """Return the keys of the rotary embedding. A kind that has no keys is detected when the keys are read back.
+    """Return the keys of the rotary embedding.
+
+    No error is raised for a kind of scaling that has no keys. The difference is found when the keys are read back.
 
     positions: context length in tokens.
     section, theta: as in `hf_rope`.

@@ -21,11 +21,11 @@ JSONObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HFForm:
-    """The `HF` of an architecture that `octavo convert --to safetensors` can write from a GGUF file.
+    """The form in which `octavo convert --to safetensors` writes an architecture. Each module names it `HF`.
 
     model_type, class_name: names used by transformers.
-    keys: function from a configuration and the metadata to config.json, without these two. It is read back and
-        compared.
+    keys: function that returns config.json without these two names, for a configuration and the metadata. The result is
+        read back and compared with the configuration.
     prefix: prefix of all tensors except the head.
     """
 
@@ -77,7 +77,7 @@ def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
 
 
 def window_json(cfg: DecoderConfig) -> JSONObject:
-    """Return the windows, layer by layer."""
+    """Return the keys for the size of the attention window and for the layers that have one."""
     windows = {window for window in cfg.attention.windows if window is not None}
     kinds = ["full_attention" if window is None else "sliding_attention" for window in cfg.attention.windows]
     return {"sliding_window": windows.pop() if windows else None, "layer_types": kinds}
@@ -111,9 +111,9 @@ def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObje
 def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
     """Recover the parameters behind a table of llama3 factors: the reverse of `_rope.llama3`.
 
-    Between both ends, the share of a plain frequency is a linear function of it. Its two coefficients give the high
-    factor and the length. Only their ratios to the low factor matter, so the low factor is 1, as in the published
-    files.
+    Frequencies between the ends of the table are interpolated: the share of the unscaled frequency in each is a linear
+    function of that frequency. The slope and the offset of this function give the high factor and the original context
+    length. Only the ratios of these to the low factor matter, so the low factor is set to 1, as in the published files.
     """
     factor = float((plain / scaled).max())
     shares = (scaled / plain - 1 / factor) / (1 - 1 / factor)
@@ -131,5 +131,5 @@ def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
 
 
 def short(number: Any) -> float:
-    """Convert a float32 of a GGUF file to the decimal that was written: 1e-05, not 9.999999747378752e-06."""
+    """Convert a float32 to the shortest decimal that stands for it: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number)))

@@ -14,7 +14,7 @@ from octavo.models.apertus import BETA, EPS, STEM, Config
 
 
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:  # noqa: ARG001
-    """Move the slopes of the layers from the weights to the configuration, which becomes keys."""
+    """Move the activation slopes from the weights to the configuration, because GGUF files store them as keys."""
     found = {name: source for name, source in weights.items() if TensorName.parse(name).stem.startswith(STEM)}
 
     def slope(layer: int, part: str) -> float:
@@ -25,7 +25,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:  # n
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the keys, with the slopes before softplus."""
+    """Return the keys. GGUF files store the activation slopes as they are before softplus."""
     keys = decoder_keys(cfg, reader, theta=12e6)
     for part, slopes in (("p", [above for above, _ in cfg.slopes]), ("n", [below - BETA for _, below in cfg.slopes])):
         keys[f"xielu.alpha_{part}"] = np.array([math.log(math.expm1(slope)) for slope in slopes], np.float32)

@@ -17,7 +17,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the keys. The usual ones hold the sizes of the cache; additional keys hold the sizes of the heads."""
+    """Return the keys. The usual keys for sizes of heads describe the KV cache; additional keys describe the heads."""
     keys: Keys = {
         **routed_keys(cfg, reader),
         "attention.kv_lora_rank": cfg.latent_dim,
@@ -35,9 +35,9 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _indexer_keys(topk: int, reader: ConfigReader, num_layers: int) -> Keys:
-    """Return the keys of the indexer.
+    """Return the keys of the indexer, and the full context length of the model.
 
-    The context length is the model's; Octavo only uses the part that needs no indexer.
+    Octavo's own configuration has a shorter context, because it only uses the part that needs no indexer.
     """
     keys: Keys = {
         "context_length": reader.integer("max_position_embeddings"),

@@ -1,4 +1,4 @@
-"""Gemma 1 as files."""
+"""Gemma 1 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

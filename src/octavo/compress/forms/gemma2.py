@@ -1,4 +1,4 @@
-"""Gemma 2 as files, and the keys of config.json that Gemma 3 shares."""
+"""Gemma 2 as a GGUF file and as a transformers checkpoint, and the keys of config.json that Gemma 3 shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def gemma_json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    """Return the keys of Gemma 2 and 3."""
+    """Return the keys of config.json that Gemma 2 and 3 share."""
     keys = decoder_json(cfg, reader) | window_json(cfg)
     gelu = "gelu_pytorch_tanh"
     assert cfg.attention.scale is not None

@@ -1,4 +1,4 @@
-"""Gemma 3, text, as files."""
+"""The text model of Gemma 3 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

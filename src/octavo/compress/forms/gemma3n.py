@@ -1,4 +1,4 @@
-"""Gemma 3n, text, as a GGUF file."""
+"""The text model of Gemma 3n as a GGUF file."""
 
 from __future__ import annotations
 

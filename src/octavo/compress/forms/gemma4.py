@@ -1,4 +1,4 @@
-"""Gemma 4, text, as a GGUF file."""
+"""The text model of Gemma 4 as a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.models.gemma4 import DEFAULTS, GLOBAL_THETA, LOCAL_THETA, Config, gl
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the keys. Those without a suffix describe the global layers."""
+    """Return the keys. Keys without a suffix describe the layers with global attention."""
     reader = text_section(reader, DEFAULTS)
     windows, dim = cfg.attention.windows, cfg.global_head_dim
     local = reader.section("rope_parameters").section("sliding_attention")

@@ -1,4 +1,4 @@
-"""GPT-2 as a file."""
+"""GPT-2 as a GGUF file."""
 
 from __future__ import annotations
 

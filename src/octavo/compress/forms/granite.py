@@ -1,4 +1,4 @@
-"""Granite 3, dense, as files."""
+"""The dense models of Granite 3 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.models.granite import Config
 
 
 def granite_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the usual keys with the multipliers."""
+    """Return the keys that decoders share, and the keys of Granite's multipliers."""
     return {
         **decoder_keys(cfg, reader),
         "attention.scale": 1.0 if cfg.attention.scale is None else cfg.attention.scale,

@@ -11,9 +11,9 @@ from octavo.models.granitehybrid import SHARED, Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the keys. A layer without kv heads is a state space.
+    """Return the keys. Layers with 0 kv heads are state-space layers.
 
-    Without experts, the shared MLP becomes the plain one.
+    In a model without experts, the width of the shared MLP is stored as the width of the ordinary MLP.
     """
     kinds = reader.texts("layer_types", cfg.num_layers)
     heads = [cfg.num_kv_heads if kind in ("attention", "full_attention") else 0 for kind in kinds]

@@ -1,4 +1,4 @@
-"""Hunyuan, dense, as a GGUF file."""
+"""The dense models of Hunyuan as a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from octavo.models.hunyuan_dense import Config, stretched_theta
 
 
 def hunyuan_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the usual keys. The rotary base is the one enlarged by `alpha`."""
+    """Return the keys that decoders share. The stored rotary base already includes the factor from `alpha`."""
     theta = stretched_theta(reader, cfg.head_dim)
     return decoder_keys(cfg, reader, rope=None if theta is None else ConfigReader({"rope_theta": theta}))
 

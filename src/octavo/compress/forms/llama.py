@@ -1,4 +1,4 @@
-"""Llama as files."""
+"""Llama as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

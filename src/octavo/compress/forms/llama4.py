@@ -1,4 +1,4 @@
-"""Llama 4, text, as a GGUF file."""
+"""The text model of Llama 4 as a GGUF file."""
 
 from __future__ import annotations
 

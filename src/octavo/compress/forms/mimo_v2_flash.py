@@ -26,9 +26,9 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _num_dense_layers(reader: ConfigReader) -> int:
-    """Count the first layers without experts, by transformers' `mlp_layer_types` or the authors' `moe_layer_freq`.
+    """Return the number of layers without experts. They come before all other layers.
 
-    In `moe_layer_freq`, 1 marks a layer with experts.
+    They are listed in transformers' `mlp_layer_types` or in the authors' `moe_layer_freq`, where 0 marks such a layer.
     """
     kinds = reader.value("mlp_layer_types") or reader.value("moe_layer_freq")
     return sum(kind in ("dense", 0) for kind in kinds) if isinstance(kinds, list) else 0

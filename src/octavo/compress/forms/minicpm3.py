@@ -8,7 +8,7 @@ from octavo.models.minicpm3 import Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Return the keys, which hold the sizes of the heads, not of the cache."""
+    """Return the keys. The keys for sizes describe the heads, not the cache."""
     keys: Keys = {
         **decoder_keys(cfg, reader),
         "attention.head_count_kv": cfg.num_heads,

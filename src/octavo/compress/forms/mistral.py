@@ -1,4 +1,7 @@
-"""Mistral as a file, where it is called llama, or mistral3 if it has the scaled queries of Ministral 3."""
+"""Mistral as a GGUF file.
+
+In files, its architecture is called llama, or mistral3 if it has the scaled queries of Ministral 3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral as a file, where it is called llama."""
+"""Mixtral as a GGUF file. In files, its architecture is called llama."""
 
 from __future__ import annotations
 

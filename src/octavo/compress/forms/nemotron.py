@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, dense, as a GGUF file."""
+"""The dense models of Nemotron 3 and 4 as a GGUF file."""
 
 from octavo.compress.forms._gguf import GGUFForm, layer_norm_keys
 

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 as a file, where both are called olmo2."""
+"""OLMo 2 and 3 as a GGUF file. In files, both architectures are called olmo2."""
 
 from __future__ import annotations
 

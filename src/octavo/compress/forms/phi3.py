@@ -1,4 +1,4 @@
-"""Phi 3 and 4 as files."""
+"""Phi 3 and 4 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

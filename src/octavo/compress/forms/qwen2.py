@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 as files."""
+"""Qwen 2 and 2.5 as a GGUF file and as a transformers checkpoint."""
 
 from octavo.compress.forms._gguf import GGUFForm, decoder_keys
 from octavo.compress.forms._hf import HFForm, decoder_json

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 VL, text, as a GGUF file."""
+"""The text model of Qwen 2 VL and 2.5 VL as a GGUF file."""
 
 from octavo.compress.forms._gguf import GGUFForm, sectioned_keys
 

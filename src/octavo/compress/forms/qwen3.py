@@ -1,4 +1,4 @@
-"""Qwen 3, dense, as files."""
+"""The dense models of Qwen 3 as a GGUF file and as a transformers checkpoint."""
 
 from octavo.compress.forms._gguf import GGUFForm, decoder_keys
 from octavo.compress.forms._hf import HFForm, decoder_json

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts as files."""
+"""Qwen 3 with experts as a GGUF file and as a transformers checkpoint."""
 
 from octavo.compress.forms._gguf import GGUFForm, decoder_keys
 from octavo.compress.forms._hf import HFForm, expert_json

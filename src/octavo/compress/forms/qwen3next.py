@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen 3.5, text, as a GGUF file."""
+"""The text models of Qwen3-Next and Qwen 3.5 as a GGUF file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _SECTIONS = [11, 11, 10]  # sections of the rotary embedding, for images
 
 
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
-    """Return the model as the file stores it: Qwen 3.5 has its own architectures, with value heads in another order."""
+    """Return the model as the file stores it.
+
+    Qwen 3.5 has architecture names of its own, and its files store value heads in a different order.
+    """
     if not reader.text("model_type", "qwen3_next").startswith("qwen3_5"):
         return Stored(cfg, weights)
     name = "qwen35" if cfg.mlp.experts is None else "qwen35moe"
@@ -27,7 +30,7 @@ def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
 
 
 def _tiled(delta: DeltaHeads) -> tuple[Transform, ...]:
-    """Reorder value heads: the first of each key head, then the second of each."""
+    """Return the transforms that reorder value heads: the first of every key head, then the second, and so on."""
     share = delta.num_v_heads // delta.num_k_heads
     heads = np.arange(delta.num_v_heads).reshape(delta.num_k_heads, share).T.reshape(-1)
     values = (heads[:, None] * delta.value_dim + np.arange(delta.value_dim)).reshape(-1)

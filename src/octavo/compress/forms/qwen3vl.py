@@ -1,4 +1,4 @@
-"""Qwen 3 VL, dense, text, as a GGUF file."""
+"""The text model of dense Qwen 3 VL as a GGUF file."""
 
 from octavo.compress.forms._gguf import GGUFForm, deepstack_keys, sectioned_keys
 

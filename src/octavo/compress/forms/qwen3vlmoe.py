@@ -1,4 +1,4 @@
-"""Qwen 3 VL with experts, text, as a GGUF file."""
+"""The text model of Qwen 3 VL with experts as a GGUF file."""
 
 from octavo.compress.forms._gguf import GGUFForm, deepstack_keys, sectioned_keys
 

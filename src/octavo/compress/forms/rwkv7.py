@@ -17,7 +17,8 @@ _RANKS = {
 def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:  # noqa: ARG001
     """Return the model as the file stores it.
 
-    llama.cpp requires a value mix in the first layer but does not use it, so that of the rates fills its place.
+    llama.cpp requires the weights of a value mix in the first layer but does not use them. The weights of the layer's
+    learning rates, `attn.a_*`, are written in their place.
     """
     parts = ("in.weight", "out.weight", "out.bias")
     unused = {f"layers.0.attn.v_{part}": weights[f"layers.0.attn.a_{part}"] for part in parts}

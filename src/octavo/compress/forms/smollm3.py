@@ -1,4 +1,4 @@
-"""SmolLM 3 as files."""
+"""SmolLM 3 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StableLM 2 as files."""
+"""StableLM 2 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

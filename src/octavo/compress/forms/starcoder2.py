@@ -1,4 +1,4 @@
-"""StarCoder 2 as files."""
+"""StarCoder 2 as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 

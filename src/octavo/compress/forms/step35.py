@@ -1,4 +1,4 @@
-"""Step 3.5 and 3.7 Flash, text, as files."""
+"""The text models of Step 3.5 and 3.7 Flash as a GGUF file and as a transformers checkpoint."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _num_dense_layers(reader: ConfigReader, num_layers: int) -> int:
-    """By `mlp_layer_types` of transformers, or `moe_layers_enum` of the authors, which lists the layers with experts.
+    """Return the number of layers without experts at the start of the model.
 
-    Raises ModelLoadError if a dense layer follows one with experts.
+    It follows from transformers' `mlp_layer_types` or from the authors' `moe_layers_enum`, the list of layers with
+    experts. Raises ModelLoadError if a layer without experts follows one with experts.
     """
     kinds, listed = reader.value("mlp_layer_types"), reader.value("moe_layers_enum")
     if isinstance(kinds, list):
@@ -69,7 +70,7 @@ def _num_dense_layers(reader: ConfigReader, num_layers: int) -> int:
 
 
 def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    """The keys of the authors, which transformers, vLLM and llama.cpp's converter read."""
+    """Return config.json with the authors' keys. transformers, vLLM and llama.cpp's converter read them."""
     routing, windows, local = cfg.mlp.experts, cfg.attention.windows, cfg.rope.local
     assert routing is not None
     assert local is not None

@@ -1,7 +1,7 @@
 """Writes the image encoder of a safetensors checkpoint as llama.cpp's mmproj file.
 
 Each module defines `MMPROJ`, the form of a family, and has the name of the family's file in `octavo.models.towers`.
-Files with a leading underscore are shared parts.
+Files with a leading underscore hold shared parts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def _type_of(name: str, shape: Sequence[int], float_type: str) -> str:
 
 
 def _mmproj_form_of(checkpoint: Checkpoint, part: VisionPart) -> tuple[dict[str, MetadataValue], Sources]:
-    """Return metadata and tensors, and check that a reader gets the checkpoint's configuration from them."""
+    """Return metadata and tensors.
+
+    Raises ModelLoadError if a reader of the file would get a different configuration than the checkpoint's.
+    """
     path, form = checkpoint.path, _form(part.tower, checkpoint)
     weights: Sources = {name: part.weights.info(name) for name in part.weights}
     for source in weights.values():

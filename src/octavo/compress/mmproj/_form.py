@@ -22,16 +22,18 @@ _ACTIVATION_KEYS = {"gelu": "clip.use_gelu", "gelu_tanh": "clip.use_gelu", "silu
 
 @dataclass(frozen=True, slots=True)
 class MmprojForm:
-    """The `MMPROJ` of a family.
+    """The form in which a family of image encoders is written to mmproj files. Each module names it `MMPROJ`.
 
-    projector: the value of `clip.projector_type` for a configuration.
-    keys: the keys after `clip.vision.` that only this family writes, and `image_size`, from a configuration and the
-        image processor. They are read back and compared.
-    stored: the configuration that a reader of the file gets, and the weights under the names of its graph.
-    further: additional tensors that no graph uses, made from the text model.
-    activation: the activation of the layers, unless the configuration has one.
-    norm_eps: the epsilon of the norms, unless the configuration has one.
-    projector_key: the key of `projector`.
+    projector: function that returns the value of `clip.projector_type` for a configuration.
+    keys: function that returns `image_size` and the keys that only this family writes, without the prefix
+        `clip.vision.`, for a configuration and the image processor. They are read back, and the result is compared with
+        the configuration.
+    stored: function that returns the configuration that a reader of the file gets, and the weights by their names in
+        the graph of that configuration.
+    further: function that makes additional tensors from the text model's checkpoint. No graph of Octavo uses them.
+    activation: the activation in the layers, if the configuration has none.
+    norm_eps: the epsilon of the norms, if the configuration has none.
+    projector_key: the key for the result of `projector`.
     """
 
     projector: Callable[[Any], str]

@@ -24,7 +24,7 @@ def _keys(cfg: Config, processor: QwenImages) -> Keys:
 
 
 def _by_layer(cfg: Config, weights: Sources) -> tuple[Config, Sources]:
-    """Number DeepStack's mergers by their layers."""
+    """Give each of DeepStack's mergers the number of the layer that it follows, as mmproj files do."""
     layers = {str(number): str(layer) for layer, number in cfg.deepstack}
     found = {}
     for name, source in weights.items():

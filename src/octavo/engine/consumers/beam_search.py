@@ -1,6 +1,6 @@
 """Beam search: picks the beams that continue, finishes those that end, and ends the search.
 
-The rules are those of transformers' beam search (`generate` with num_beams and without sampling).
+It follows the rules of beam search in transformers (`generate` with num_beams and without sampling).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BeamSearch(RowConsumer):
     """One beam search. The group's members are the beams, replaced by the best candidates at each step.
 
     max_output_tokens: max_tokens, or fewer if the context ends earlier.
-    eos_token_ids: empty if ignore_eos.
+    eos_token_ids: empty if ignore_eos is set.
     """
 
     kind = RowKind.SAMPLE
@@ -46,7 +46,7 @@ class BeamSearch(RowConsumer):
         self._finished: list[tuple[float, Sequence]] = []
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """Return the number of candidates per beam. Enough remain after those that end the text are removed."""
+        """Return the number of candidates per beam: the beam width, plus one for each token that ends the text."""
         return self._width + len(self._eos_token_ids)
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:

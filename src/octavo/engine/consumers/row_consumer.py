@@ -1,4 +1,4 @@
-"""The protocol of row consumers, which say what rows of a step they want and turn them into results.
+"""The protocol of row consumers. A consumer requests rows of a step and turns them into results.
 
 Every use of rows is one class. It names the tokens whose rows it wants and turns those rows into an `Outcome`, so the
 scheduler, the batch builder and the engine need not know the kinds of requests.
@@ -25,7 +25,7 @@ class RowKind(enum.Enum):
 
 @dataclass(slots=True)  # not frozen: steps make one per sequence, and frozen ones take three times as long
 class RowUse:
-    """The rows that one consumer uses of a sequence in a step, for the tokens from start to start + count."""
+    """One consumer's use of rows in a step: the rows of a sequence's tokens from start to start + count."""
 
     consumer: RowConsumer
     sequence: Sequence  # whose parameters apply: the computing one, or a choice that shares its prompt
@@ -35,11 +35,11 @@ class RowUse:
 
 @dataclass(slots=True)  # like `RowUse`
 class Outcome:
-    """The result of a consumer's rows for its group. The engine carries it out.
+    """The consequences of a consumer's rows for its group. The engine carries them out.
 
     tokens: new tokens for each use, in the order of the uses; further drafts are dropped. Empty if no sequence
     continues by itself.
-    finish: the group ends.
+    finish: the reason if the group ends, otherwise None.
     members: the next members as (parent, child) pairs; a child shares its parent's blocks.
     num_tokens: number of generated tokens, for the request's times and counts.
     """
@@ -62,12 +62,16 @@ class RowConsumer:
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
         """Return the positions [start, end) of the tokens whose rows are wanted next.
 
-        None of them may come from the cache. By default this is the row that predicts the next token.
+        These tokens must be computed, not taken from the cache. By default, the row that predicts the next token is
+        wanted.
         """
         return len(sequence.token_ids) - 1, len(sequence.token_ids)
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """Return how many of the most likely tokens to report besides the row's own, or -1 for no log-probabilities."""
+        """Return how many of the most likely tokens to report besides the row's own token.
+
+        -1 means that no log-probabilities are wanted.
+        """
         return -1
 
     def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002

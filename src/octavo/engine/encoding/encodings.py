@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class Encodings:
-    """Rows by item key, encoded when the scheduler asks for them and kept within a byte limit.
+    """Encoded rows by item key. Items are encoded when the scheduler asks for their rows.
 
-    The oldest are dropped first, except those that a running sequence still has to compute.
+    The rows are kept within a byte limit. The oldest are dropped first, except those that a running sequence still
+    needs.
     """
 
     def __init__(self, encoder: RowEncoder, max_bytes: int) -> None:
@@ -38,7 +39,7 @@ class Encodings:
         return bool(self._wanted)
 
     def begin_round(self) -> None:
-        """Forget the rows that were wanted; the scheduler will ask again."""
+        """Forget which rows are wanted; the scheduler will ask again."""
         self._wanted.clear()
 
     def rows_of(self, span: Span) -> Float32 | None:
@@ -59,9 +60,10 @@ class Encodings:
         return rows
 
     def num_ready(self, prompt: Prompt, start: int, count: int) -> int:
-        """Return the number of tokens from `start` on before the first missing row, which is then requested.
+        """Return how many of the `count` tokens from `start` on can be computed with the rows that are available.
 
-        The first token needs the rows of its source.
+        They end before the first missing row, and that row is then requested. The first token of a prompt needs the
+        rows of its source.
         """
         if prompt.source is not None and start == 0 and self.rows_of_source(prompt.source) is None:
             self._wanted.setdefault(prompt.source.key, prompt.source)
@@ -74,9 +76,9 @@ class Encodings:
         return count
 
     def work(self, seconds: float | None, needed: Callable[[], Iterable[bytes]]) -> None:
-        """Run the encoder for about `seconds`, or until the items of its step are done.
+        """Run the encoder for about `seconds`, or until the items of its current step are done.
 
-        needed: the keys of the items that running sequences have to compute.
+        needed: returns the keys of the items that running sequences have to compute.
         """
         encoder = self.encoder
         if not any(item.key in self._wanted for item in encoder.items):

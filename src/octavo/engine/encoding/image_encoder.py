@@ -19,7 +19,7 @@ class ImageEncoder(RowEncoder):
     """Encodes images into rows.
 
     tables: weights read on the host.
-    max_patches: limit of one step.
+    max_patches: most patches in one step.
     """
 
     processor: ImageProcessor

@@ -37,10 +37,10 @@ class RotaryPositions:
 def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
     """Return the positions of a prompt with images, or None for text alone.
 
-    A block of merge_size^2 patches of a tile is one row.
-    Text advances all components at once. A tile keeps the time at which it begins, and its rows and columns count from
-    there. The text after it continues after the largest row or column, even if the time of a video is later, and so do
-    the tokens after the prompt, as in transformers. Wang et al., arXiv 2409.12191.
+    Each row of an image stands for a block of merge_size^2 patches of a tile.
+    Text advances all components at once. Within a tile, the time stays fixed, and the rows and columns count up from
+    the position at which the tile begins. The text after a tile continues after the largest row or column, even if the
+    time of a video is later, and so do the tokens after the prompt, as in transformers. Wang et al., arXiv 2409.12191.
     """
     if not prompt.items:
         return None
@@ -64,7 +64,10 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:
-    """Return the position and the last visible position of each token, or None if no span attends both ways."""
+    """Return the position and the last visible position of each token, or None if the prompt has no spans.
+
+    All positions of a span can see each other.
+    """
     if not prompt.spans:
         return None
     own = np.arange(len(prompt), dtype=np.int32)

@@ -26,7 +26,7 @@ def _root(identity: CacheIdentity, request: Request) -> bytes:
 
 
 def _activation(request: Request, start: int, size: int) -> bytes:
-    """Return the mark of the block in which an activated adapter starts to act.
+    """Return the mark of an activated adapter for the block in which it starts to act, or no bytes for any other block.
 
     Earlier blocks are the same as the base model's.
     """

@@ -11,7 +11,7 @@ class BlockPool:
 
     A block is free (content unused), in use (reference count above 0) or evictable (count 0, but its content is
     registered under a hash and may be needed again). The least recently used block is evicted first, pinned ones last.
-    on_loss: called with a block and its hash before registered content is given up, while it is still intact. Not
+    on_loss: called with a block and its hash before its registered content is lost, while it is still intact. Not
     called for invalid content.
     """
 
@@ -66,7 +66,7 @@ class BlockPool:
         return self._pinned_evictable if self._hashes[block_id] in self.pinned else self._evictable
 
     def pin(self, block_hash: bytes) -> None:
-        """Evict the block with this hash, present or future, after all others."""
+        """Make the block with this hash one of the last to be evicted. The block may not exist yet."""
         self._set_pin(block_hash, is_pinned=True)
 
     def unpin(self, block_hash: bytes) -> None:
@@ -103,7 +103,7 @@ class BlockPool:
     def forget(self, block_id: int) -> None:
         """Make a block unfindable because its content is about to change.
 
-        All valid content is given up through this method.
+        Whenever valid content is lost, this method is called.
         """
         block_hash = self._unregister(block_id)
         if block_hash is not None and self.on_loss is not None:

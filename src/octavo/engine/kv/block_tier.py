@@ -1,4 +1,4 @@
-"""Blocks and states below the cache: evicted ones go to a store and are loaded again when needed."""
+"""The tier of blocks and states below the cache: evicted content goes to a store and is loaded again when needed."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ class Arrival(Protocol):
 
 
 class BlockStore(Protocol):
-    """Records by the keys of blocks and states; may be slow. No method waits, because the engine's thread calls them.
+    """A store of records that are found by the keys of blocks and states. It may be slow.
 
-    A store that raises is not used again; the engine goes on without it.
+    No method waits, because the engine's thread calls them. A store that raises is not used again; the engine goes on
+    without it.
     keeps_prompts: prompt blocks are saved as soon as they are computed, because the store outlives the cache.
     keeps_private: blocks that belong to a salt are saved too.
     """
@@ -58,22 +59,22 @@ class BlockStore(Protocol):
     keeps_private: bool
 
     def has(self, key: bytes) -> bool:
-        """True if there is a record. Blocks before a window have none, so keys are looked up one by one."""
+        """True if this key has a record. Blocks before a window have none, so keys are looked up one by one."""
 
     def load(self, keys: Sequence[bytes]) -> Arrival:
         """Begin to load records."""
 
     def save(self, key: bytes, data: BlockRow) -> bool:
-        """Keep a record with these bytes (see `sealed`), which must not be changed.
+        """Keep a record with these bytes (see `sealed`). The caller must not change them afterwards.
 
         Return False if there is no room.
         """
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Mark these keys as in use, so that other records are given up first."""
+        """Mark these keys as in use, so that other records are removed first."""
 
     def pin(self, keys: Iterable[bytes], seconds: float) -> None:
-        """For `seconds`, write these keys before others and give them up last."""
+        """For `seconds`, write the records of these keys before others and remove them last."""
 
     def discard(self, key: bytes) -> None:
         """Forget a record whose content is wrong."""
@@ -209,12 +210,12 @@ class BlockTier:
             self._forget(key)
 
     def forget_losses(self) -> None:
-        """Do not save anything lost so far, because the whole cache has lost its content."""
+        """Do not save any of the content lost so far, because the whole cache has been lost."""
         self._lost_blocks.clear()
         self._lost_states.clear()
 
     def note_computed(self, block_id: int, key: bytes, *, of_states: bool = False) -> None:
-        """Save a prompt's block, or a slot with states, that has become findable."""
+        """Have a prompt's block, or a slot with states, saved now that its content can be found by its key."""
         if self._store.keeps_prompts:
             self._note_loss(self._lost_states if of_states else self._lost_blocks, block_id, key)
 
@@ -254,7 +255,7 @@ class BlockTier:
         return SavedKeys(list(lost_blocks.values()), list(lost_states.values()))
 
     def end_step(self, batch: Batch, saved: SavedKeys) -> None:
-        """Pass what a step has saved to the store."""
+        """Pass to the store what a step has saved."""
         for keys, saves in ((saved.blocks, batch.block_saves), (saved.states, batch.snapshot_saves)):
             if saves is None or self._has_failed:
                 continue
@@ -290,7 +291,7 @@ class BlockTier:
         return records.found
 
     def give_up(self, keys: Sequence[bytes], seconds: float) -> None:
-        """Record that a load did not arrive within `seconds`. The store is then assumed to be that slow."""
+        """Record that a load did not arrive within `seconds`. Estimates then assume that it took that long."""
         self._rates.observe(self._num_bytes(keys), seconds)
 
     def _num_bytes(self, keys: Sequence[bytes]) -> int:
@@ -322,9 +323,9 @@ class BlockTier:
 
 
 def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> Batch:
-    """Return a step with one dummy token whose only purpose is to save.
+    """Return a step with one dummy token. Its only purpose is to save blocks and states.
 
-    slot: for states, or -1 if the model has none.
+    slot: slot for the dummy token's states, or -1 if the model has none.
     """
     zero, one, none = np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(0, np.int32)
     table = np.full((num_groups, 1, 1), block_id, np.int32)
@@ -340,10 +341,10 @@ def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:
 
 
 def fresh_memory(num_bytes: int) -> BlockRow:
-    """Return short-lived memory [num_bytes] in pages of the usual size.
+    """Return short-lived memory [num_bytes] in pages of normal size.
 
-    numpy asks for huge pages. In a virtual machine the host often has not backed free ones yet, and each one then takes
-    5 ms.
+    numpy would ask for huge pages. In a virtual machine, the host has often not backed the free ones yet, and using one
+    of them for the first time takes 5 ms.
     """
     return np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), np.uint8)[:num_bytes]
 
@@ -368,7 +369,10 @@ def sealed(key: bytes, data: BlockRow) -> bytes:
 
 
 def digest_of(key: bytes, content: memoryview) -> bytes:
-    """Return the start of a record. It detects damage and mixed-up keys, not forgery, at the speed of memory."""
+    """Return the digest at the start of a record. It detects damage and mixed-up keys, but not forgery.
+
+    Computing it is as fast as reading the content from memory.
+    """
     return hashlib.blake2b(checksum(content).to_bytes(8, "little"), key=key, digest_size=DIGEST_BYTES).digest()
 
 

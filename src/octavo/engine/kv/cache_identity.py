@@ -46,8 +46,8 @@ def block_key(parent: bytes, token_ids: Sequence[int], marks: bytes = b"") -> by
     """Return the name of a full block with these tokens.
 
     parent: the key of the previous block, or the root.
-    marks: the spans in the block, see `Prompt.marks`. Blocks of one root have the same number of tokens, so the marks
-    cannot be mistaken for tokens.
+    marks: the spans in the block, see `Prompt.marks`. All blocks under one root have the same number of tokens, so the
+    marks cannot be mistaken for tokens.
     """
     return hashlib.blake2b(parent + array("q", token_ids).tobytes() + marks, digest_size=_KEY_BYTES).digest()
 

@@ -74,7 +74,8 @@ class DiskArrival:
 class DiskStore:
     """A `BlockStore` in a folder. After a write error, which is logged once, nothing more is written.
 
-    New records replace the oldest segment. Records in it that were used since they were written are appended again.
+    At the size limit, the oldest segment is deleted to make room for new records. Its records that have been used
+    since they were written are appended again.
     """
 
     keeps_prompts = True
@@ -170,7 +171,7 @@ class DiskStore:
         self._writing.submit(self._is_hurried.clear).result()
 
     def close(self) -> None:
-        """Write the queued records, and let another process write."""
+        """Write the queued records, and release the folder so that another process may write there."""
         self._is_hurried.set()
         self._writing.shutdown()
         self._reading.shutdown()
@@ -216,7 +217,10 @@ class DiskStore:
             self._used &= self._index.keys()
 
     def _read(self, keys: Sequence[bytes]) -> list[StoredRecord]:
-        """Read records; those in files share one block of memory. A file that ends early yields a short record."""
+        """Read records into one block of memory, except records that are still queued.
+
+        A file that ends early yields a short record.
+        """
         with self._lock:
             found = [(key, self._index.get(key), self._queued.get(key)) for key in keys]
         left = fresh_memory(sum(place.num_bytes for _, place, _ in found if place is not None)).data
@@ -250,7 +254,7 @@ class DiskStore:
             self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
 
     def _first_queued(self) -> tuple[bytes, BlockRow] | None:
-        """Return the first pinned record, or else the first record."""
+        """Return the first pinned record in the queue, or the first record if none is pinned."""
         with self._lock:
             pinned = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
             key = next(iter(self._queued), None) if pinned is None else pinned
@@ -265,7 +269,7 @@ class DiskStore:
         return True
 
     def _write(self, key: bytes, data: BlockRow | None) -> None:
-        """Append a record. If data is None, append a note that the key's earlier records do not count."""
+        """Append a record. If data is None, append a note that the key's earlier records are void."""
         try:
             if self._can_write and self._may_write():
                 pieces: list[_Piece] = [] if data is None else [digest_of(key, data.data), data.data]
@@ -358,9 +362,9 @@ class DiskStore:
             total -= sizes[name]
 
     def _used_records(self, segment: Segment) -> list[tuple[bytes, _Place]]:
-        """Return the records to keep from a removed segment.
+        """Return the records to keep from a segment that is being removed.
 
-        They are at most half of its bytes, so that removal makes progress.
+        Together they take at most half of its bytes, so that removal makes progress.
         """
         with self._lock:
             now, keys = time.monotonic(), self._used | (self._pinned.keys() & self._index.keys())
@@ -371,7 +375,7 @@ class DiskStore:
 
 
 def open_disk_store(root: Path, identity: CacheIdentity, limit_bytes: int, label: str) -> DiskStore | None:
-    """Return the store of a model in its own folder below `root`, or None, with a warning, if there cannot be one."""
+    """Return the store of a model, in its own folder below `root`. If that fails, log a warning and return None."""
     folder = root / identity.root().hex()[:32]
     try:
         return DiskStore(folder, identity.root(), limit_bytes, label)

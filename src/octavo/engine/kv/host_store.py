@@ -32,7 +32,7 @@ class HostArrival:
 
 
 class HostStore:
-    """A `BlockStore` of the most recently used blocks in main memory, which is pinned if there is CUDA.
+    """A `BlockStore` of the most recently used blocks in main memory. The memory is pinned if CUDA is available.
 
     Everything it stores also goes to the store below, which has its own limit.
     below: the store below, or None.
@@ -79,7 +79,7 @@ class HostStore:
             self._below.touch(used)
 
     def pin(self, keys: Iterable[bytes], seconds: float) -> None:
-        """See `BlockStore`. In memory, a pinned record only counts as recently used."""
+        """See `BlockStore`. In main memory, a pinned record is merely marked as recently used."""
         used = list(keys)
         self.touch(used)
         if self._below is not None:
@@ -99,7 +99,7 @@ class HostStore:
 
 
 def _pinned_rows(count: int, num_bytes: int) -> BlockRow:
-    """Return memory [count, num_bytes], pinned where torch has CUDA."""
+    """Return memory [count, num_bytes], pinned if torch is available with CUDA."""
     torch = sys.modules.get("torch")  # an engine on a GPU has loaded it
     if torch is not None and torch.cuda.is_available():
         rows: BlockRow = torch.empty((count, num_bytes), dtype=torch.uint8, pin_memory=True).numpy()

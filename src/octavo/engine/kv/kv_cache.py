@@ -33,7 +33,7 @@ class KVCacheManager:
     max_step_tokens: most tokens that a step computes for a sequence; only matters for windows.
     num_states: slots for the states of sequences, at least one for each that may run (see `StateSlots`); 0 if the model
     keeps none.
-    identity: the root of the names of blocks, or None for one that no other cache has.
+    identity: the root of the blocks' names, or None for a unique one that no other cache has.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class KVCacheManager:
         return self.num_blocks_for(num_rows) * len(self._source_groups)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
-        """Return how many blocks the known tokens still need.
+        """Return how many blocks a sequence's known tokens still need.
 
-        A sequence without blocks shares the blocks of num_shared_tokens tokens.
+        A sequence without blocks will share the full blocks of the first num_shared_tokens tokens.
         """
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
@@ -96,7 +96,10 @@ class KVCacheManager:
         return missing
 
     def num_shared_blocks(self, num_tokens: int) -> int:
-        """Return how many full blocks of a prefix of num_tokens tokens running sequences share."""
+        """Return how many blocks running sequences share if they have their first num_tokens tokens in common.
+
+        Only full blocks in groups without a window are counted.
+        """
         groups = (self.layout.groups[index] for index in self.token_groups)
         return sum(num_tokens // self.block_size for group in groups if group.window is None)
 
@@ -111,7 +114,7 @@ class KVCacheManager:
         return self.states is None or self.states.is_own(sequence)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
-        """Return how many blocks must be free before `append` to each sequence, including copies of shared blocks."""
+        """Return how many blocks must be free to `append` to each sequence, including copies of shared blocks."""
         needed = 0
         shared: list[int] = []
         for sequence, count in zip(sequences, num_tokens, strict=True):
@@ -190,7 +193,7 @@ class KVCacheManager:
         return table
 
     def _place_arrived(self, sequence: Sequence, hashes: list[bytes]) -> bool:
-        """Allocate the blocks of a prefix that come from a store.
+        """Allocate blocks for the part of a prefix that has arrived from a store.
 
         If too few are free, allocate none and return False.
         """
@@ -212,7 +215,7 @@ class KVCacheManager:
         return True
 
     def stored_prefix(self, sequence: Sequence, max_tokens: int) -> StoredPrefix:
-        """Return the blocks and states in the store that would extend the cached prefix of max_tokens tokens."""
+        """Return the blocks and states in the store that would extend the cached prefix, up to max_tokens tokens."""
         if self.tier is None or not self.enable_prefix_caching:
             return StoredPrefix([], 0, 0)
         self._extend_hashes(sequence, max_tokens // self.block_size)
@@ -236,7 +239,7 @@ class KVCacheManager:
         return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
 
     def pin_prompt(self, sequence: Sequence) -> None:
-        """Pin those prefixes of a prompt that its request names, here and in the store. This may end older pins."""
+        """Pin the prefixes of a prompt that its request names, here and in the store. This may end older pins."""
         self.pins.expire()
         request, size = sequence.request, self.block_size
         salt = request.options.cache_salt
@@ -260,13 +263,19 @@ class KVCacheManager:
             self.tier.touch(key for position in range(len(hashes)) for key in self.keys_at(hashes, position))
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
-        """Make the blocks that a step has loaded findable. No later load needs the sequence's arrived records."""
+        """Register the blocks that a step has loaded, so that they can be found by their keys.
+
+        Also drop the sequence's arrived records, because no later load needs them.
+        """
         for each in loads:
             self.pool.register(each.block_id, each.key)
         sequence.arrived = {}
 
     def _arrived(self, sequence: Sequence) -> Container[bytes]:
-        """Return the keys that have arrived from a store, provided there is a slot for any states among them."""
+        """Return the keys that have arrived from a store.
+
+        The result is empty if the model has states but no slot is free for them.
+        """
         return sequence.arrived if self.states is None or self.states.pool.num_free_blocks else ()
 
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
@@ -276,9 +285,9 @@ class KVCacheManager:
     def _find_prefix(self, sequence: Sequence, max_tokens: int, also: Container[bytes] = ()) -> int:
         """Return the number of blocks in the longest cached prefix of at most max_tokens tokens.
 
-        also: keys of blocks that count as cached.
-        A group with a window needs only the blocks that the next token sees. With states, the prefix ends at a snapshot
-        of them.
+        also: keys of blocks to treat as cached.
+        A group with a window needs only the blocks that the next token sees. If the model has states, the prefix must
+        end where a snapshot of them was kept.
         """
         if not self.enable_prefix_caching:
             return 0
@@ -346,7 +355,7 @@ class KVCacheManager:
     def _keep(self, tier: BlockTier, sequence: Sequence, first: int, end: int) -> None:
         """Pass the full blocks of the prompt before `end` to the tier, including those filled by earlier answers.
 
-        For private sequences, only tell it the new keys, from `first` on.
+        For private sequences, mark the new keys, from `first` on, as private instead.
         """
         request = sequence.request
         is_private = tier.is_private(request.options.cache_salt)
@@ -365,7 +374,7 @@ class KVCacheManager:
         extend_hashes(self.identity, sequence, num_blocks, self.block_size)
 
     def prepare_states(self, item: ScheduledSequence) -> None:
-        """Give a scheduled sequence a slot for its states that no other sequence reads."""
+        """Give a scheduled sequence a slot of its own for its states, so that no other sequence reads them."""
         if self.states is not None:
             item.state_copy = self.states.own(item.sequence)
             item.state_load, item.sequence.state_load = item.sequence.state_load, None
@@ -373,10 +382,11 @@ class KVCacheManager:
                 self.states.keep_before_drafts(item.sequence, item.num_drafts)
 
     def plan_snapshots(self, items: Iterable[ScheduledSequence]) -> None:
-        """Have the step keep the states at the last full block of each chunk, if slots are free.
+        """Have the step keep each sequence's states after the last full block of its chunk, if slots are free.
 
-        All sequences of the step have their slots. A chunk ends before its last token, which is never taken from the
-        cache. States that came from a store are kept as well, so that other sequences can start from them.
+        All sequences of the step must already have slots of their own. The last token of a chunk is left out, because
+        it is never taken from the cache. States that came from a store are kept as well, so that other sequences can
+        start from them.
         """
         if self.states is None or not self.enable_prefix_caching:
             return
@@ -392,7 +402,7 @@ class KVCacheManager:
                 item.snapshot = None if slot is None else StateSnapshot(num_blocks * self.block_size, slot)
 
     def end_snapshot(self, item: ScheduledSequence, *, is_valid: bool) -> None:
-        """Make the states that a step has kept findable, or free their slot if they are not valid."""
+        """End a snapshot that a step has written: register it under its hash, or free its slot if it is not valid."""
         if self.states is not None and item.snapshot is not None:
             position = item.snapshot.num_tokens // self.block_size - 1
             block_hash = item.sequence.block_hashes[position]
@@ -410,7 +420,7 @@ class KVCacheManager:
         tier.watch(self.pool, None if self.states is None else self.states.pool)
 
     def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
-        """Add to a batch the blocks, states and prefixes that the step moves to and from the store."""
+        """Add to a batch the blocks, states and prefixes that the step saves to the store or loads from it."""
         moves, self.moves = self.moves, []
         if self.tier is None and not moves:
             return None
@@ -441,7 +451,7 @@ class KVCacheManager:
         return saving_step(len(self.layout.groups), block_id, self.block_size, slot)
 
     def end_step(self, batch: Batch, saved: SavedKeys | None) -> None:
-        """Pass the blocks and states that a step has saved to the store, even if the step's results do not count."""
+        """Pass to the store the blocks and states that a step has saved, even if the step's results are discarded."""
         if self.tier is not None and saved is not None:
             self.tier.end_step(batch, saved)
         for move in () if saved is None else saved.moves:
@@ -473,15 +483,18 @@ class KVCacheManager:
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     def most_drafts(self, sequence: Sequence) -> int:
-        """Return the most drafts that a step may verify for a sequence. Its states limit how far it can go back."""
+        """Return the most drafts that a step may verify for a sequence.
+
+        For a model with states, this depends on the slots that are left for states before drafts.
+        """
         if self.states is None:
             return MAX_DRAFTS
         return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int, num_claimed: int = 0) -> None:
-        """Record that num_accepted drafts of the last step are tokens, and drop the remaining ones.
+        """Record that num_accepted drafts of the last step are right, and drop the remaining ones.
 
-        num_claimed: tokens for which a step in flight has blocks.
+        num_claimed: number of tokens for which a step in flight needs blocks.
         """
         if self.states is not None:
             self.states.accept_drafts(sequence, num_accepted)
@@ -489,7 +502,10 @@ class KVCacheManager:
         self.truncate(sequence, num_claimed)
 
     def truncate(self, sequence: Sequence, num_claimed: int = 0) -> None:
-        """Free the blocks after the computed and claimed tokens, if not all tokens of a step were accepted."""
+        """Free the blocks after the computed tokens, if a step computed tokens that were not accepted.
+
+        num_claimed: number of tokens for which a step in flight needs blocks. These blocks are not freed.
+        """
         num_blocks = self.num_blocks_for(max(sequence.num_computed_tokens, num_claimed))
         for index in self.token_groups if sequence.block_tables else ():
             table = sequence.block_tables[index]
@@ -499,7 +515,7 @@ class KVCacheManager:
         sequence.num_synced_blocks = min(sequence.num_synced_blocks, num_blocks)
 
     def quarantine(self, sequences: list[Sequence]) -> None:
-        """Make all blocks unfindable that these sequences have filled or taken from the cache.
+        """Make all blocks that these sequences have filled or taken from the cache unfindable.
 
         This includes their cached prefix: if it is damaged, every request with the same prefix would fail.
         """
@@ -517,7 +533,10 @@ class KVCacheManager:
                     self.states.discard(block_hash)
 
     def discard_all(self) -> None:
-        """Forget all cached prefixes, because the content of blocks and states is lost. No sequence may have any."""
+        """Forget all cached prefixes, because the content of blocks and states is lost.
+
+        No sequence may hold blocks or states when this is called.
+        """
         self.pool.discard_all()
         if self.tier is not None:
             self.tier.forget_losses()
@@ -525,7 +544,7 @@ class KVCacheManager:
             self.states.pool.discard_all()
 
     def free(self, sequence: Sequence) -> None:
-        """Free all blocks, the last first, so that the start of a prefix is evicted last."""
+        """Free all blocks in reverse order, so that the start of a prefix is evicted last."""
         for table in sequence.block_tables:
             for block_id in reversed(table.held):
                 self.pool.free(block_id)

@@ -13,7 +13,7 @@ _TRIED_AGAIN_S = 60.0  # a slow store may only have been busy
 
 
 class LoadRates:
-    """The store's last loads, fitted with a straight line of seconds over bytes.
+    """The times of the store's last loads, fitted with a straight line of seconds over bytes.
 
     Before anything is measured, everything is loaded.
     """
@@ -25,7 +25,7 @@ class LoadRates:
         self._refused_at = 0.0  # when a load was first refused since the last load; 0.0 if none was
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Take a load into account, or one that had not arrived after `seconds`."""
+        """Record a load that took `seconds`, or that had not arrived by then."""
         self._loads.append((num_bytes, seconds))
         self._refused_at = 0.0
 
@@ -39,9 +39,9 @@ class LoadRates:
         return now - self._refused_at > _TRIED_AGAIN_S
 
     def patience_s(self, start: int, num_tokens: int) -> float:
-        """Return how many seconds to wait for a load: half the time to compute the tokens.
+        """Return how many seconds to wait for a load: half the time that it takes to compute the tokens.
 
-        This limits what a failed load costs.
+        This limits the cost of a failed load.
         """
         compute_s = self._compute_s(start, num_tokens)
         return _PATIENCE_S if compute_s is None else min(max(compute_s / 2, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)

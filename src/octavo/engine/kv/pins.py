@@ -13,7 +13,7 @@ _OWNERS_SHARE, _SHARE = 4, 2  # a quarter of the blocks for one salt, half for a
 
 
 class Pins:
-    """A pool's pinned keys by owner (salt). If an owner exceeds its share, its oldest pins end.
+    """A pool's pinned keys by owner (salt). If an owner exceeds its share, its oldest pins are removed.
 
     Pinning changes only the order of eviction.
     """

@@ -21,7 +21,7 @@ _KEY_BYTES = 32
 
 
 class KeptPrompt(NamedTuple):
-    """A prompt's tokens in full blocks, the blocks' keys in the first group of layers, and bytes by key.
+    """The tokens of a prompt's full blocks, the blocks' keys in the first group of layers, and bytes by key.
 
     Some bytes may be missing.
     is_private: it belongs to a salt.
@@ -60,7 +60,7 @@ def read_prompt_file(
     """Read the prompt in a file. Return it with the number of bytes read; damaged blocks are missing.
 
     size_of: returns the size of a block or of states by key.
-    is_wanted: returns which keys of a prompt with these hashes to read.
+    is_wanted: returns the keys to read, given the hashes of a prompt's blocks.
     Raises UsageError for another kind of file, or for one written with another model or other settings.
     """
     try:

@@ -54,7 +54,7 @@ class RecordHead(NamedTuple):
     """The header of a record.
 
     num_bytes: size of its content.
-    is_gone: earlier records of this key do not count.
+    is_gone: earlier records of this key are void.
     """
 
     key: bytes

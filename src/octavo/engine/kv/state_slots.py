@@ -12,11 +12,11 @@ from octavo.engine.request import Sequence
 class StateSlots:
     """Slots with reference counts, like blocks: the first sequence to write into a shared slot gets a copy.
 
-    A state summarizes what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier
-    token. So a prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at
+    A state summarizes what a sequence has seen so far. Unlike keys and values, it cannot be cut back to an earlier
+    token, so a prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at
     least as many slots as running sequences; snapshots use the remaining ones and are evicted when sequences need them.
-    A step with drafts keeps the states before each draft in one of num_draft_slots_left, in addition to sequences and
-    snapshots.
+    A step with drafts also keeps the states before each draft in a slot. num_draft_slots_left is the number of slots
+    that are left for this purpose.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -51,7 +51,10 @@ class StateSlots:
         child.state_slot = parent.state_slot
 
     def keep_before_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """Give a sequence a slot for its states before each draft of its step, while slots are left."""
+        """Give a sequence one slot per draft of its step, for its states before that draft.
+
+        The caller ensures that enough slots are left.
+        """
         self.num_draft_slots_left -= num_drafts
         sequence.draft_slots = [self.pool.allocate() for _ in range(num_drafts)]
 
@@ -78,7 +81,7 @@ class StateSlots:
         """Return the number of blocks in the longest prefix whose states are kept.
 
         hashes: the blocks' hashes from the first one on.
-        also: `states_key` of snapshots that count as kept.
+        also: `states_key` of snapshots to treat as kept.
         """
         positions = range(len(hashes), 0, -1)
         keys = ((count, states_key(hashes[count - 1])) for count in positions)
@@ -98,13 +101,13 @@ class StateSlots:
         return True
 
     def reserve(self, block_hash: bytes) -> int | None:
-        """Return a slot for a snapshot, or None if there is one already or no slot is free."""
+        """Return a slot for a snapshot, or None if the snapshot exists already or no slot is free."""
         if self.pool.find(states_key(block_hash)) is not None or not self.pool.num_free_blocks:
             return None
         return self.pool.allocate()
 
     def release(self, slot: int, block_hash: bytes | None) -> None:
-        """Release a reserved slot. With a hash, it can be found until the slot is needed."""
+        """Release a reserved slot. With a hash, its snapshot can be found under the hash until the slot is needed."""
         if block_hash is not None:
             self.pool.register(slot, states_key(block_hash))
         self.pool.free(slot)

@@ -105,7 +105,7 @@ def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> i
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:
-    """Explain how to get a cache of `needed` bytes: with an option, if it would be accepted, or more free memory."""
+    """Explain how to get a cache of `needed` bytes: by an option, if it would be accepted, or by freeing memory."""
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
         return f"use kv_cache_memory {mebibytes}MiB"

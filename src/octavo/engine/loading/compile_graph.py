@@ -1,4 +1,4 @@
-"""Compiles a model, or a rank's part of it, in one process. Weights are held in memory or run from disk."""
+"""Compiles a model, or a rank's part of it, in one process. The weights are held in memory or read from disk."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def compile_graph(
     """Return the executor of a model, or of a rank's part of it.
 
     group: the rank's tensor group.
-    beside: weights of another graph of the checkpoint; identical matrices are held once if the backend can share them.
-    later: receives the job that keeps the packed weights on disk, which is the default. None keeps them only on
-    request.
+    beside: executor of another graph of the checkpoint. If the backend can share matrices, it holds identical ones
+    once.
+    later: receives the job that writes the packed weights to disk after loading, as happens by default. With None, they
+    are written only on request.
     Raises InsufficientMemoryError or GraphError.
     """
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
@@ -99,7 +100,7 @@ def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgre
 
 
 def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, resident: int) -> Paging:
-    """Estimate the paging of a model that is not loaded. Measures the disk for half a second.
+    """Estimate the paging of a model that is not loaded. This measures the disk for half a second.
 
     resident: see `PackCacheOptions`.
     """

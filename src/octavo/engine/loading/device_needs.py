@@ -15,7 +15,7 @@ from octavo.graph.segments import layer_borders
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """A model on a GPU and, if the GPU is too small, also on the CPU. Sizes are in bytes.
+    """The needs of a model on a GPU and, if the GPU is too small, also on the CPU. Sizes are in bytes.
 
     cpu_experts: number of GPU layers whose experts are on the CPU.
     streamed_layers: number of layers copied to the GPU in each step; their weights are `cpu_weight_bytes`.
@@ -39,7 +39,7 @@ class DeviceNeeds:
 
 
 def device_needs(config: EngineConfig, sizes: Sizes, users: int, context: int) -> DeviceNeeds | None:
-    """Return the needs on a device, or None on a backend without a device of its own. Measures for about a second.
+    """Return a model's needs on a device, or None if the backend has no device of its own. Measures for about a second.
 
     context: tokens of each user.
     """

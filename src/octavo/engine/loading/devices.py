@@ -26,7 +26,7 @@ def backend_name(config: EngineConfig) -> str:
 def step_tokens(config: EngineConfig) -> int:
     """Return `max_num_batched_tokens`.
 
-    By default it is enough for the device's full speed, and at least one token per sequence.
+    Its default is large enough for the device's full speed and for one token per sequence.
     """
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
@@ -99,7 +99,7 @@ def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int
 
 
 def threads_of_rank(config: EngineConfig) -> int:
-    """Return the compute threads of each rank on this machine: as configured, or a fair share of its cores.
+    """Return the number of compute threads of each rank on this machine: as configured, or a fair share of its cores.
 
     0 lets the backend decide.
     """

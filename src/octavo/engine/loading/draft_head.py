@@ -21,7 +21,7 @@ class DraftHead:
     columns: width of each of its inputs.
     target_ids: the token id for each row of its logits, or None if row numbers are token ids.
     bias: added to the product of its first input; None for no bias.
-    borrows_cache: it reads the target's keys and values and has none itself.
+    borrows_cache: it reads the target's keys and values and has no cache of its own.
     """
 
     taps: tuple[int, ...] = ()

@@ -40,7 +40,7 @@ _MAX_PADDING = 1024  # how much the rows of logits of two sizes of a model may d
 class DraftModel:
     """An opened draft model that fits its target.
 
-    config: its own options.
+    config: options of the draft model.
     head: set for a head that reads the target's hidden states, whether part of the target or trained for it.
     """
 
@@ -95,9 +95,10 @@ def found_draft_model(
 
 
 def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> DraftModel | None:
-    """Return the model's own head for predicting further tokens, or None if it has none or the options do not use it.
+    """Return the model's own head for predicting further tokens.
 
-    Raises UsageError if they ask for a head that does not exist, and ModelLoadError if its weights do not fit.
+    Return None if the model has none or the options do not use it. Raises UsageError if the options ask for a head that
+    does not exist, and ModelLoadError if its weights do not fit.
     """
     method = SpeculativeConfig.of(config).method
     if method not in ("auto", "mtp") or not wants_drafts(config):
@@ -219,7 +220,7 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
 
 
 def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, name: str) -> None:
-    """Raise UsageError for a model that cannot draft, or not for a target with target_vocab_size rows of logits."""
+    """Raise UsageError for a model that cannot draft, or whose vocabulary size does not fit the target."""
     difference = abs(checkpoint.config.vocab_size - target_vocab_size)
     if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
         raise UsageError(
@@ -251,15 +252,15 @@ class _ThreadSharer(Protocol):
 
 
 def share_threads(draft: Executor, target: Executor) -> None:
-    """Let both compute on the same threads if they can. They never run at the same time."""
+    """Let both executors compute on the same threads if they can. They never run at the same time."""
     if isinstance(draft, _ThreadSharer) and isinstance(target, _ThreadSharer):
         draft.share_threads(target)
 
 
 def beside_draft(config: EngineConfig, available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
-    """Return the part of the available memory for the target's cache.
+    """Return the part of the available memory that the target's cache may take.
 
-    Each of its blocks has a twin in the draft's cache.
+    Each block of the target's cache has a twin in the draft's cache.
     available_bytes: measured with the draft loaded.
     """
     if draft is None or not target.block_token_bytes:

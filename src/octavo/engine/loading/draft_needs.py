@@ -32,8 +32,8 @@ _ROW_COST = 0.04  # assumed cost of a further row of a step
 class DraftNeeds:
     """The needs of a draft model. Sizes are in bytes.
 
-    cost: time of a guess in steps of the target, from the bytes that both read.
-    is_head: it is part of the target.
+    cost: time of a guess as a fraction of a step of the target, estimated from the bytes that both read.
+    is_head: the draft model is part of the target.
     workspace_bytes: for a head, includes the growth of the target's own workspace.
     gain: factor on one user's tokens per second, if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
@@ -51,9 +51,9 @@ class DraftNeeds:
 
 
 def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, name: str, context: int) -> DraftNeeds:
-    """Return the draft model's needs with the target's options.
+    """Return the needs of a draft model that runs with the target's options.
 
-    Raises UsageError for a model that cannot draft for it.
+    Raises UsageError for a model that cannot draft for the target.
     """
     graph = model_graph(draft, context)
     check_draft(draft, graph, target.config.vocab_size, name)
@@ -72,7 +72,7 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
 def separate_head_needs(
     config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int
 ) -> DraftNeeds | None:
-    """Return the needs of an EAGLE-3 head or an assistant, or None if there is neither. Raises like `separate_head`."""
+    """Return the needs of the EAGLE-3 head or assistant in `path`, or None without one. Raises like `separate_head`."""
     if not is_separate_head(path):
         return None
     with closing(separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:

@@ -23,8 +23,8 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quantization: str | None = None) -> Weights:
     """Return the weights of `checkpoint`. Each is converted when it is read.
 
-    graph: the model's graph, whose operations tell which matrices are worth quantizing (`Op.products`).
-    dtype: `auto`, or the number type of all other unquantized matrices.
+    graph: the model's graph. Its operations tell which matrices are worth quantizing (`Op.products`).
+    dtype: `auto`, or the number type of all matrices that are not quantized.
     quantization: one of `octavo.quantization.at_load.METHODS`.
     Raises ModelLoadError for a checkpoint that is quantized already. Reading a weight raises ModelLoadError naming a
     tensor with numbers that the type cannot represent.

@@ -22,7 +22,7 @@ MIN_MODEL_LEN = 256
 
 
 def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: MemoryBudget, model_len: int) -> int | None:
-    """Return how many bytes of weights can stay in memory if the model is larger than it, or None for all of them.
+    """Return how many bytes of weights to keep in memory if the model is larger than it, or None to keep all of them.
 
     path: the model's path, for errors.
     memory: free memory before the model is loaded.
@@ -62,7 +62,7 @@ def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfi
 
 
 def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes: int, model_len: int) -> bool:
-    """True if the model is larger than the memory it may use. Parameters and errors are those of `resident_bytes`."""
+    """True if the model is larger than the memory it may use. Parameters and errors are as in `resident_bytes`."""
     memory = MemoryBudget(MemoryBudget.with_usable(usable_bytes))
     return resident_bytes(config, path, sizes, memory, model_len) is not None
 
@@ -97,8 +97,8 @@ def memory_for_cache(
 ) -> int:
     """Return the available bytes for a model that runs from disk; its KV cache gets a share of them.
 
-    memory: free memory with the workspace allocated. The headroom covers what else was loaded meanwhile, such as the
-    vocabulary.
+    memory: free memory with the workspace allocated. The headroom covers everything else that has been loaded since,
+    such as the vocabulary.
     """
     least = MemoryBudget.with_usable(least_cache(config, cache, model_len))
     return max(memory.available_bytes - paging.memory_bytes, least)

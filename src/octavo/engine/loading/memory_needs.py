@@ -47,7 +47,7 @@ class FromDisk:
 class MemoryNeeds:
     """The needs of a model. Sizes are in bytes, lengths in tokens.
 
-    With several replicas, these are the needs of one with its share of the memory.
+    With several replicas, these are the needs of one replica with its share of the memory.
     """
 
     model: str
@@ -95,7 +95,7 @@ def memory_needs(
     config: EngineConfig = _DEFAULTS,
     draft: DraftNeeds | None = None,
 ) -> MemoryNeeds:
-    """Calculate the memory from the graph and the headers, with `max_num_seqs` raised to `users`.
+    """Calculate a model's memory needs from its graph and the files' headers, with `max_num_seqs` raised to `users`.
 
     context: tokens of each user, by default the model's own limit.
     """
@@ -169,14 +169,14 @@ def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
 
 
 def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int, room: _Room) -> int:
-    """Return the bytes of the cache for `users`, including the states before drafts as far as there is room."""
+    """Return the bytes of the cache for `users`, including states kept before drafts, as far as they fit."""
     taken = users * sizes.sequence_bytes(context, config.block_size, step_tokens(config))
     drafts = num_draft_slots(config, sizes, users) * sizes.state_bytes
     return taken + min(drafts, max(room.cache_bytes - taken, 0))
 
 
 def _beside(images: ImageNeeds | None, draft: DraftNeeds | None, config: EngineConfig, sizes: Sizes) -> int:
-    """Return the bytes of the vision part, the draft model without its cache, and adapters."""
+    """Return the bytes of the vision part, of the draft model without its cache, and of the adapters."""
     seeing = 0 if images is None else images.total_bytes
     return seeing + _adapter_bytes(config, sizes) + (0 if draft is None else draft.weight_bytes + draft.workspace_bytes)
 
@@ -198,7 +198,7 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
     """Return the sizes of the model.
 
-    users: a GPU leaves room for their caches; 0 as for a start without options.
+    users: number of users for whose caches a GPU must leave room; 0 for the room that a start without options leaves.
     """
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
@@ -217,7 +217,7 @@ def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple
 
 
 def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> MemoryBudget:
-    """Return the usable memory: on a GPU, the GPU's; for a split model, the memory in both places."""
+    """Return the usable memory: `memory` without a GPU, the GPU's memory, or both together for a split model."""
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
         return memory
@@ -252,7 +252,10 @@ class _Room:
 def _room(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
 ) -> _Room:
-    """Return the room for the cache in memory or, if the model does not fit, with weights that run from disk."""
+    """Return the room for the cache.
+
+    If the model does not fit into memory, this is the room that is left when its weights are read from disk.
+    """
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     wanted = context or checkpoint.config.max_position_embeddings
 
@@ -275,7 +278,7 @@ def _room(
 
 
 def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
-    """Return the bytes left for the cache if matrices run from disk and take matrix_bytes of main memory."""
+    """Return the bytes left for the cache if matrices are read from disk and take matrix_bytes of main memory."""
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return max(memory.usable_bytes - sizes.workspace_bytes - matrix_bytes, 0)

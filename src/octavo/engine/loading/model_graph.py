@@ -1,4 +1,4 @@
-"""Builds the graph of a checkpoint, the limits of its steps, its weights in the configured types, and its sizes."""
+"""A checkpoint's graph and sizes, its weights in the configured types, and the limits of its steps."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def max_source_rows(config: EngineConfig, model_len: int) -> int:
 
 
 def _further_rows(graph: Graph, span_rows: int, source_rows: int) -> dict[RowDomain, int]:
-    """Return the most rows per step in the domains other than tokens."""
+    """Return the most rows per step in each domain other than tokens."""
     if source_width(graph):
         return {SOURCE: source_rows}
     return {SPANS: span_rows} if span_width(graph) else {}

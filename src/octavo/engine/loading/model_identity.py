@@ -23,7 +23,8 @@ _LAYOUT = 1  # incremented when the order of numbers in a block changes
 def cache_identity(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor) -> CacheIdentity:
     """Return the identity of the cache.
 
-    It is unique while the files are too new for their time stamps to identify their content.
+    Files that have just been written cannot be identified by their time stamps yet; the result is then
+    `CacheIdentity.unique`.
     graph: the whole model's graph.
     """
     content = checkpoint.file.identity()

@@ -30,7 +30,7 @@ class ModelMemory:
         return ModelMemory(self.main + other.main, self.device + other.device)
 
     def fits(self, limit: ModelMemory) -> bool:
-        """True if neither place exceeds the limit."""
+        """True if neither memory is above the limit."""
         return self.main <= limit.main and self.device <= limit.device
 
     def __str__(self) -> str:
@@ -50,9 +50,9 @@ class ModelPlan:
 class MemoryShares:
     """The shares of a server's memory for its models.
 
-    limit: for all loaded models together.
-    machine: the memory they may use without a limit. None if they may not use all of it; in that case no model may run
-    from disk.
+    limit: memory for all loaded models together.
+    machine: the memory they could use without a limit. None if the limit is less than all of main memory; in that case
+    no model may run from disk.
     """
 
     limit: ModelMemory
@@ -94,7 +94,10 @@ class MemoryShares:
         return ModelPlan(ModelMemory((fixed + cache) * count), replace(config, kv_cache_memory=cache))
 
     def _cache_bytes(self, config: EngineConfig, sizes: Sizes, context: int, memory: int, fixed: int) -> int:
-        """Return the bytes left for the cache in `memory` after the model's `fixed` bytes."""
+        """Return the bytes for the cache of a model that otherwise needs `fixed` bytes. `plan` gives the limits.
+
+        memory: bytes that all models together may take.
+        """
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes
         block_size, step = config.block_size, step_tokens(config)
@@ -135,7 +138,7 @@ class MemoryShares:
         return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
 
     def _sized(self, checkpoint: Checkpoint, config: EngineConfig, room: int, context: int) -> tuple[Sizes, int]:
-        """Return the sizes of a model in at most `room` bytes of GPU memory, and the bytes it may use."""
+        """Return the sizes of a model within `room` bytes of GPU memory, and the bytes that it may use there."""
         backend = backend_of(config)
         assert isinstance(backend, SplitBackend)
         room = max(room - self._context_bytes(config), 1)

@@ -106,7 +106,7 @@ class ProgressBar:
         return size(number) if self._in_bytes else f"{number:,}"
 
     def _left(self, what: str, done: int, total: int) -> str:
-        """Estimate the time left at the mean speed so far. Work done by an earlier run does not count."""
+        """Estimate the time left at the mean speed so far. Work done by an earlier run is not taken into account."""
         began, before = self._started[what]
         if done <= before or done >= total:
             return ""

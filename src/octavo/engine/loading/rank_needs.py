@@ -21,7 +21,7 @@ class RankNeeds:
     """The needs of one rank. Sizes are in bytes.
 
     exchanges: number of exchanges with the other ranks of its stage per step.
-    exchanged_bytes_per_token: bytes sent to them.
+    exchanged_bytes_per_token: bytes sent to these ranks.
     logits_bytes_per_row: bytes sent for a row of logits that is gathered whole, because the best candidates of each
     rank are not enough to sample it.
     handed_on_bytes_per_token: bytes sent to the next stage.
@@ -77,10 +77,10 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class RankExchange:
-    """An exchange between a rank and its stage, in columns per row.
+    """An exchange between a rank and the other ranks of its stage, in columns per row.
 
-    given: contributed by the rank.
-    moved: through its link, if the ranks form a ring.
+    given: columns that the rank contributes.
+    moved: columns that go through its link, if the ranks form a ring.
     """
 
     rows: RowDomain
@@ -89,7 +89,7 @@ class RankExchange:
 
 
 def exchanges_of(graph: Graph) -> list[RankExchange]:
-    """Return the exchanges in a rank's step. Logits count as if they were gathered whole."""
+    """Return the exchanges in a rank's step. All logits are assumed to be gathered whole."""
     found = []
     for node in graph.nodes:
         if isinstance(node.op, Collective):

@@ -81,7 +81,7 @@ def load_sources(
 ) -> Encodings:
     """Compile the encoder with this graph, and return it with an empty cache of rows.
 
-    decoder: holds the shared matrices.
+    decoder: executor that holds the shared matrices.
     """
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.source_encoder import SourceEncoder

@@ -9,7 +9,7 @@ from octavo.quantization.packed import DENSE_TYPES
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
-    """Return a sentence for each type whose weights grow in memory, with the factor and what slows down."""
+    """Return a sentence for each type whose weights grow in memory, with the factor and what becomes slower."""
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
         f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
@@ -35,7 +35,7 @@ def unpacking_notes(sizes: Sizes) -> list[str]:
 
 
 def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
-    """Return sentences about surprising sizes: weights that grow or have no kernel, a cache that keeps its type."""
+    """Return sentences about surprising sizes: weights that grow or lack kernels, a cache that ignores `kv_dtype`."""
     formats = sizes.cache.formats
     asked = config.kv_dtype
     notes = [*growth_notes(sizes), *unpacking_notes(sizes)]

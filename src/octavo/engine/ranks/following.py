@@ -52,7 +52,10 @@ logger = logging.getLogger(__name__)
 
 
 def follow(config: EngineConfig) -> None:
-    """Run the ranks of a machine other than the first until the leader ends. Raises EngineDeadError if one fails."""
+    """Run this machine's ranks until the leader ends. Only for machines other than the first.
+
+    Raises EngineDeadError if a rank fails.
+    """
     assert config.master is not None  # checked with nnodes
     host, port = address_of(config.master)
     env.cluster_token()  # raises if there is none
@@ -74,7 +77,7 @@ def follow(config: EngineConfig) -> None:
 
 
 def follow_one(host: str, port: int, rank: int, model: str) -> None:
-    """Run one rank of a machine other than the first in its own process.
+    """Run one rank in this process. Only for machines other than the first.
 
     model: the model's name on this machine.
     """
@@ -85,7 +88,7 @@ class Follower:
     """A rank in its own process that follows its leader until the leader is gone."""
 
     def __init__(self, connection: Connection, model: str | None = None) -> None:
-        """model: on another machine, the model's name there, which replaces the leader's."""
+        """model: on a machine other than the leader's, the model's name there, used instead of the leader's."""
         self._connection = connection
         self._model = model
         self._inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
@@ -116,7 +119,7 @@ class Follower:
         os._exit(1)  # native threads may wait for ranks that are gone
 
     def _state(self) -> Alive:
-        """Return the state for the leader, which gives up on a rank that is busy but makes no progress."""
+        """Return the state for the leader. The leader gives up on a rank that is busy but makes no progress."""
         executor = self._executor
         if not isinstance(executor, WatchedExecutor):  # progress is not known
             return Alive()

@@ -22,8 +22,7 @@ OTHERS_S = 300.0  # wait for the ranks of all machines
 def settled(config: EngineConfig, rank: int) -> EngineConfig:
     """Return the options with the number of compute threads set. Binds this thread and those it starts to a NUMA node.
 
-    Nothing is bound if this machine's ranks do not divide the nodes evenly, or if something else decides: several
-    replicas, Ray or a GPU.
+    Nothing is bound if this machine's ranks do not divide the nodes evenly, or with several replicas, Ray or a GPU.
     """
     threads, here = threads_of_rank(config), len(config.ranks_here)
     config = replace(config, num_threads=threads)

@@ -107,7 +107,7 @@ def _setup(
 ) -> Setup:
     """Return the setup of a rank.
 
-    A rank on this machine finds the model at the same path, one elsewhere by its own name for it.
+    A rank on this machine finds the model at the same path. A rank on another machine uses its own name for the model.
     """
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model

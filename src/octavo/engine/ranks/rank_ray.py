@@ -1,7 +1,7 @@
 """Ranks on a Ray cluster: a placement group with a bundle per machine, and an actor per rank.
 
-Ray places and starts the ranks and reports when one has died. Steps and values use Octavo's own connections, as between
-other machines (`octavo.distributed.rendezvous`).
+Ray places and starts the ranks and reports when one has died. Steps and values use Octavo's own connections, as they do
+between machines without Ray (`octavo.distributed.rendezvous`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _RayRanks:
     """The placement group, its actors, and the thread that notices when they end."""
 
     def __init__(self, ray: Any, config: EngineConfig, leader: Leader, is_ours: bool) -> None:
-        """is_ours: this process opened the connection to the cluster, and closes it with the ranks."""
+        """is_ours: this process opened the connection to the cluster, and closes it when the ranks end."""
         self._ray, self._leader, self._is_ours = ray, leader, is_ours
         self._host = ray.util.get_node_ip_address()
         nodes = [node for node in ray.nodes() if node["Alive"]]

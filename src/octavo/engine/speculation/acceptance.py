@@ -12,7 +12,7 @@ _FORGETTING = 0.97  # decay per further try: about the last thirty decide
 class Acceptance:
     """Counts of tried and right guesses. Older guesses count less.
 
-    everybody: the counts over all sequences, used as the start for a new sequence; None for those counts themselves.
+    everybody: the counts over all sequences, used as the start for a new sequence; None if this object is these counts.
     """
 
     def __init__(self, everybody: Acceptance | None = None) -> None:
@@ -36,7 +36,10 @@ class Acceptance:
         return odds
 
     def share(self, source: DraftOrigin) -> float:
-        """Return the probability that a source's guess of any level is right, from this sequence and all others."""
+        """Estimate the probability that a source's guess is right, over all levels.
+
+        The estimate combines the counts of this sequence and of all sequences.
+        """
         share = source.prior(_USUAL)
         general = None if self._everybody is None else self._everybody._counts.get(source.name)
         for counts in (general, self._counts.get(source.name)):

@@ -55,7 +55,7 @@ class AheadDrafts:
         return {chain.sequence: chain.length for chain in self._chains}
 
     def place_of(self, sequence: Sequence, number: int) -> int:
-        """Return the `Batch.token_sources` entry of a sequence's guess number `number`, counted from 0."""
+        """Return the `Batch.token_sources` entry for guess `number` of a sequence, counted from 0."""
         place = next(place for place, chain in enumerate(self._chains) if chain.sequence is sequence)
         return -2 - number * MAX_DRAFTING - place
 
@@ -71,8 +71,8 @@ class AheadDrafts:
     def _first(self, chains: list[AheadChain]) -> Batch:
         """Return the batch that reads the last known token and all drawn tokens.
 
-        Tokens after a wrong guess are never seen. A head reads each token at the previous position, with the hidden
-        state there, and has already read the first one.
+        Later tokens do not attend to tokens after a wrong guess. A head reads each token at the previous position, with
+        the hidden state there, and has already read the first one.
         """
         runs, skipped = [], int(self.drafter.reads_hidden)
         sources: list[int] = []

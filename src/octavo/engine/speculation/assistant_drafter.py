@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class AssistantDrafter(ModelDrafter):
     """A head without a cache of its own: it reads no prompts and only needs a sequence's last hidden state.
 
-    All guesses of a step are computed at the position of the last token, and attend to the tokens before it.
+    All guesses of a step are computed at the position of the last token, and attend to the tokens before that position.
     """
 
     name = ASSISTANT
     reads_hidden = True
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Store the last hidden states of each sequence: several, because its last drafts may be rejected."""
+        """Store the last few hidden states of each sequence, because its last drafts may be rejected."""
         hidden = output.hidden_states if len(schedule.scheduled) <= MAX_DRAFTING else None
         first, count = 0, len(batch.token_ids)
         for item in schedule.scheduled.values():

@@ -1,7 +1,7 @@
 """The protocol of draft sources: each guesses next tokens from one kind of knowledge.
 
-Each source is one file in this folder. It guesses for each sequence; `acceptance` learns how often such guesses are
-right, and `policy` decides how many of them a step computes. A wrong guess costs time, never an answer.
+Each source is one file in this folder. It makes guesses for each sequence; `acceptance` learns how often such guesses
+are right, and `policy` decides how many of them a step computes. A wrong guess costs time but never changes an answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ DRAFT_MODEL, MTP, EAGLE3, ASSISTANT = DRAFTERS = ("draft_model", "mtp", "eagle3"
 
 @dataclass(slots=True)
 class Draft:
-    """Guesses at the tokens after a sequence's own.
+    """Guesses at the tokens that follow a sequence.
 
-    levels: for each token, the strength of the evidence for it, assuming that those before it are right. A source's
-    guesses with the same level are right equally often; each source defines its own levels.
+    levels: for each token, the strength of the evidence for it, assuming that the tokens before it are right. A
+    source's guesses with the same level are right equally often; each source defines its own levels.
     """
 
     source: DraftOrigin
@@ -34,14 +34,14 @@ class Guesser(Protocol):
     """A draft source's knowledge of one sequence."""
 
     def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
-        """Guess at most `limit` tokens after the sequence's own and `tail`, its next tokens.
+        """Guess at most `limit` tokens that follow the sequence's tokens and `tail`, its next tokens.
 
-        Return None without a guess.
+        Return None if there is nothing to guess from.
         """
 
 
 class DraftOrigin(Protocol):
-    """The part of a source that is needed to learn how good it is.
+    """The part of a draft source that `Acceptance` needs to learn how often its guesses are right.
 
     name: the name shown in metrics.
     """
@@ -53,7 +53,7 @@ class DraftOrigin(Protocol):
 
 
 class DraftSource(DraftOrigin, Protocol):
-    """Guesses from one kind of knowledge.
+    """A source of drafts that guesses from one kind of knowledge.
 
     max_drafts: limit per sequence in one step.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EagleDrafter(HeadDrafter):
-    """A head with two inputs: the model's hidden states for computed tokens, the head's own for guesses.
+    """A head with two inputs: the model's hidden states for computed tokens, and its own hidden states for guesses.
 
     Its logits may cover fewer tokens than the model's.
     """
@@ -43,8 +43,8 @@ class EagleDrafter(HeadDrafter):
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:
         """Return the model's hidden states and the head's own. One of them is all zeros, because the head adds both.
 
-        The head's first layer adds its bias to both, although the bias belongs only to the model's hidden states, so it
-        is subtracted from the head's own.
+        The head's first layer adds its bias to this sum, although the bias belongs only to the model's hidden states,
+        so it is subtracted from the head's own.
         """
         of_model, own = (np.zeros((len(rows), columns), np.float32) for columns in self._head.columns)
         if not are_own:

@@ -41,7 +41,7 @@ class HiddenRows:
 
 
 class HeadDrafter(ModelDrafter):
-    """Drafts with a head, which predicts a token from a hidden state and the token after it.
+    """Drafts with a head that predicts a token from a hidden state and the token after it.
 
     For further guesses it uses its own hidden states. Its cache mirrors the target's blocks. Hidden states are not
     kept, so it reads each prompt together with the target, chunk by chunk. It cannot catch up on tokens that it missed,
@@ -122,7 +122,10 @@ class HeadDrafter(ModelDrafter):
         return self._drafts(chains)
 
     def _begin(self, sequence: Sequence, guesses: Guesses) -> Chain | None:
-        """Return a chain for a sequence whose tokens, except the last, all have hidden states, read or unread."""
+        """Return a chain for a sequence, or None.
+
+        All tokens of the sequence except the last must have hidden states, read or unread.
+        """
         unread, limit = sequence.hidden_rows, self._most(sequence, guesses)
         count = self._num_readable(sequence)
         if unread is None or limit <= 0 or count <= 0 or unread.start + count + 1 != len(sequence.token_ids):
@@ -135,7 +138,7 @@ class HeadDrafter(ModelDrafter):
         return bool(self._is_read[blocks[:full]].all() and (not rest or self._is_read[blocks[full], :rest].all()))
 
     def _is_ready(self, sequence: Sequence, guesses: Guesses) -> bool:  # noqa: ARG002
-        """True if the hidden states of all tokens of a sequence but the last were read."""
+        """True if the hidden states of all tokens of a sequence except the last were read."""
         unread, position = sequence.hidden_rows, len(sequence.token_ids) - 1
         return unread is not None and unread.start == position and self._has_read(sequence, position)
 
@@ -184,7 +187,7 @@ class HeadDrafter(ModelDrafter):
         return {each.sequence: hidden[i : i + 1] for i, each in enumerate(chains)}
 
     def _hidden_of(self, output: StepOutput) -> Float32 | None:
-        """Return the hidden states in a step's results, the model's or the head's, or None if it returned none."""
+        """Return the hidden states in the output of a step of the model or the head, or None if it returned none."""
         return output.hidden_states
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:  # noqa: ARG002
@@ -205,7 +208,7 @@ class HeadDrafter(ModelDrafter):
         unread.drop_before(unread.start + count)
 
     def _complete(self, batch: Batch) -> Batch:
-        """Complete the batch with hidden states for its next guesses and the copies that its blocks lack."""
+        """Request the hidden states that the next guesses need, and add the block copies that are still to be made."""
         batch.hidden_indices = batch.logits_indices
         if self._copies:
             batch.block_copies, self._copies = np.concatenate(self._copies), []

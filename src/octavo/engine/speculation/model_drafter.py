@@ -40,7 +40,7 @@ class Chain:
     """An unfinished draft.
 
     value: probability that all of it is right.
-    reading: None for a head.
+    reading: the sequence's tokens in the draft model's cache; None for a head.
     """
 
     sequence: Sequence
@@ -71,9 +71,9 @@ class ModelDrafter:
         max_drafts: int = MAX_DRAFTS,
         group: int = 0,
     ) -> None:
-        """times, limits: the target's.
+        """times, limits: the times and limits of the target.
         max_drafts: limit per sequence in one step.
-        group: one of the target's groups of layers, which keeps all blocks of a sequence.
+        group: the index of a group of the target's layers that keeps all blocks of a sequence.
         """
         self.executor = executor
         self.max_drafts = min(max_drafts, MAX_DRAFTS, limits.block_size)  # a spare block must have room for them
@@ -87,9 +87,9 @@ class ModelDrafter:
         return 0.3 + 0.06 * level
 
     def pays(self, num_rows: int, odds: float = _FIRST_ODDS) -> bool:
-        """True if a first guess per sequence is worth its time.
+        """True if a first guess per sequence is worth its time, or if that has to be found out.
 
-        If that is unknown, also True now and then, to find out.
+        Drafts that did not pay off are tried again now and then.
         """
         cost = self._cost(num_rows, num_rows)
         if cost is None or odds > cost:
@@ -107,7 +107,7 @@ class ModelDrafter:
         """Do nothing: this model reads prompts late."""
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
-        """Return drafts for those sequences that the model has read.
+        """Return drafts for the sequences whose tokens the model has read.
 
         If there are none, read a chunk of a prompt.
         num_rows: rows of the target's step without drafts.
@@ -168,9 +168,9 @@ class ModelDrafter:
         return 0 if guesses.barred_at == count else limit
 
     def odds_ahead(self, sequence: Sequence, guesses: Guesses, num_unknown: int, num_rows: int) -> list[float] | None:
-        """Return the odds of guesses worth making after the step in flight, which draws at most num_unknown tokens.
+        """Return the odds of the guesses worth making after the step in flight, which draws at most num_unknown tokens.
 
-        None if the model has to read or know tokens first.
+        Return None if the model has to read tokens first, or if the choice depends on tokens that are not known yet.
         """
         cost = self._cost(num_rows, num_rows)
         if cost is None or guesses.options.speculative_p_min or not self._is_ready(sequence, guesses):
@@ -184,7 +184,7 @@ class ModelDrafter:
         return odds
 
     def _is_ready(self, sequence: Sequence, guesses: Guesses) -> bool:
-        """True if the model has read all tokens of a sequence but the last."""
+        """True if the model has read all tokens of a sequence except the last."""
         reading, tokens = guesses.reading, sequence.token_ids
         if reading is None:
             return False
@@ -275,7 +275,10 @@ class ModelDrafter:
         return [each for each in room if each.value * _FIRST_ODDS > cost]
 
     def _cost(self, num_rows: int, num_chains: int) -> float | None:
-        """Return the cost of a guess and its row for each chain, in tokens of the target, or None if unknown."""
+        """Return the cost per chain of a guess and of its row, in tokens that the target would make in the same time.
+
+        Return None if times are unknown.
+        """
         draft_s, step_s = self._times.step_s(num_chains), self._target_times.step_s(num_rows)
         if draft_s is None or not step_s:
             return None

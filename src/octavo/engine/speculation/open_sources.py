@@ -34,7 +34,7 @@ def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> 
 
 
 def draft_sources(config: EngineConfig, graph: Graph, num_draft_states: int) -> list[DraftSource]:
-    """Return the sources in the order they are tried. Without speculation there are none, see `why_no_drafts`."""
+    """Return the sources in the order in which they are tried. The list is empty if `why_no_drafts` gives a reason."""
     options = SpeculativeConfig.of(config)
     if reason := why_no_drafts(config, graph, num_draft_states):
         if options.method not in ("auto", "off"):

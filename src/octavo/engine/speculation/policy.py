@@ -1,4 +1,4 @@
-"""Chooses how many drafts a step gets, so that tokens arrive fastest over all sequences."""
+"""Chooses how many drafts a step gets, so that all sequences together advance fastest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROW_COST = 0.15  # least cost of a row beyond the largest measured step, as a s
 class DraftPolicy:
     """Maximizes a step's expected tokens per second.
 
-    times: the measured times of steps, by rows.
+    times: the measured times of steps, by number of rows.
     If rows are expensive, as with many sequences, no draft pays off and none are made. The choice follows changes in
     times and odds.
     """
@@ -50,7 +50,7 @@ class DraftPolicy:
 
     @staticmethod
     def _steps(chains: Sequence[Sequence[float]], most: int) -> list[tuple[float, int]]:
-        """Return the expected tokens that each further draft adds: the best `most` in order, each with its sequence.
+        """Return the `most` best drafts in order: the expected tokens that each adds, and the index of its sequence.
 
         A draft is never worth more than the one before it, so a sequence's drafts stay in order.
         """
@@ -64,7 +64,7 @@ class DraftPolicy:
         return steps[:most]
 
     def _most_rows(self, may_explore: bool) -> int:
-        """Return the rows of the largest step whose time is known or close to a known one."""
+        """Return the number of rows of the largest step whose time is known or close to a known one."""
         largest = self._times.largest
         return max(int(_GROWTH * largest), largest + 1) if may_explore else largest
 

@@ -37,10 +37,10 @@ _LIKELY = 0.5  # odds of the next token from which the following step waits for 
 class Guesses:
     """The knowledge of all draft sources about a sequence, and their last draft.
 
-    guessers: each with its most drafts per step.
-    position: number of tokens that the draft follows.
+    guessers: the sources' guessers, each with the most drafts it may make per step.
+    position: number of tokens before the draft.
     odds: the odds of each draft token, up to the first that is too unlikely for the request.
-    options: the request's limits.
+    options: the options of the request, with its limits for drafts.
     barred_at: number of tokens after which no draft may follow, because the step with one had to be repeated.
     """
 
@@ -58,7 +58,7 @@ class Speculation:
     """The drafts for an engine's sequences.
 
     Every guess is compared with the actual tokens, even if no step has computed it. So a source that was wrong for a
-    while is used again as soon as it is right.
+    while is used again as soon as its guesses are right.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Speculation:
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
         """Give sequences their drafts for the next step, replacing the last ones.
 
-        running: sequences that are in no step.
-        max_rows: limit of a step.
+        running: sequences that are not in any step.
+        max_rows: most rows in a step.
         may_explore: see `DraftPolicy.lengths`. Never True while prompts are being read.
         """
         sequences, num_rows, everybody = [], 0, list(running)
@@ -145,7 +145,7 @@ class Speculation:
         self._metrics.num_lost_draft_models = 1
 
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
-        """Replace a sequence's guesses with the draft model's where the model's are better."""
+        """Ask the draft model for guesses, and use them where they are better than the guesses from other sources."""
         wanted = []
         for sequence in sequences:
             guesses = sequence.guesses
@@ -166,7 +166,7 @@ class Speculation:
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts.
 
-        token_ids: this step's tokens, one per sequence, not yet added to it.
+        token_ids: this step's tokens, one per sequence, not yet added to the sequences.
         """
         chains = []
         if len(token_ids) > MAX_DRAFTING:
@@ -182,7 +182,7 @@ class Speculation:
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
         """True if the step after the one in flight will probably have drafts, once the tokens in flight are known.
 
-        It must then not be submitted earlier, unless the drafts come from `lengths_ahead`.
+        If so, it must not be submitted before then, unless the drafts come from `lengths_ahead`.
         """
         waiting = list(sequences)
         if len(waiting) > MAX_DRAFTING:
@@ -206,9 +206,10 @@ class Speculation:
     def lengths_ahead(self, step: Schedule, max_rows: int) -> dict[Sequence, int] | None:
         """Return the number of the draft model's guesses per sequence for the step after `step`, which is running.
 
-        max_rows: limit of a step.
-        None if the guesses need the tokens of `step`: n-grams probably know more, or the model has not read everything
-        yet. Also None now and then, because the times of steps and guesses are measured only then.
+        max_rows: most rows in a step.
+        Return None if the guesses need the tokens of `step`, because n-grams probably know more or the model has not
+        read everything yet. Also return None now and then, because only then can the times of steps and guesses be
+        measured.
         """
         drafter, is_running = self.drafter, RequestStatus.RUNNING
         running = [item for item in step.scheduled.values() if item.rows and item.sequence.status is is_running]
@@ -247,7 +248,7 @@ class Speculation:
         return ahead
 
     def take_ahead(self, ahead: AheadDrafts, schedule: Schedule, output: StepOutput) -> None:
-        """Give sequences the guesses that a step computed for them, before its tokens are compared with these."""
+        """Give sequences the guesses that a step computed for them, so that its tokens can be checked against them."""
         computed = ahead.computed(schedule, output)
         try:
             drafts = ahead.drafts(computed)
@@ -265,7 +266,7 @@ class Speculation:
             guesses.position = len(sequence.token_ids)
 
     def note_ahead(self, ahead: AheadDrafts | None) -> None:
-        """Record the tokens that the guesses of the step in flight follow, now that they are known."""
+        """Update sequences for the guesses of the step in flight, now that the tokens before them are known."""
         for sequence, length in () if ahead is None else ahead.sequences.items():
             if sequence.status is RequestStatus.RUNNING and sequence.guesses is not None and ahead is not None:
                 sequence.draft_token_ids = guess_tokens(length)

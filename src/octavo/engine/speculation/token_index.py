@@ -11,7 +11,7 @@ _MAX_PLACES = 8  # places compared, the latest first
 
 
 class Match(NamedTuple):
-    """A place in a text that follows the same tokens as the text's end.
+    """A place in a list of tokens where the preceding tokens equal the last tokens of a text.
 
     end: position of the token that follows.
     length: number of matching tokens.
@@ -42,7 +42,7 @@ class TokenIndex:
             latest[pair] = end
 
     def find(self, text: list[int]) -> Match | None:
-        """Return the place with the longest match for the end of `text`, or None. Of several, return the latest."""
+        """Return the place with the longest match for the end of `text`, or None. Of equal ones, return the latest."""
         if len(text) < _MIN_MATCH:
             return None
         token_ids, best = self._token_ids, Match(-1, 0)

@@ -50,7 +50,7 @@ class TwinBlocks:
         self._filled: dict[int, int] = {}  # block id -> key
 
     def find(self, reading: DraftReading, token_ids: list[int], block_ids: list[int], num_preemptions: int) -> None:
-        """Update num_read: guesses may have been right, and blocks may belong to another sequence now."""
+        """Update num_read, because guesses may have been right and blocks may belong to another sequence now."""
         size, read = self._block_size, reading.num_read
         num_blocks = -(-read // size)
         if (
@@ -72,7 +72,10 @@ class TwinBlocks:
         reading.num_read = min(reading.num_read, len(token_ids) - 1)  # the last token is computed for its logits
 
     def note(self, reading: DraftReading, token_ids: list[int], block_ids: list[int], end: int) -> None:
-        """Record that tokens from num_read to `end` are computed, as far as the sequence has blocks."""
+        """Record that the tokens from num_read to `end` are computed.
+
+        Tokens beyond the sequence's blocks are ignored.
+        """
         size = self._block_size
         end = min(end, len(block_ids) * size)
         self._extend_keys(reading, token_ids)

@@ -2,8 +2,9 @@
 
 Grammars are compiled when a request is created, never on the engine's thread. Everything has a limit: the source by
 `StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, and the cache by
-`_CACHE_BYTES`. The cache counts the estimated size after compiling. The copies of a grammar share a lexer that grows
-with use: by half for ordinary schemas, and at most to the number of states in `_LIMITS`.
+`_CACHE_BYTES`. The limit of the cache applies to the estimated sizes of grammars just after compiling. The copies of a
+grammar share a lexer that grows with use: by half for ordinary schemas, and at most to the number of states in
+`_LIMITS`.
 """
 
 from __future__ import annotations
@@ -162,11 +163,11 @@ class GrammarState:
             self.check()
 
     def rows(self, first: int, *, may_end: bool) -> MaskRows:
-        """Return the mask rows that begin with row `first`, without drafts yet."""
+        """Return the answer's mask rows, beginning with row `first`. They include no drafts yet."""
         return MaskRows(first, self, may_end, [])
 
     def num_allowed(self, drafts: list[int]) -> int:
-        """Return the number of drafts, from the first on, that the grammar allows. An end of text does not count.
+        """Return the number of drafts, from the first on, that the grammar allows. An end of text is not counted.
 
         Nothing follows an end of text, so it does not need a row of its own.
         """
@@ -185,7 +186,7 @@ class MaskRows(NamedTuple):
 
     first: the first of 1 + len(drafts) rows.
     may_end: whether the end of text may be chosen.
-    drafts: the allowed ones, see `GrammarState.num_allowed`.
+    drafts: the drafts that the grammar allows, see `GrammarState.num_allowed`.
     """
 
     first: int

@@ -22,11 +22,11 @@ _stack_size_lock = threading.Lock()
 
 
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
-    """Run `work` on its own thread and return its result, or None if it exceeds the limit (it continues in that case).
+    """Run `work` on its own thread. Return its result, or None if it exceeds the time limit; the thread then continues.
 
     timeout_s: processor time, so that a busy machine does not reject what an idle one accepts. The caller waits at most
     five times as long.
-    The thread has no files open: a panic of the compiler shows nothing on the terminal.
+    The thread has no open files, so a panic of the compiler prints nothing on the terminal.
     Raises OverloadedError if no thread can be started; then `work` never runs.
     """
     begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up

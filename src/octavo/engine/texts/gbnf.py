@@ -63,7 +63,7 @@ class RuleName:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """All of these symbols in order. Empty for the empty text."""
+    """All of these symbols in order. A row without symbols matches the empty text."""
 
     items: tuple[Symbol, ...]
 
@@ -136,7 +136,7 @@ class _Parser(TextCursor):
     def _alternatives(self, space: re.Pattern[str]) -> Symbol:
         """Parse alternatives.
 
-        space: what may appear between symbols. Line breaks only within groups.
+        space: what may appear between symbols. It includes line breaks only within groups.
         """
         found = [self._sequence(space)]
         while self._take("|"):

@@ -1,8 +1,8 @@
 """Converts GBNF grammars to llguidance grammars that accept the same texts.
 
-llguidance splits a text into lexemes and takes the longest at each place. GBNF has no lexemes: `[a-z]* "x"` matches
-`abx`. Where the longest could be too long, a lexeme is therefore split, down to single characters if need be. The
-remaining lexemes are large enough that masks are computed fast.
+llguidance splits a text into lexemes and takes the longest one at each position. GBNF has no lexemes: `[a-z]* "x"`
+matches `abx`. Where the longest lexeme could be too long, it is therefore split, down to single characters if need be.
+The remaining lexemes are large enough for masks to be computed fast.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _TooLargeError(Exception):
 
 
 class _Grammar:
-    """The rules, the regular ones among them, and the symbols that are split into parts."""
+    """A GBNF grammar: all rules, the regular ones, and the symbols that are split into parts."""
 
     def __init__(self, rules: dict[str, Symbol]) -> None:
         self.order = _from_leaves(rules)
@@ -274,7 +274,7 @@ class _Grammar:
         return tuple(CharSet(((code, code),)) for code in symbol.codes)
 
     def _goes_on(self, ours: _Places, theirs: _Places, after: int) -> bool:
-        """True if a text of our lexeme plus a character that may follow it also begins a text of theirs."""
+        """True if a text of the lexeme `ours`, followed by a character from `after`, also begins a text of `theirs`."""
         waiting = [(a, b) for a in ours.first for b in theirs.first if ours.chars[a] & theirs.chars[b]]
         seen = set(waiting)
         while waiting:

@@ -39,7 +39,7 @@ class ImageInputs:
     def __init__(
         self, tokenizer: Tokenizer, processor: ImageProcessor | None, model: str, pdf_as: PdfAs = "auto"
     ) -> None:
-        """Store what errors and documents need.
+        """Keep the settings for reading images and documents.
 
         model: the model's name, for errors.
         pdf_as: how to read a PDF document that does not specify it.
@@ -52,7 +52,7 @@ class ImageInputs:
 
     @property
     def gives_vectors(self) -> bool:
-        """True if the model makes vectors of images, so that an image is its own prompt.
+        """True if the model computes vectors of images, so that an image is a prompt by itself.
 
         Raises UsageError if the model reads only text.
         """
@@ -298,9 +298,9 @@ def _rate(metadata: Any) -> float:
 
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:
-    """Return the bytes that identify an image.
+    """Return bytes that identify an image, and its pixels.
 
-    Also return its pixels, unless the bytes are a file that contains them.
+    The pixels are None if the bytes are a file, because they are decoded from it later.
     """
     from octavo.media.pictures import picture_of, picture_of_array
 

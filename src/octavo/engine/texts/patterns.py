@@ -82,7 +82,7 @@ class Repeat:
 class Alternatives:
     """Alternatives, each a row of nodes.
 
-    flags: in Rust's syntax, such as `i` or `-i`; empty to keep those of the surrounding group.
+    flags: in Rust's syntax, such as `i` or `-i`; empty to keep the flags of the surrounding group.
     """
 
     alternatives: tuple[tuple[PatternNode, ...], ...]
@@ -95,9 +95,9 @@ PatternNode: TypeAlias = "Chars | Edge | Unenforceable | Repeat | Alternatives"
 def translate_pattern(pattern: str) -> str:
     r"""Translate a JSON schema's pattern, which may match anywhere, to one for llguidance that matches a whole string.
 
-    Where ECMA-262 does not define a meaning, Rust's and Python's is used if they agree: `(?i)` at the beginning,
-    `(?P<name>)`, `\A`, `\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and UnenforceablePatternError for
-    look-around, backreferences, word boundaries, and anchors in the middle.
+    Where ECMA-262 does not define a meaning, the meaning in Rust and Python is used if they agree: `(?i)` at the
+    beginning, `(?P<name>)`, `\A`, `\z`, `[[:alpha:]]`. Raises PatternError for wrong syntax, and
+    UnenforceablePatternError for look-around, backreferences, word boundaries, and anchors in the middle.
     """
     tree = _Parser(pattern).parse()
     return f"^(?:{_anywhere(tree, at_start=True, at_end=True)})$"
@@ -114,7 +114,8 @@ def check_pattern(pattern: str) -> None:
 def _anywhere(tree: Alternatives, *, at_start: bool, at_end: bool) -> str:
     """Return alternatives in Rust's syntax.
 
-    at_start, at_end: whether the string begins or ends here; otherwise any text may precede or follow.
+    at_start, at_end: whether the alternatives begin or end the whole pattern. If so, any text may precede or follow
+    each one that has no anchor there.
     """
     written = []
     for row in tree.alternatives:
@@ -164,8 +165,8 @@ def _write(node: PatternNode, *, at_start: bool = False, at_end: bool = False) -
 class _Parser(TextCursor):
     """Parses a pattern by ECMA-262, with the `u` flag where both modes differ.
 
-    is_loose: only check the pattern. Constructs that regular expression dialects interpret differently are then no
-    errors.
+    is_loose: only check the pattern. Constructs that regular expression dialects interpret differently are then
+    allowed.
     """
 
     def __init__(self, pattern: str, *, is_loose: bool = False) -> None:
@@ -185,7 +186,7 @@ class _Parser(TextCursor):
         return tree
 
     def _doubt(self, problem: str) -> None:
-        """Raise PatternError for something that dialects interpret differently, unless the reading is loose."""
+        """Raise PatternError for a construct that dialects interpret differently, unless the parser is loose."""
         if not self._is_loose:
             raise PatternError(problem)
 
@@ -364,5 +365,5 @@ def rust_char(code: int) -> str:
 
 
 def _one(code: int) -> str:
-    """Return one character as a class or alone."""
+    """Return the pattern of one character, or a class that matches nothing if the character is excluded."""
     return _NOTHING if _IS_EXCLUDED.match(chr(code)) else rust_char(code)

@@ -18,7 +18,7 @@ _OFFSET = struct.Struct("<q")
 class ItemSeries:
     """The pages of a document or the frames of a video, represented by one mark.
 
-    items: layouts instead of items are only counted.
+    items: the images, or their layouts if their positions only need to be counted.
     texts: the text before each item. The first one precedes `opening`, the text that a template may write before the
     mark.
     """

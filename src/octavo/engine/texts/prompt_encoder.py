@@ -58,9 +58,9 @@ def template_eos_id(tokenizer: Tokenizer) -> int | None:
 class PromptEncoder:
     """A tokenizer with the model's chat template, which starts on first use. Thread-safe.
 
-    eos_token_id: the one written by the template.
+    eos_token_id: the end-of-text token that the template writes.
     process: the template's process, if it was started ahead of time.
-    template: replaces the tokenizer's own.
+    template: used in place of the tokenizer's template.
     system: system message for conversations that have none.
     """
 

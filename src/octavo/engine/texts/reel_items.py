@@ -23,10 +23,10 @@ _NUMBER = struct.Struct("<q")
 def item_of_file(
     decoder: PictureDecoder, data: bytes, kind: FileKind, processor: ImageProcessor, key: bytes | None = None
 ) -> MediaItem | ItemSeries:
-    """Return the item or items of a file.
+    """Return the item or items of a file. This is slow.
 
     key: the name of the file's content, or None for a digest.
-    This is slow. Raises UsageError whose text completes a sentence about the file.
+    Raises UsageError. Its text continues a sentence whose subject is the file.
     """
     key = content_digest(kind, data, processor) if key is None else key
     if kind == "image":

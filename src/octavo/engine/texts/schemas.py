@@ -96,7 +96,8 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema with its objects closed to properties that it does not name.
 
     Objects for which the schema mentions other properties stay open, and objects without `properties` stay unchanged.
-    An object described by several schemas (`allOf`, or `anyOf` next to `properties`) has the names of all of them.
+    If an object is described by several schemas (`allOf`, or `anyOf` next to `properties`), the properties that any of
+    them names are allowed.
     """
     closed: dict[str, Any] = json.loads(json.dumps(schema))
     waiting: list[tuple[Any, bool]] = [(closed, False)]
@@ -121,9 +122,9 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[list[Any]]:
-    """Return the schemas that describe the same value as a schema, besides its own keywords.
+    """Return the other schemas that describe the same value as this one, as lists of alternatives.
 
-    Alternatives form one list.
+    They come from `allOf`, `anyOf`, `oneOf` and `$ref`.
     """
     lists = {keyword: value for keyword, value in node.items() if isinstance(value, list)}
     groups = [[member] for member in lists.get("allOf", ())]
@@ -203,7 +204,7 @@ def escaped(name: str) -> str:
 
 
 def _schemas_within(root: dict[str, Any], node: dict[str, Any], pointer: str) -> Iterator[tuple[Any, str]]:
-    """Yield the schemas inside a schema, and the one that it refers to, with their pointers."""
+    """Yield the schemas inside a schema and the schema that its `$ref` refers to, each with its JSON pointer."""
     for keyword, value in node.items():
         place = f"{pointer}/{escaped(keyword)}"
         if keyword in MAPS_OF_SCHEMAS and isinstance(value, dict):
@@ -224,9 +225,9 @@ def _names_could_repeat(node: dict[str, Any]) -> bool:
 
 
 def _mend_format(node: dict[str, Any]) -> None:
-    """Replace dates and times with patterns, and limit the length of host names.
+    """Replace date and time formats with patterns, and limit the length of host names.
 
-    llguidance's own formats do neither.
+    llguidance's own formats are less strict.
     """
     name = node.get("format")
     if name == "hostname":

@@ -31,7 +31,8 @@ _YES_NO_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 class ScoreOptions:
     """Options for scoring pairs.
 
-    truncate_to: the most tokens of a prompt, whose second text is truncated; None if a longer one is an error.
+    truncate_to: most tokens of a prompt; the second text of a longer one is truncated. None if a longer one is an
+    error.
     instruction: the criterion by which a causal reranker judges.
     """
 
@@ -72,7 +73,7 @@ def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """The vectors that pairs need, as (prompt, parameters).
+    """The vectors to compute for pairs, as (prompt, parameters), and how to derive the pairs' scores.
 
     pairs: the indices of each pair's vectors.
     The score of late interaction takes the largest product of each token in the first text with a token in the second,

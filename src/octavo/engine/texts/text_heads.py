@@ -47,7 +47,7 @@ class TextHeads:
 
     yes_no: the head of a causal reranker.
     dense: layers applied to vectors of texts, in this order.
-    num_logs: how often log(1 + x), after relu, is applied before these.
+    num_logs: how many times log(1 + relu(x)) is applied before the dense layers.
     """
 
     yes_no: YesNoHead | None = None
@@ -55,8 +55,9 @@ class TextHeads:
     num_logs: int = 0
 
     def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
-        """Return the function from a pooled vector, or from token vectors, to the result. None if nothing remains to
-        do.
+        """Return the function that turns a pooled vector, or token vectors, into the result.
+
+        Return None if nothing is left to do.
         """
         if params.task == "score":
             return None if self.yes_no is None else self.yes_no.score

@@ -34,11 +34,11 @@ class TextModel:
     generates: it answers prompts.
     takes_whole_texts: it sees all tokens of a text at once.
     pooling, normalize: how its vectors are made.
-    scoring: label (a head scores a pair), yes_no (the next token does), cosine or dot (of the two vectors), or late (of
-    the tokens' vectors).
+    scoring: pairs are scored by a head (label), by the next token (yes_no), by the cosine or dot product of two
+    vectors (cosine, dot), or by comparing the tokens' vectors (late).
     num_labels: number of the head's labels.
     activation: applied to the head's label.
-    num_token_types: 0 if it has none.
+    num_token_types: number of token types; 0 if the model does not distinguish any.
     width: length of its vectors.
     """
 
@@ -103,7 +103,7 @@ ANSWERS_ONLY = TextModel()  # vectors are the mean of the hidden states; no scor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class YesNoHead:
-    """The output head's rows for "yes" and "no", [2, hidden], and what the head does to its logits."""
+    """The output head's rows for "yes" and "no", [2, hidden], and the bias, scale and cap of its logits."""
 
     weight: Float32
     bias: Float32
@@ -111,7 +111,7 @@ class YesNoHead:
     cap: float | None
 
     def score(self, hidden_state: Float32) -> Float32:
-        """Return the probability of yes as opposed to no: [1]."""
+        """Return the probability of "yes" rather than "no": [1]."""
         logits = (self.weight.astype(np.float64) @ hidden_state + self.bias) * self.scale
         capped = logits if self.cap is None else softcap(logits, self.cap)
         return sigmoid(np.asarray([capped[0] - capped[1]]))
@@ -151,9 +151,9 @@ def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer, width
 
 
 def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
-    """Return the graph's pooling if it pools by itself, otherwise the checkpoint's.
+    """Return the graph's pooling if it pools by itself, otherwise the checkpoint's pooling.
 
-    A head reads the token that attends to all others.
+    A classification head reads the hidden state of the token that attends to all others.
     """
     if not graph.takes_whole_texts:
         return "last" if pooling.is_classifier else pooling.pooling
@@ -164,7 +164,10 @@ def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
 
 
 def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the token ids of a causal reranker's answers: its checkpoint's, or `yes` and `no` of a ChatML model."""
+    """Return the token ids of a causal reranker's two answers, or None for any other model.
+
+    They come from the checkpoint, or are `yes` and `no` for a ChatML model.
+    """
     if pooling.yes_no is not None:
         return pooling.yes_no if max(pooling.yes_no) < tokenizer.vocab_size else None
     if CHAT_TOKEN not in {tokenizer.tokens[i] for i in tokenizer.special_token_ids}:

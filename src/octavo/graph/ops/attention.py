@@ -46,8 +46,8 @@ class AttentionParams:
     window, chunked: which tokens a token sees, as in `first_visible`.
     head_dim: columns of a query or key head.
     value_dim: columns of a value head; None means head_dim.
-    query_scales: another factor for the queries, indexed by (position + scale_offset) // scale_length; the last one
-    applies to all later positions.
+    query_scales: additional factors for the queries, indexed by (position + scale_offset) // scale_length; the last
+    factor applies to all later positions.
     """
 
     layer: int
@@ -123,8 +123,8 @@ class Attention(Op):
 
     score(i, j) = softcap(scale * q_i . k_j) + alibi_slope * (j - i) + distance_bias(j - i); a sink is one more logit in
     the softmax that carries no value. Grouped heads: arXiv 2305.13245; ALiBi: 2108.12409; sinks: arXiv 2309.17453.
-    Without k and v it reads those that another operation has written to the cache of layer `params.layer` in the same
-    step (arXiv 2405.05254).
+    Without k and v, it reads the keys and values that another operation has written to the cache of layer
+    `params.layer` in the same step (arXiv 2405.05254).
     """
 
     cut: ClassVar[Cut[Any]] = AttentionHeads(("q",), ("k", "v"))
@@ -178,7 +178,8 @@ class Attention(Op):
 class FusedAttention(Op):
     """Per-head norms, rope, cache write and attention on q, k and v side by side in one value. Made by passes.
 
-    norms_q, norms_k, norms_v: which of them have a norm; v's norm never has a weight, the others may.
+    norms_q, norms_k, norms_v: which of q, k and v have a norm. The norms of q and k may have a weight, but not the norm
+    of v.
     """
 
     qkv: Value  # [TOKENS, sum of params.widths], or the width of q alone if the keys are another operation's
@@ -253,7 +254,7 @@ class FusedAttention(Op):
 
 
 def positions_of(step: Evaluation, rows: RowDomain, rope: RopeParams) -> NDArray[np.int32]:
-    """Return the positions [components, rows]; if there are no rows, the batch need not provide them."""
+    """Return the positions [components, rows]. The batch need not provide positions if there are no rows."""
     positions = domain_rows(step.batch, rows).positions
     return np.zeros((rope.components, 0), np.int32) if positions is None else positions
 
@@ -295,7 +296,9 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
 
 
 def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
-    """Count FLOPs: for each query-key pair, products of head_dim and value_dim and about five for the softmax."""
+    """Count the FLOPs. Each query-key pair needs products over head_dim and value_dim, and about five FLOPs for the
+    softmax.
+    """
     queries = sizes.tokens / max(sizes.requests, 1)
     if params.chunked and params.window is not None:
         pairs = _chunked_pairs(sizes.context, params.window) - _chunked_pairs(sizes.context - queries, params.window)
@@ -392,7 +395,7 @@ def _attend(
 ) -> Array:
     """Attend within one request: q [t, num_heads * head_dim], keys and values [length, num_kv_heads, head_dim].
 
-    places: positions of the queries among these keys [t], and of the last key that each sees; the first key begins a
+    places: position of each query among these keys [t], and of the last key that it sees [t]. The first key begins a
     chunk.
     tables: sinks, and biases by distance.
     """

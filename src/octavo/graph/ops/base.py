@@ -35,7 +35,7 @@ class StepSizes:
     """The numbers that a step's cost depends on.
 
     context: mean number of tokens that a request has in the cache after the step, including the new ones.
-    kv_element_bytes: bytes of one number in the cache, including its share of any scale.
+    kv_element_bytes: bytes of one number in the cache, including its share of the bytes of a scale.
     element_bytes: bytes of one number of a value; 4 for a backend that computes in float32.
     further_rows: rows of domains other than tokens and outputs.
     """
@@ -73,7 +73,7 @@ class RowNeed:
 class IndexNeed:
     """The index array that an operation reads: `width` rows of `source` for each row.
 
-    keeps: -1 stands for no row, and a step without the array has no such rows.
+    keeps: True if -1 may stand for no source row. A step may then leave out the array, as if it were -1 everywhere.
     """
 
     index: IndexArray
@@ -86,7 +86,7 @@ class IndexNeed:
 class LayerCache:
     """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size.
 
-    kv_dtype: the type to round to; None means no rounding, as exact as the computation.
+    kv_dtype: the type to round to; None means that numbers are stored as exactly as they are computed.
     key_mean: subtracted from int8 keys before rounding, [num_kv_heads, key_dim].
     """
 
@@ -207,14 +207,16 @@ class Op(ABC):
 
     @property
     def cache(self) -> KVCache | StateCache | None:
-        """The cache that the operation keeps from step to step, or another operation's cache that it reads
-        (`owns_cache`).
+        """The cache that the operation keeps from step to step, or another operation's cache that it reads (see
+        `owns_cache`).
         """
         return None
 
     @property
     def owns_cache(self) -> bool:
-        """False for an operation that reads what another one has written to its cache in the same step."""
+        """False for an operation that reads what another operation has written to that operation's cache in the same
+        step.
+        """
         return self.cache is not None
 
     @property
@@ -224,11 +226,11 @@ class Op(ABC):
 
     @property
     def is_gate(self) -> bool:
-        """True for the output of a gate, which a backend may store as the codes that a product reads."""
+        """True if the output comes from a gate. A backend may store it as the codes that a product reads."""
         return False
 
     def multiplied_with(self, value: Value) -> tuple[Parameter, ...]:  # noqa: ARG002
-        """Return the weights of the products that take an input unchanged, if nothing else in the operation
+        """Return the weights of the products that take this input unchanged; empty if anything else in the operation
         reads it.
         """
         return ()
@@ -284,5 +286,5 @@ def require_parameter(parameter: Parameter | None, *shape: int) -> None:
 
 
 def describe(value: Value) -> str:
-    """Describe a value's shape: `[tokens, 576]`."""
+    """Describe a value's shape, for example `[tokens, 576]`."""
     return f"[{value.rows.name}, {value.cols}]"

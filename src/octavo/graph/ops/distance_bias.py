@@ -38,9 +38,9 @@ def require_distance_bias(bias: Parameter | None, num_heads: int) -> None:
 
 
 def distance_terms(queries: Array, keys: Array, distance: NDArray[np.int_], vectors: Sequence[Array | None]) -> Array:
-    """Return q_i .
+    """Return the score terms `q_i . K(j - i) + k_j . Q(j - i)`, [heads, rows, rows]; zeros without K and Q.
 
-    K(j - i) + k_j . Q(j - i), [heads, rows, rows], as in He et al., arXiv 2006.03654; zeros without both.
+    He et al., arXiv 2006.03654.
 
     queries, keys: [heads, rows, head_dim] of the same tokens.
     distance: distance of each key from each query, j - i.

@@ -32,9 +32,9 @@ from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, V
 class EncoderAttentionParams:
     """The attention of one layer.
 
-    window: maximum distance, before and after, of the tokens that a token sees.
+    window: maximum distance of the tokens that a token sees, in both directions.
     alibi_slopes: a score is reduced by the slope of its head times the distance, [num_heads]. Press et al., arXiv
-    2108.12409; in both directions as in Günther et al., arXiv 2310.19923.
+    2108.12409; extended to both directions as in Günther et al., arXiv 2310.19923.
     softcap: as in `AttentionParams`; cannot be combined with slopes.
     """
 
@@ -113,10 +113,11 @@ class EncoderAttention(Op):
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention(Op):
-    """Writes k and v of the rows of a domain into its cache; then each token sees all that its sequence has there.
+    """Writes k and v of the rows of a domain into its cache; then each token sees all rows that its sequence has there.
 
-    A token whose sequence has nothing in the cache gets zeros. Without k and v it reads what another operation has
-    written to the cache of `layer`. The rows come only once: later steps have none and read the cache.
+    A token whose sequence has nothing in the cache gets zeros. Without k and v, it reads what another operation has
+    written to the cache of `layer`. A sequence's rows are in only one step. Later steps have none of them, and read the
+    cache.
 
     Vaswani et al., arXiv 1706.03762.
     """
@@ -185,7 +186,10 @@ class CrossAttention(Op):
 
 @dataclass(frozen=True, slots=True)
 class TokenTypeEmbedding(Op):
-    """The rows of `Batch.token_types`: which of two texts a token belongs to. Without them every type is 0."""
+    """The row of the table for each token's type. `Batch.token_types` gives which of two texts a token belongs to.
+
+    If the batch has no token types, all are 0.
+    """
 
     weight: Parameter  # [types, cols]; -> [TOKENS, cols]
 
@@ -203,7 +207,7 @@ class TokenTypeEmbedding(Op):
 class TextPool(Op):
     """Base of the operations that combine all tokens of a text into one row. [TOKENS, cols] -> [OUTPUTS, cols].
 
-    The text is the one that a row of `Batch.output_indices` belongs to.
+    Each index in `Batch.output_indices` selects the text that its token belongs to.
     """
 
     needs_whole_texts: ClassVar[bool] = True

@@ -16,7 +16,8 @@ _LARGEST_CODE = np.float32(127.0)
 
 
 def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None) -> Array:
-    """Return keys [..., head_dim] as attention reads them from the cache, in their own dtype. None means unchanged.
+    """Return keys [..., head_dim] as attention reads them from the cache, in their own dtype; unchanged without a
+    `kv_dtype`.
 
     int8: the mean [num_kv_heads, head_dim] is subtracted, a Walsh-Hadamard transform spreads outliers (arXiv
     2404.00456), each 32 dimensions are rounded with one scale, and the steps are undone.

@@ -52,9 +52,10 @@ class HeadLinear(Op):
 class LatentAttention(Op):
     """Causal attention of all heads over one key per token, whose first `latent` columns are also its value.
 
-    The key consists of the latent, from which the uncompressed form of the model would compute all heads' keys and
-    values, and a rotary part that the heads share. The products with the heads' own matrices are absorbed: they come
-    before, for queries, and after, for outputs (`HeadLinear`). DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    The key consists of the latent and a rotary part that the heads share. The uncompressed form of the model would
+    compute all heads' keys and values from the latent. The products with the heads' own matrices are absorbed: they are
+    applied to queries before the attention and to its outputs (`HeadLinear`). DeepSeek-V2, arXiv 2405.04434, section
+    2.1.
     """
 
     cut: ClassVar[Cut[Any]] = AttentionHeads(("q", "q_rope"))

@@ -32,10 +32,10 @@ class Input(Op):
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Op):
-    """The rows of `Batch.token_ids`.
+    """The row of the table for each id in `Batch.token_ids`.
 
-    A part of a table, whose rows begin at `first`, returns zeros for the ids of other parts, so that the sum over the
-    parts is the whole table's value.
+    The weight may be a part of the table that begins at row `first`. It then gives zeros for the ids of other parts, so
+    that the sum over all parts is the same as for the whole table.
     """
 
     cut: ClassVar[Cut[Any]] = TableRows()
@@ -72,7 +72,7 @@ class Embedding(Op):
 
 @dataclass(frozen=True, slots=True)
 class PositionEmbedding(Op):
-    """The rows of `Batch.positions`, learned in training. The first `offset` rows belong to no position."""
+    """The row of a learned table for each of `Batch.positions`. The first `offset` rows belong to no position."""
 
     weight: Parameter  # [offset + positions, cols]; -> [TOKENS, cols]
     offset: int = 0
@@ -124,7 +124,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, slots=True)
 class Logits(Op):
-    """The output head: linear on the first selected rows, then an optional soft cap. -> [LOGITS, vocab]
+    """The output head: a linear layer on the first selected rows, followed by an optional soft cap. -> [LOGITS, vocab]
 
     `scale` multiplies the logits before the cap.
     """

@@ -38,10 +38,10 @@ class AdapterLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """y = gain * (W x) + scale * B (A x), for a weight W [out, in] or for each one of a stack.
+    """y = gain * (W x) + scale * B (A x), for a weight W [out, in], or for each weight of a stack.
 
     gain: factor per output feature, for example from the magnitudes of DoRA; None means 1.
-    a: None means the identity, so that B has the size of W, which a gain of zeros replaces.
+    a: None means the identity: B then has the size of W. With a gain of zeros, B replaces W.
     """
 
     a: Float32 | None  # [rank, in], or [stack, rank, in]
@@ -80,9 +80,9 @@ class LowRank:
         return replace(self, gain=magnitudes)
 
     def transposed(self) -> LowRank:
-        """Return the same change of the transposed weight.
+        """Return the same change, applied to the transposed weight.
 
-        Requires that the weight is replaced as a whole, or has no gain.
+        Requires that the change replaces the whole weight, or has no gain.
         """
         if self.a is None:
             return LowRank.whole(self.b.T)
@@ -115,7 +115,7 @@ class LowRank:
         return self.b.size + (0 if self.a is None else self.a.size) + (0 if self.gain is None else self.gain.size)
 
     def scaled(self, factor: float) -> LowRank:
-        """Return the change for the weight times a factor."""
+        """Return this change with its effect on the weight multiplied by a factor."""
         gain = None if self.gain is None else (1 + np.float32(factor) * (self.gain - 1)).astype(np.float32)
         return replace(self, scale=self.scale * factor, gain=gain)
 
@@ -180,7 +180,7 @@ class BesideWeights:
         return HEAD_PLACE if self.is_head else weight.name
 
     def part(self, weight: Parameter) -> Part | None:
-        """Return the part of the whole weight, as adapters store it, that the operation's weight is."""
+        """Return which part of the whole weight, as adapters store it, the operation uses; None means all of it."""
         return weight.part
 
     def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
@@ -327,7 +327,7 @@ class AddToEmbedding(BesideWeights, Op):
         return weight.name
 
     def part(self, weight: Parameter) -> Part | None:
-        """Return the part of the transposed table that the operation's table is."""
+        """Return which part of the transposed table the operation uses; None means all of it."""
         return None if weight.part is None else replace(weight.part, dimension=1 - weight.part.dimension)
 
     def evaluate(self, step: Evaluation) -> Array:

@@ -22,18 +22,20 @@ class Routing:
     """The choice of `top_k` experts for each row, and their weights. Shazeer et al., arXiv 1701.06538.
 
     scoring: softmax or sigmoid over the router's outputs, computed before the choice. A softmax over only the chosen
-    outputs (Mixtral, gpt-oss) is `softmax` with `normalize`. A third scoring, sparsemixer, is that of Phi 3.5 MoE
-    (arXiv 2409.12136): the weight of each chosen expert is its share in a softmax of the outputs. It leaves out the
-    experts chosen before, and outputs that are smaller by more than twice `jitter` times the larger of their size and
-    the best one.
+    outputs (Mixtral, gpt-oss) is `softmax` with `normalize`. The third scoring, `sparsemixer`, is used by Phi 3.5 MoE
+    (arXiv 2409.12136): the weight of each chosen expert is its share in a softmax of the outputs. This softmax leaves
+    out the experts already chosen, and outputs that are more than 2 * jitter * max(|output|, best) below the best
+    remaining output.
     normalize: divide the chosen weights by their sum.
-    scale: factor for the weights after that.
+    scale: factor for the weights, applied after `normalize`.
     on_input: the weights multiply the rows that experts read instead of their outputs (Llama 4).
     num_groups: number of groups of neighbouring experts; only experts of the best `top_groups` groups are chosen. The
     score of a group is the sum of its `group_best` highest scores: one in DeepSeek V2 (arXiv 2405.04434), two in V3
     (2412.19437).
-    num_identities: the last choices return the row itself and have no matrices (LongCat Flash, arXiv 2509.01322). Among
-    equal scores the lower expert or group comes first.
+    num_identities: number of choices, the last ones, that return the row itself and have no matrices (LongCat Flash,
+    arXiv 2509.01322).
+
+    If scores are equal, the expert or group with the lower number is chosen first.
     """
 
     top_k: int
@@ -70,8 +72,8 @@ class Routing:
         """Return the chosen experts, best first, and their weights, both [rows, top_k].
 
         logits: router outputs, [rows, experts].
-        bias: added to the scores only for the choice, [experts].
-        factors: multiply the weights of their experts last, [experts].
+        bias: added to the scores for the choice but not for the weights, [experts].
+        factors: factor of each expert's weight, applied last, [experts].
         """
         if self.scoring == "sparsemixer":
             return self._mix_sparsely(logits)
@@ -200,7 +202,7 @@ class MoE(Op):
 
     @property
     def expert_parameters(self) -> tuple[Parameter, ...]:
-        """The matrices and biases of the experts, each [experts, ...]; a row reads those of its experts."""
+        """The matrices and biases of the experts, each [experts, ...]; a row reads only its experts' parts."""
         biases = (self.gate_bias, self.up_bias, self.down_bias)
         return (*self.products, *(bias for bias in biases if bias is not None))
 

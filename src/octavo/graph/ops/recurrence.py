@@ -95,7 +95,7 @@ class DeltaHeads:
     def split(self, size: int, step: int) -> StateSplit | None:
         """Return the heads of `size` ranks, or None if there are too few.
 
-        step: number of output columns whose multiples ranks begin at, if that is possible.
+        step: each rank's output columns begin at a multiple of this number if possible.
         """
         group, unit = self.num_v_heads // self.num_k_heads, lcm(step, self.value_dim) // self.value_dim
         step = unit * group if self.is_tiled else unit
@@ -335,9 +335,9 @@ class DiagonalDeltaRule(Op):
     Used in Kimi Linear (arXiv 2510.26692) and RWKV 7 (2503.14456).
 
     For each token and head, with gates = exp(decay * softplus(gate)), or exp(gate) without `decay`: seen = read @
-    state, with the state after the gates if `reads_decayed`, else before them;
-    state = gates * state + sigmoid(beta) * (outer(k, v) - outer(erase, seen)); out = q @ state. Without beta its factor
-    is 1.
+    state, where state is taken after the gates if `reads_decayed`, otherwise before them;
+    state = gates * state + sigmoid(beta) * (outer(k, v) - outer(erase, seen)); out = q @ state. Without beta,
+    sigmoid(beta) is replaced by 1.
     """
 
     q: Value  # [TOKENS, heads * key_dim], like all but v and beta

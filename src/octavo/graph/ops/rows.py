@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _SingleRows(Columnwise["Gather"]):
-    """A columnwise cut that applies only if rows are not placed side by side."""
+    """A columnwise cut that applies only if the width is 1, so that no rows are placed side by side."""
 
     def asks(self, op: Gather, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
         return super().asks(op, output, wishes) if op.width == 1 else []
@@ -44,8 +44,8 @@ def _indexed(op: Gather | PoolRows, step: Evaluation) -> Array:
 class Gather(Op):
     """Rows of x by an index, `width` of them side by side: [rows of x, cols] -> [index.rows, width * cols].
 
-    SELECTED takes the tokens whose logits are wanted. A width above 1 merges neighbours, such as the patches of a
-    square.
+    The index SELECTED takes the tokens whose logits are wanted. A width above 1 merges neighbours, such as the patches
+    of a square.
     """
 
     cut: ClassVar[Cut[Any]] = _SingleRows()

@@ -1,5 +1,5 @@
-"""Norms over columns that are spread over several ranks: each rank provides its sums, and the norm uses
-those of all.
+"""Norms over columns that are spread over several ranks: each rank provides its sums, and the norm uses the sums of all
+ranks.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Receive(Input):
 
 @dataclass(frozen=True, slots=True)
 class Send(Op):
-    """x, which every rank of the next stage receives in that slot.
+    """The value x, sent to every rank of the next stage, which receives it in the same slot.
 
     All ranks of a stage have x, and one of them sends it.
 

@@ -1,5 +1,5 @@
-"""Operations on parts of the columns: parallel streams of hidden states, learned factors, the largest
-values of a row.
+"""Operations on parts of the columns, such as parallel streams of hidden states, learned factors and the largest values
+of a row.
 """
 
 from __future__ import annotations

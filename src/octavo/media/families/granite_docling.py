@@ -22,7 +22,7 @@ _LONGEST_GRID = 16  # the marks for rows and columns end there
 class DenseRule:
     """The rule that gives more tiles to wide pages that would otherwise shrink too much.
 
-    most: maximum number of tiles of such pages, or 0 for no such pages
+    most: maximum number of tiles of such pages; 0 turns the rule off
     scale: scale of the page's width below which a page shrinks too much, or 0 for no limit
     least_ratio, most_ratio: bounds on the ratio of width to height, or 0 for no bound
     """

@@ -37,7 +37,7 @@ class VideoRule:
     least_frames, most_frames: bounds on the number of frames in a video
     least_pixels, most_pixels: bounds on the pixels per frame in Qwen 2 and 2.5, and per video in later models
     tokens_per_second: positions per second in Qwen 2.5. None if consecutive pairs of frames are one position apart, or
-    follow a text with their time.
+        if each pair follows a text with its time
     """
 
     rate: float
@@ -136,8 +136,9 @@ class QwenImages(ImageProcessor):
         return new_height, new_width
 
     def _fitted_video(self, video: VideoHeader, count: int) -> tuple[int, int]:
-        """Return the height and width of each of `count` frames, as the rule requires or smaller, so that a prompt can
-        contain all.
+        """Return the height and width of each of `count` frames.
+
+        This is the size that the rule requires, or a smaller one if a prompt could not contain all frames otherwise.
         """
         rule, height, width = self.video, video.height, video.width
         if self.has_times:
@@ -172,7 +173,7 @@ class QwenImages(ImageProcessor):
         return [int(i * (total / count)) for i in range(count)]
 
     def _times(self, video: VideoHeader, groups: Sequence[tuple[int, ...]]) -> list[int | None]:
-        """Return each group's distance from the first one in positions, or None if it is a picture of its own."""
+        """Return each group's distance from the first in positions; None for a group that is a picture of its own."""
         if self.has_times:
             return [None] * len(groups)
         if self.video.tokens_per_second is None:

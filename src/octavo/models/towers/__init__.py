@@ -21,9 +21,9 @@ from octavo.models.towers._tower import TowerConfig
 
 
 class TowerConfigType(Protocol):
-    """The `Config` class of a family. All functions raise ModelLoadError naming the key.
+    """The `Config` class of a family. All methods raise ModelLoadError naming the key.
 
-    Families without `PROJECTORS` have only the first one.
+    Families without `PROJECTORS` have only `from_hf`.
     """
 
     def from_hf(self, reader: ConfigReader) -> TowerConfig:

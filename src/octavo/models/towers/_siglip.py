@@ -88,7 +88,7 @@ class SiglipConfig(TowerConfig):
 
 
 def resized_places(grid: Float32, rows: int, cols: int) -> Float32:
-    """Resize a square of position embeddings [side, side, width] to [rows, cols, width]: antialiased bilinear."""
+    """Resize square position embeddings [side, side, width] to [rows, cols, width], bilinearly with antialiasing."""
     down, across = (_taps(len(grid), count) for count in (rows, cols))
     resized: Float32 = np.einsum("rs,scw->rcw", down, np.einsum("ct,stw->scw", across, grid))
     return resized

@@ -52,10 +52,10 @@ class TowerInputs:
 class TowerConfig:
     """Base of the `Config` classes of image encoders.
 
-    patch_values: numbers per patch.
+    patch_values: number of values per patch.
     merge_size: side of a block in patches.
     output_width: width of an output row.
-    sight: how the decoder differs for this encoder.
+    sight: the differences between the decoder and its text-only form.
     host_tables: weights that `inputs` reads.
     """
 
@@ -96,7 +96,7 @@ class TowerConfig:
         return {PATCHES: patches, MERGED: patches}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
-        """Return the arrays for a step of these tiles other than their patches.
+        """Return all arrays of a step with these tiles, except the patches.
 
         tables: the weights named in `host_tables`.
         """
@@ -104,7 +104,7 @@ class TowerConfig:
 
 
 def tile_rows(tiles: Sequence[ImageTile], merge: int, *, positions: bool = True) -> dict[str, DomainRows]:
-    """Return the rows of a step in which the patches of each block are adjacent.
+    """Return the domain rows of a step in which the patches of each block are adjacent.
 
     positions: include the row and column of each patch.
     """
@@ -188,9 +188,11 @@ def read_activation(vision: ConfigReader, default: str = "gelu_pytorch_tanh") ->
 
 
 def square_side(reader: ConfigReader, key: str, count: int) -> int:
-    """Return the side of a square with `count` cells, the value of `key`.
+    """Return the side of a square with `count` cells.
 
-    Raises ModelLoadError if there is no such square.
+    key: the key whose value `count` is.
+
+    Raises ModelLoadError if `count` is not a square number.
     """
     side = math.isqrt(count)
     if side * side != count:
@@ -222,7 +224,7 @@ def bilinear(table: Array, side: int, rows: int, cols: int) -> Float32:
 
 
 def plane_rope(head_dim: int, theta: float = 10000.0) -> RopeParams:
-    """Return the rotary embedding of patches: half of the pairs rotates by the row, the other by the column."""
+    """Return the rotary embedding of patches: half of the pairs rotate by the row, and the other half by the column."""
     quarter = head_dim // 4
     frequencies = tuple(float(theta ** (-i / quarter)) for i in range(quarter))
     return RopeParams(frequencies * 2, axes=(0,) * quarter + (1,) * quarter)
@@ -231,7 +233,7 @@ def plane_rope(head_dim: int, theta: float = 10000.0) -> RopeParams:
 def attention(g: Graph, x: Value, cfg: TowerConfig, stem: str, rope: RopeParams | None) -> Value:
     """Build a layer's attention up to its output projection, from the `q_proj`, `k_proj` and `v_proj` under `stem`.
 
-    Rows of q and k are normed if there are weights for it.
+    Rows of q and k are normalized if there are weights for their norms.
     """
     q, k, v = (g.linear(x, f"{stem}.{part}_proj") for part in "qkv")
     if f"{stem}.q_norm.weight" in g.weights:

@@ -76,8 +76,8 @@ WEIGHTS = WeightTable(
 class Config(TowerConfig):
     """Configuration of Qwen 2 VL's and 2.5 VL's image encoder.
 
-    window: side of a window in blocks. 0 means no layer has windows, as in Qwen 2 VL with its LayerNorm and plain MLP.
-    full_layers: layers that see the whole image regardless.
+    window: side of a window in blocks. 0 means Qwen 2 VL: no windows, LayerNorm instead of RMSNorm, and a plain MLP.
+    full_layers: layers without windows in 2.5 VL, where every patch sees the whole image.
     """
 
     activation: str = "silu"
@@ -141,7 +141,7 @@ class Config(TowerConfig):
         return TowerInputs((), self._with_windows(tiles, rows) if self.window else rows)
 
     def _with_windows(self, tiles: Sequence[ImageTile], rows: Mapping[str, DomainRows]) -> dict[str, DomainRows]:
-        """Return the rows with an added WINDOWS domain, and the indices to and from it."""
+        """Return the rows with an added WINDOWS domain, and the index arrays that map rows to it and back."""
         patches, square = rows[PATCHES.name], self.merge_size**2
         order: list[Int32] = []
         counts: list[int] = []

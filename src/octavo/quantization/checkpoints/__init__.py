@@ -1,8 +1,8 @@
-"""The quantized checkpoint formats of Hugging Face, one per file, found by file name.
+"""The quantized checkpoint formats of Hugging Face, each in its own module.
 
-A module here has `METHODS`, its names in the configuration, and `Format`, which builds canonical weights from the
-stored tensors of one layer. The stored tensors decide which layers are quantized; all others stay plain. Files with a
-leading underscore contain shared code.
+A module here has `METHODS`, its names in the configuration, and `Format`, the class that builds canonical weights from
+the stored tensors of one layer. The stored tensors decide which layers are quantized; all other layers stay plain.
+Files with a leading underscore contain shared code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CODES = ("qweight", "weight_packed", "W_q", "weight")  # tensors of codes
 
 
 class CheckpointFormat(Protocol):
-    """The interface of a format's class, which is created with the quantization section of the configuration."""
+    """The interface of a format's class. An instance is created from the quantization section of the configuration."""
 
     def weights(self, layer: Layer) -> Iterator[Lowered]:
         """Yield the quantized weights of this layer. Raises ModelLoadError naming the key or tensor."""
@@ -30,7 +30,7 @@ class CheckpointFormat(Protocol):
 
 @cache
 def known_methods() -> Mapping[str, ModuleType]:
-    """Return every method name with its module."""
+    """Return the modules of all methods, by the methods' names."""
     names = [name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return {method: module for module in modules for method in module.METHODS}
@@ -55,12 +55,11 @@ def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
 
 
 def check_unscaled(file: StoredTensors, made: Mapping[str, object], config: ConfigReader | None) -> None:
-    """Raise ModelLoadError for codes that no format turned into a weight, because they would be taken for plain
-    numbers.
+    """Raise ModelLoadError if codes were not turned into a weight, because they would be taken for plain numbers.
 
     made: names of the quantized weights.
     config: None if the checkpoint does not specify its quantization. In that case, eight-bit floats without any scales
-    are plain numbers.
+        are plain numbers.
     """
     for layer in layers(file):
         part = next((part for part in _CODES if part in layer.parts), None)

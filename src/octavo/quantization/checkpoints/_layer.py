@@ -49,7 +49,10 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The stored tensors under one name: {"qweight": "model.layers.0.mlp.up_proj.qweight"} and so on."""
+    """The stored tensors of one layer.
+
+    parts: their full names by the last part of the name, such as {"qweight": "model.layers.0.mlp.up_proj.qweight"}.
+    """
 
     name: str
     parts: Mapping[str, str]
@@ -96,7 +99,7 @@ class Layer:
         return np.ascontiguousarray(self.file.array(self.parts[part]))
 
     def scales_like(self, part: str, *shape: int) -> NDArray[Any]:
-        """Return an array of the type that `array` returns, without numbers."""
+        """Return an array of this shape without numbers, in the type that `array` returns for a tensor of scales."""
         return hollow(*shape, dtype="f2" if self.type_name(part) == "F16" else "f4")
 
     def lower(
@@ -131,9 +134,9 @@ def choice(config: ConfigReader, key: str, supported: tuple[object, ...], defaul
 
 
 def matches(config: ConfigReader, key: str, pattern: str, name: str) -> bool:
-    """True if a regular expression in a configuration matches the beginning of a layer's name.
+    """Return True if a regular expression in a configuration matches the beginning of a layer's name.
 
-    Raises ModelLoadError for one that is invalid or could take long.
+    Raises ModelLoadError for an expression that is invalid or could take long.
     """
     if len(pattern) > 500 or re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > 4:
         raise config.error(key, pattern, "has repeated groups or more than four repetitions, which could take long")
@@ -144,7 +147,10 @@ def matches(config: ConfigReader, key: str, pattern: str, name: str) -> bool:
 
 
 def group_size(config: ConfigReader, key: str, width: int) -> int | None:
-    """Return the number of columns that share a scale, a divisor of `width`; None for -1, the whole row."""
+    """Return the number of columns that share a scale, or None if the configured size is -1, the whole row.
+
+    Raises ModelLoadError if the size does not divide `width`.
+    """
     size = config.integer(key, low=-1)
     if size != -1 and (size < 1 or width % size):
         raise config.error(key, size, f"must be -1 or a divisor of the width {width}")
@@ -157,9 +163,9 @@ def hollow(*shape: int, dtype: str = "u1") -> NDArray[Any]:
 
 
 def column_order(layer: Layer, part: str, width: int, group: int | None) -> NDArray[np.int32] | None:
-    """Return the columns sorted by group, given each column's group, or None if they are in order.
+    """Return the columns sorted by the group that the tensor gives for each, or None if they are already in order.
 
-    Raises ModelLoadError.
+    Raises ModelLoadError if the groups do not all have `group` columns.
     """
     if part not in layer.parts:
         return None
@@ -183,10 +189,11 @@ def block_shape(config: ConfigReader, key: str) -> tuple[int, int] | None:
 
 
 def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inputs: bool) -> Lowered:
-    """Lower eight-bit floats with the scales in `part`: a single one, one per row, or one per block of rows and
-    columns.
+    """Describe a weight of eight-bit floats with the scales in `part`.
 
-    rounds_inputs: the checkpoint expects the rows that its weights multiply to be rounded to eight bits as well.
+    There is a single scale, or one per row, or one per block of rows and columns.
+
+    rounds_inputs: the checkpoint was made for inputs that are rounded to eight bits as well.
     """
     rows, columns = layer.matrix("weight", "F8_E4M3", "F8_E5M2")
     kind: Literal["E4M3", "E5M2"] = "E5M2" if layer.type_name("weight") == "F8_E5M2" else "E4M3"
@@ -208,7 +215,7 @@ def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inp
 
 
 def mxfp4(layer: Layer, codes: str, exponents: str, shape: tuple[int, ...]) -> Weight:
-    """Return ggml's MXFP4 blocks, which hold the same numbers with nibbles in a different order.
+    """Return the weight as ggml's MXFP4 blocks. They hold the same numbers, but their nibbles are in a different order.
 
     codes: a tensor with two columns per byte, the first in the low four bits.
     exponents: a tensor of this shape, [*, out, in / 32].

@@ -1,4 +1,4 @@
-"""Tensors as a safetensors file stores them, built from canonical weights: code that the formats' writers share."""
+"""Builds the tensors of a safetensors file from canonical weights. Shared by the writers of all formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _TYPES = {"|u1": "U8", "|i1": "I8", "<i4": "I32", "<i8": "I64", "<f2": "F16", "<
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """type_name: type as safetensors writes it.
+    """A tensor as a safetensors file stores it.
+
+    type_name: type as safetensors writes it.
     data: array of numpy's nearest type.
     """
 

@@ -1,6 +1,6 @@
 """AWQ in the layout of AutoAWQ's matrix product (`gemm`): eight rows of codes per word, in a special order.
 
-scale * (code - zero). Source: `WQLinear_GEMM` of AutoAWQ, https://github.com/casper-hansen/AutoAWQ.
+A number is scale * (code - zero). Source: `WQLinear_GEMM` of AutoAWQ, https://github.com/casper-hansen/AutoAWQ.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _rows(words: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
-    """Return the stored tensors of a layer with 4 bits and zeros. Raises ValueError unless rows are a multiple of 8."""
+    """Return the stored tensors of a layer with 4 bits and zeros. Raises ValueError unless rows fill whole words."""
     assert weight.bits == 4
     assert weight.zeros is not None
     assert weight.column_order is None
@@ -67,7 +67,7 @@ def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
 
 
 def _words(rows: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The inverse of `_rows`."""
+    """Pack rows of codes, one per byte, into words: [out, n] -> [n, out / 8]. The inverse of `_rows`."""
     if len(rows) % 8:
         raise ValueError(f"{len(rows)} rows are not a multiple of 8")
     codes = np.ascontiguousarray(rows.T)

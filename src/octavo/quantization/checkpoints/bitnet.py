@@ -1,9 +1,9 @@
-"""BitNet: weights with three values, -1, 0 and 1, times one number for each matrix. arXiv 2402.17764.
+"""BitNet: matrices with the three values -1, 0 and 1 and a single scale. arXiv 2402.17764.
 
 `weight` [out / 4, in] has the codes of four rows in each byte, with the first quarter of the rows in the lowest bits.
-`weight_scale` is the number: it divides with `linear_class` bitlinear and multiplies with autobitlinear. Checkpoints
-for training (`quantization_mode` online) have plain weights, which their model rounds itself: to the nearest of the
-three values times the mean of their magnitudes.
+`weight_scale` is the scale: with `linear_class` bitlinear the values are divided by it, with autobitlinear they are
+multiplied by it. Checkpoints for training (`quantization_mode` online) have plain weights. The model itself rounds them
+to the nearest of the three values times the mean of the magnitudes.
 """
 
 from __future__ import annotations

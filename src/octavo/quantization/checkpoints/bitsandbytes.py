@@ -1,9 +1,10 @@
 """LLM.int8, NF4 and FP4 of bitsandbytes. The tensors are self-contained; nothing is read from the configuration.
 
-LLM.int8: code * scale / 127, with a scale for each row. Its outliers concern activations, not weights.
+In LLM.int8, a number is code * scale / 127, with a scale for each row. The outliers of LLM.int8 are in activations, not
+in weights.
 
-NF4 and FP4: scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are
-codes too: nested scale * nested table[code] + offset.
+In NF4 and FP4, a number is scale * table[code], with a scale for each block of the flattened matrix. With double
+quantization the scales are codes too: nested scale * nested table[code] + offset.
 
 Source: `QuantState` of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes.
 """
@@ -36,7 +37,10 @@ _OWN_TABLE = "CUSTOM4"  # no kernel has this name, so sizes and notes count floa
 
 class Format:
     def __init__(self, config: ConfigReader) -> None:
-        """config: not used."""
+        """Create the format.
+
+        config: not used.
+        """
 
     def weights(self, layer: Layer) -> Iterator[Lowered]:
         if "SCB" in layer.parts:
@@ -143,7 +147,10 @@ def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, Sto
 
 
 def _nested(scales: NDArray[np.float32]) -> tuple[dict[str, StoredTensor], float]:
-    """Return the tensors of scales [blocks] as codes, and the offset: their mean, which is subtracted first."""
+    """Return the tensors that store scales [blocks] as codes, and the mean of the scales.
+
+    The mean is subtracted from the scales first, and a reader adds it as the offset.
+    """
     offset = scales.mean(dtype=np.float64).astype(np.float32)
     rest = np.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).reshape(-1, _NESTED_BLOCK)
     largest = np.abs(rest).max(axis=1)
@@ -157,7 +164,7 @@ def _nested(scales: NDArray[np.float32]) -> tuple[dict[str, StoredTensor], float
 def dynamic_table() -> NDArray[np.float32]:
     """Return the numbers of bitsandbytes' eight-bit codes in ascending order (Dettmers et al., arXiv 2110.02861).
 
-    Besides 0 and 1 these are seven decades of both signs, each with twice as many numbers as the one below it.
+    Besides 0 and 1, they cover seven decades with either sign, each with twice as many numbers as the one below it.
     """
     found = [0.0, 1.0]
     for decade in range(7):

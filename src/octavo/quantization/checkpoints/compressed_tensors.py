@@ -1,8 +1,8 @@
-"""Checkpoints of llm-compressor: packed or plain integers, FP8, NVFP4 and MXFP4, by groups of layers.
+"""Checkpoints of llm-compressor: packed or plain integers, FP8, NVFP4 and MXFP4.
 
-scale * (code - zero). Codes and zeros are signed; packed ones are stored plus half their range. `input_activations` of
-a group specifies whether its inputs are rounded as well. Stored input scales are not used, because the backend makes
-finer ones.
+The configuration has groups of layers with different formats. A number is scale * (code - zero). Codes and zeros are
+signed; in packed tensors, half of their range is added. `input_activations` of a group specifies whether its inputs are
+rounded as well. Stored input scales are not used, because the backend computes finer ones.
 Source: compressed-tensors, https://github.com/vllm-project/compressed-tensors.
 """
 
@@ -63,9 +63,10 @@ class Format:
             yield _four_bit_floats(layer) if stored == "U8" else _integers(layer, group, weights)
 
     def _group(self, name: str) -> ConfigReader:
-        """Return the configuration group of a layer.
+        """Return the configuration group of a layer. Raises ModelLoadError if there is none.
 
-        Names and name patterns take precedence over classes, which are all `Linear`.
+        A target that is a name or a pattern of names takes precedence over a target that is a class. The class is
+        always `Linear`.
         """
         of_class: ConfigReader | None = None
         for group in self._groups:
@@ -84,7 +85,7 @@ class Format:
 
 
 def _has_inputs_of(group: ConfigReader, kind: str) -> bool:
-    """True if the inputs of these layers are rounded to eight bits of this kind, `int` or `float`."""
+    """Return True if the inputs of these layers are rounded to eight bits of this kind, `int` or `float`."""
     inputs = group.section("input_activations") if group.has("input_activations") else None
     return inputs is not None and inputs.integer("num_bits") == 8 and inputs.text("type", "int") == kind
 

@@ -1,7 +1,7 @@
 """FP8 of transformers and of FBGEMM: data * scale, with a scale for the tensor, each row or each block.
 
-`activation_scheme` specifies whether the inputs of its products are rounded as well; FBGEMM's always are. Stored scales
-of inputs (`input_scale`) are not used.
+`activation_scheme` specifies whether the inputs of matrix products are rounded as well; with FBGEMM they always are.
+Stored scales of inputs (`input_scale`) are not used.
 """
 
 from __future__ import annotations

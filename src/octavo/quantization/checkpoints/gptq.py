@@ -1,7 +1,7 @@
 """GPTQ: codes packed along the columns, by AutoGPTQ and GPTQModel.
 
-scale * (code - zero); in version 1 of the format the stored zeros are one less, modulo the number of codes. Column i
-has the scale of group g_idx[i]. Source: `QuantLinear` of AutoGPTQ, https://github.com/AutoGPTQ/AutoGPTQ.
+A number is scale * (code - zero). In version 1 of the format, zeros are stored less one, modulo the number of codes.
+Column i has the scale of group g_idx[i]. Source: `QuantLinear` of AutoGPTQ, https://github.com/AutoGPTQ/AutoGPTQ.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class Format:
 
 
 def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
-    """Return the stored tensors of a layer in version 1 of the format, which every reader supports.
+    """Return the stored tensors of a layer in version 1 of the format, because every reader supports it.
 
-    Raises ValueError for sizes that are not whole words.
+    Raises ValueError for sizes that do not fill whole words.
     """
     rows, width = weight.shape
     codes, bits = unpacked(weight.codes, weight.bits), weight.bits

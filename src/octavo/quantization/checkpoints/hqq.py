@@ -1,7 +1,8 @@
 """HQQ of the hqq library and transformers. The tensors are self-contained; nothing is read from the configuration.
 
-scale * (code - zero), with fractional zeros that become minimums, -scale * zero. The matrix is divided into groups of
-columns, which are the rows of `W_q` before packing; packing puts the first ones into the highest bits.
+A number is scale * (code - zero). Zeros may be fractions, so they are converted to minimums, -scale * zero. Before
+packing, each row of `W_q` is a group of the matrix's columns. Packing then puts several of these rows into each stored
+row, the first ones in the highest bits.
 Source: `Quantizer` and `BitPack` of hqq, https://github.com/mobiusml/hqq (now dropbox/hqq).
 """
 
@@ -29,7 +30,10 @@ _MAX_NAME_BYTES = 16
 
 class Format:
     def __init__(self, config: ConfigReader) -> None:
-        """config: not used."""
+        """Create the format.
+
+        config: not used.
+        """
 
     def weights(self, layer: Layer) -> Iterator[Lowered]:
         if "W_q" in layer.parts:

@@ -1,8 +1,8 @@
 """MXFP4 of gpt-oss: experts in blocks of 32 columns, with a power of two for each block.
 
-`NAME_blocks` [experts, out, in / 32, 16] has two columns per byte, the first in the low four bits, and `NAME_scales`
-[experts, out, in / 32] the exponents. They become `NAME.weight`, [experts, out, in], in the stored order of the rows:
-`gate_up_proj` alternates rows of gate and up, which the architecture splits.
+`NAME_blocks` [experts, out, in / 32, 16] has two columns per byte, the first in the low four bits. `NAME_scales`
+[experts, out, in / 32] has the exponents. They become `NAME.weight`, [experts, out, in], with the rows in stored order.
+In `gate_up_proj`, rows of gate and up alternate; the architecture splits them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ METHODS = ("mxfp4",)
 
 class Format:
     def __init__(self, config: ConfigReader) -> None:
-        """config: not used."""
+        """Create the format.
+
+        config: not used.
+        """
 
     def weights(self, layer: Layer) -> Iterator[Lowered]:
         for name in [part.removesuffix("_blocks") for part in layer.parts if part.endswith("_blocks")]:

@@ -1,7 +1,7 @@
 """The canonical weights to which every checkpoint format is converted when it is loaded.
 
-A format file turns its own packing into one of these and knows nothing about devices; a backend packs these for its
-kernels and knows nothing about formats.
+The code of a format turns its own packing into one of these types and knows nothing about devices. A backend packs
+these types for its kernels and knows nothing about formats.
 """
 
 from octavo.quantization.packed.base import Weight as Weight

@@ -1,4 +1,4 @@
-"""The base of canonical weights, and how they are divided and joined."""
+"""The base class of canonical weights, and functions that divide and join them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_finite(values: NDArray[np.floating]) -> None:
 
 
 class WeightInfo(Protocol):
-    """The type and size of a weight, which need not exist yet."""
+    """The type and size of a weight. The weight itself need not exist yet."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class WeightInfo(Protocol):
 
 @runtime_checkable
 class Weight(WeightInfo, Protocol):
-    """A weight as stored: a dataclass of attributes and component arrays, with its meaning in numpy.
+    """A weight as stored: a dataclass of attributes and component arrays. `dequantize` defines its numbers.
 
     The methods here suit arrays that follow the rows and columns of the matrix in equal steps. An array with one
     dimension less has no rows. Other types of weights override these methods.
@@ -51,7 +51,7 @@ class Weight(WeightInfo, Protocol):
 
     @property
     def column_step(self) -> int:
-        """The step for `columns`, which may begin and end at its multiples and at the last column."""
+        """The step for `columns`. Cuts may be at multiples of it and at the end of a row."""
 
     def dequantize(self) -> NDArray[np.float32]:
         """Return the numbers as float32, in shape `shape`."""
@@ -73,7 +73,7 @@ class Weight(WeightInfo, Protocol):
     def columns(self: W, begin: int, end: int) -> W:
         """Return columns [begin, end) of every row.
 
-        Raises ValueError for a border that is not a multiple of the step.
+        Raises ValueError if `begin` or `end` is neither a multiple of the step nor the end of a row.
         """
         check_columns(self, begin, end)
         if (begin, end) == (0, self.shape[-1]):
@@ -86,9 +86,9 @@ class Weight(WeightInfo, Protocol):
         return _with(self, found)
 
     def joined(self: W, parts: Sequence[Any], axis: int | None) -> W:
-        """Join `parts` along an axis, or (None) a new first axis.
+        """Join `parts` along an axis, or along a new first axis if `axis` is None.
 
-        For `stack` and `concat`, which have checked the parts.
+        Call `stack` or `concat` instead. They check the parts first.
         """
         found: dict[str, Any] = {}
         for name, first in arrays_of(self).items():
@@ -108,7 +108,7 @@ def _with(weight: W, arrays: dict[str, Any]) -> W:
 
 
 def check_columns(weight: Weight, begin: int, end: int) -> None:
-    """Raise ValueError unless `weight` may be cut at both borders."""
+    """Raise ValueError unless `weight` may be cut before both of these columns."""
     width, step = weight.shape[-1], weight.column_step
     if len(weight.shape) < 2:
         raise ValueError(f"a {weight.type_name} vector of {width} numbers has no columns; cut its rows")
@@ -129,7 +129,7 @@ def _fields_of(weight: Weight) -> dict[str, Any]:
 
 
 def stack(parts: Sequence[Weight]) -> Weight:
-    """Stack experts of one type and shape along a new first dimension: [len(parts), *shape].
+    """Stack experts of the same type and shape along a new first dimension: [len(parts), *shape].
 
     Raises ValueError naming what differs.
     """
@@ -138,7 +138,7 @@ def stack(parts: Sequence[Weight]) -> Weight:
 
 
 def concat(parts: Sequence[Weight]) -> Weight:
-    """Concatenate the output rows of all parts, which agree in type and in every other dimension.
+    """Concatenate the output rows of all parts. The parts must agree in type and in every other dimension.
 
     Raises ValueError naming what differs.
     """

@@ -14,12 +14,14 @@ from octavo.quantization.packed.float8 import e4m3_values
 
 @dataclass(frozen=True, slots=True)
 class CodebookWeight(Weight):
-    """scale * table[code] in float32. A byte has two columns, the first in its low four bits.
+    """A weight of four-bit codes, where a number is scale * table[code] in float32.
+
+    A byte has two columns, the first in its low four bits.
 
     name: name of the table, such as `NF4`.
     table: the numbers of the 16 codes.
     block: number of columns that share a scale. With row_scales, the scales are the bits of E4M3 numbers, each to be
-    multiplied by the scale of its row.
+        multiplied by the scale of its row.
     """
 
     name: str

@@ -18,11 +18,12 @@ from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 
 @dataclass(frozen=True, slots=True)
 class Float8Weight(Weight):
-    """data * scale in float32. The last block of rows or columns may be shorter.
+    """A weight of eight-bit floats, where a number is data * scale in float32.
+
+    The last block of rows or columns may be shorter.
 
     block_rows, block_columns: rows and columns that share a scale; None means all of them.
-    inputs: the checkpoint expects the rows that this weight multiplies to be rounded to E4M3
-    (`octavo.quantization.packed.inputs`).
+    inputs: `e4m3` if the checkpoint was made for inputs that are rounded to E4M3 (`octavo.quantization.packed.inputs`).
     """
 
     kind: Literal["E4M3", "E5M2"]
@@ -46,7 +47,7 @@ class Float8Weight(Weight):
 
     @property
     def type_name(self) -> str:
-        """`F8_E4M3` for a single scale, `F8_E4M3_ROW`, or for example `F8_E4M3_128X128`."""
+        """A name such as `F8_E4M3` for a single scale, `F8_E4M3_ROW` for one per row, or `F8_E4M3_128X128` for blocks."""
         blocks = (self.block_rows, self.block_columns)
         if blocks == (None, None):
             return f"F8_{self.kind}"
@@ -101,7 +102,7 @@ def e4m3_values(data: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 @cache
 def _values(kind: str) -> NDArray[np.float32]:
-    """Return the numbers of all 256 bytes."""
+    """Return the numbers that the 256 possible bytes of a type encode."""
     bits = np.arange(256, dtype=np.uint16)
     if kind == "E5M2":
         return (bits << 8).view(np.float16).astype(np.float32)

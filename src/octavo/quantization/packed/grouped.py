@@ -17,13 +17,12 @@ Scales = NDArray[np.float16] | NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight(Weight):
-    """scale * (code - zero), or with minima scale * code + minimum, in float32.
+    """A weight of integer codes. A number is scale * (code - zero) or, with minima, scale * code + minimum, in float32.
 
     bits: bits of a code, 2 to 8.
     group: number of columns that share a scale, a power of two; None means the whole row.
     zero: the code of the number zero, if it is the same for all groups.
-    inputs: the checkpoint expects the rows that this weight multiplies to be rounded to int8
-    (`octavo.quantization.packed.inputs`).
+    inputs: `int8` if the checkpoint was made for inputs that are rounded to int8 (`octavo.quantization.packed.inputs`).
 
     The codes of a row follow each other without gaps, from the lowest bits up. Column j of the codes is column
     column_order[j] of the weight.
@@ -110,7 +109,7 @@ def unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def packed(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The inverse of `unpacked`."""
+    """Pack the codes of each row without gaps: [*, in] -> [*, in * bits / 8]. The inverse of `unpacked`."""
     if bits == 8:
         return values
     stream = np.unpackbits(values[..., None], axis=-1, count=bits, bitorder="little")

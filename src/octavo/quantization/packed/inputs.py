@@ -1,8 +1,8 @@
-"""Rounded inputs: the rows that some checkpoints expect their weights to multiply.
+"""Rounded inputs: some checkpoints are made for inputs that are rounded to eight bits, like their weights.
 
-A W8A8 or FP8 checkpoint was made for products of codes by codes, which its weights record (`inputs`). Scales are
-computed for each row as it arrives, so they are at least as fine as the checkpoint's: the largest magnitude of a group
-of columns / 127 (int8) or / 448 (e4m3), and 1 if all are zero. A code is the nearest to x / scale, halves to even.
+Each weight of a W8A8 or FP8 checkpoint records this (`inputs`). The inputs of a product are then rounded, row by row as
+they arrive, so their scales are at least as fine as the checkpoint's. A scale is the largest magnitude of a group of
+columns / 127 (int8) or / 448 (e4m3), or 1 if all are zero. A code is the nearest to x / scale, halves to even.
 """
 
 from __future__ import annotations

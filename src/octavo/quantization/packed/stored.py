@@ -28,8 +28,8 @@ _BEYOND_HALVES = np.float32(65536)
 def _from_halves(data: NDArray[np.float16]) -> NDArray[np.float32]:
     """Return data.astype(float32) in half the time, by moving sign, exponent and mantissa to their places.
 
-    A multiplication then corrects the exponent's bias, including that of subnormal numbers. Arrays with infinity or
-    NaN, which would become finite, are converted by numpy.
+    A multiplication then corrects the exponent's bias, including that of subnormal numbers. Arrays with infinity or NaN
+    are converted by numpy instead, because these numbers would become finite.
     """
     bits = np.asarray(data).view(np.int16).astype(np.int32, order="C")
     np.left_shift(bits, 13, out=bits)
@@ -49,7 +49,7 @@ class DenseWeight(Weight):
 
     @classmethod
     def from_bytes(cls, type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> DenseWeight:
-        """Return the numbers of one of `DENSE_TYPES` over their bytes, without copying."""
+        """Return the numbers of one of `DENSE_TYPES` as a view of their bytes, without copying."""
         return cls(data.view(DENSE_TYPES[type_name]).reshape(shape))
 
     @property
@@ -74,9 +74,7 @@ class DenseWeight(Weight):
     def converted(self, type_name: str) -> DenseWeight:
         """Return the numbers in another of `DENSE_TYPES`, rounded to the nearest, halves to even.
 
-        Converts a part at a time.
-
-        Raises ValueError if a finite number becomes infinite.
+        They are converted in chunks, so temporaries stay small. Raises ValueError if a finite number becomes infinite.
         """
         flat = DenseWeight(self.data.reshape(-1))
         out = np.empty(flat.shape, DENSE_TYPES[type_name])
@@ -101,8 +99,9 @@ def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def group_of(type_name: str) -> str:
-    """Return the group that shares a scale, in words: `64`, `row`, `128x128`, `tensor`; for ggml's types the whole
-    block.
+    """Return, in words, the group of numbers that share a scale: `64`, `row`, `128x128` or `tensor`.
+
+    For ggml's types it is the size of a block, and for plain numbers `-`.
     """
     if type_name in DENSE_TYPES:
         return "-"
@@ -121,7 +120,7 @@ class GGMLWeight(Weight):
 
     @classmethod
     def from_bytes(cls, type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> GGMLWeight:
-        """Return the tensor of this shape over its bytes, without copying."""
+        """Return the tensor of this shape as a view of its bytes, without copying."""
         expected = stored_bytes(type_name, shape)
         if data.size != expected:
             raise ValueError(f"{type_name} of shape {shape} takes {expected} bytes, got {data.size}")

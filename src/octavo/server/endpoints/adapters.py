@@ -47,7 +47,7 @@ class UnloadRequest(RequestModel):
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_adapter(request: Request, body: LoadRequest) -> Response:
-    """Load an adapter, whose name requests then use as their model name. Answers when the adapter is ready."""
+    """Load an adapter. Requests can then use its name as their model name. Answers when the adapter is ready."""
     models, is_admin = state_of(request).models, check_may_change_adapters(request)
     if not is_admin:
         models.adapters.check_inside(body.lora_path)

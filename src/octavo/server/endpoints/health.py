@@ -1,6 +1,6 @@
 """`/health`: the server's liveness and readiness, from state that is already known.
 
-A probe asks no engine and never waits.
+Probes never ask an engine and never wait.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ async def live(request: Request) -> HealthStatus:
 
 @router.get("/health/ready")
 async def ready(request: Request) -> HealthStatus:
-    """Return 200 if a request would be served now, and 503 while the server is loading, draining, full or without its
-    engine.
+    """Return 200 if a request would be served now, and 503 while the server is loading, draining or full, or while its
+    engine is not working.
     """
     state = state_of(request)
     if state.admission.is_draining:

@@ -26,7 +26,7 @@ class Memory(BaseModel):
 
 
 class DefaultSampling(BaseModel):
-    """The sampling parameters of a request that does not set these fields, under vLLM's names.
+    """The sampling parameters for requests that do not set these fields, under vLLM's names.
 
     TGI requests are greedy by default.
     """
@@ -43,17 +43,17 @@ class DefaultSampling(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model: OpenAI's fields, Anthropic's (type, display_name, created_at), and additional fields that are null if
-    they are known only once the model is loaded.
+    """A model: OpenAI's fields, Anthropic's fields (type, display_name, created_at), and additional ones. Fields that
+    are known only after the model has been loaded are null until then.
 
     aliases: the model's other names
     default_sampling_source: the origin of default_sampling_params, see `--generation-config`
     loading: only present while the state is `loading`
-    max_model_len: maximum tokens in a request, prompt and answer together
+    max_model_len: maximum number of tokens in a request, prompt and answer together
     reason: error of the last failed attempt to load the model
     input_modalities: `text`, and `image` if the model accepts images
     pdf_as: how PDF documents are read by default, as pages or as text
-    parent: for an adapter, the model that it extends; its `root` is the path or id that it was loaded from
+    parent: for an adapter, the model that it extends; the adapter's `root` is the path or id that it was loaded from
     """
 
     id: str

@@ -40,11 +40,11 @@ IMAGE_PATHS = ("/tokenize",)
 
 
 class TokenizeRequest(TemplateFields):
-    """A prompt or messages, or llama.cpp's `content` with its own fields.
+    """A prompt or messages, or `content` with the other fields of llama.cpp.
 
-    add_special_tokens: by default true for a prompt and false for messages, because the template writes them
-    add_special: false by default
-    parse_special: true by default
+    add_special_tokens: by default true for a prompt, and false for messages because the chat template adds the tokens
+    add_special: only with `content`; false by default
+    parse_special: only with `content`; true by default
     """
 
     model: Text | None = None
@@ -72,7 +72,7 @@ class TokenizeResponse(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """The facts in transformers' `tokenizer_config.json`.
+    """The tokenizer's properties, under the names used in transformers' `tokenizer_config.json`.
 
     added_tokens_decoder: control tokens by id
     """
@@ -92,7 +92,9 @@ class DetokenizeRequest(NullIsAbsent):
 
 
 class TokensResponse(BaseModel):
-    """llama.cpp's answer: ids, or ids with their texts. A text that is not UTF-8 is a list of bytes."""
+    """llama.cpp's answer: ids, or ids with their texts. If a token's bytes are not valid UTF-8, they are listed instead
+    of a text.
+    """
 
     tokens: list[int | dict[str, int | str | list[int]]]
 

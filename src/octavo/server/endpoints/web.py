@@ -1,6 +1,6 @@
-"""`/`, `/dashboard` and `/docs`: the web pages and their files, with headers that forbid all foreign content.
+"""`/`, `/dashboard` and `/docs`: the web pages and their files, with headers that forbid content from other sites.
 
-They contain no user data and need no key; their requests do.
+The pages contain no user data and need no API key. The requests that they send do need one.
 """
 
 from __future__ import annotations

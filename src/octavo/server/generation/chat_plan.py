@@ -33,7 +33,7 @@ _NUM_LAST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The format that splits an answer into parts.
+    """The parsers that split an answer into text, reasoning and tool calls.
 
     create_tool_parser: None if the answer contains no calls
     reasoning: None if reasoning stays in the text
@@ -47,7 +47,7 @@ class AnswerFormat:
 
     @property
     def is_plain(self) -> bool:
-        """True if the answer is plain text: nothing in it ends it early, and all its tokens are counted together."""
+        """True if the answer is plain text. Then no part ends it early, and all its tokens are counted together."""
         return self.create_tool_parser is None and self.reasoning is None
 
     def create_reader(self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ChoiceReader:
@@ -61,10 +61,10 @@ class AnswerFormat:
 
 
 def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
-    """Adapt a request to the model's template and return it with its tools' constraints and the answer format.
+    """Adapt a request to the model's template. Return it with the constraints of its tools, and the answer format.
 
     If both tools and a JSON format are given, the answer is either calls or JSON. Raises UsageError if tools are
-    combined with another constraint, and for a message part that the model cannot read.
+    combined with another constraint, or if the model cannot read a part of a message.
     """
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     template = model.tokenizer.template_source(has_tools=bool(tools))

@@ -34,8 +34,8 @@ MediaKind: TypeAlias = Literal["image", "audio", "video", "file"]
 class Media:
     """A part that is not text.
 
-    where: the request's field that contains the part
-    source: an image's source, or None if its form is not supported
+    where: path of the field to name in errors about the part
+    source: where to read the image or file, or None if its form is not supported
     pdf_as: how to read a PDF document, or None for the default in `EngineConfig.pdf_as`
     """
 
@@ -64,8 +64,8 @@ def plain(text: str) -> MessageContent:
 def of_file(data: str | None, filename: str | None, where: str, field: str) -> Media:
     """Return the part for a file in base64 or in a data: URL.
 
-    where: the file's part of the request
-    field: the field that contains the data
+    where: path of the field to name in errors about the part
+    field: path of the field that contains the data
     """
     if data is None or not (data.startswith(READ_URLS) or names_media(filename)):
         return Media("file", where)
@@ -74,7 +74,7 @@ def of_file(data: str | None, filename: str | None, where: str, field: str) -> M
 
 
 def in_a_row(parts: Iterable[MessagePart], separator: str) -> MessageContent:
-    """Join parts into one message content, with the separator before each text except the first part."""
+    """Join parts into one message content. The separator is added before each text that is not the first part."""
     return tuple(_after(part, separator) if i else part for i, part in enumerate(parts))
 
 
@@ -95,7 +95,7 @@ class ImagePlan:
 
     model: the model that will read the images
 
-    Raises UsageError that names the first part that the model cannot read.
+    The methods raise UsageError naming the first part that the model cannot read.
     """
 
     def __init__(self, model: ServedModel) -> None:

@@ -17,7 +17,7 @@ _BETWEEN = "\n\n"  # between a document and other texts
 async def with_texts(model: ServedModel, spec: ChatSpec) -> ChatSpec:
     """Replace documents in the conversation with their text layers, unless the model is to see the pages.
 
-    Raises UsageError that names the field.
+    Raises UsageError naming the field.
     """
     media = [part for message in spec.messages for part in message.get("content") or () if isinstance(part, Media)]
     if not any(_may_be_text(model, part) for part in media):

@@ -1,6 +1,6 @@
 """Events of an answer. Every protocol's endpoint turns them into its own format.
 
-An answer that is not streamed is a fold over the same events, so the two cannot differ.
+An answer that is not streamed is assembled from the same events, so it cannot differ from a streamed answer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts of an answer, in its very last event."""
+    """The last event of an answer: its token counts and its metrics."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -90,7 +90,9 @@ class Usage:
 
     @property
     def created_tokens(self) -> dict[float, int]:
-        """Return the number of tokens that pins have added to the cache, by the pins' duration in seconds."""
+        """Return the number of tokens that pins have added to the cache, by the number of seconds for which the pins
+        keep them.
+        """
         created: dict[float, int] = {}
         start = self.num_cached_tokens
         for num_tokens, seconds in self.pins:
@@ -101,7 +103,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """Progress of a prompt's prefill. Sent only for requests that follow their progress."""
+    """Progress of a prompt's prefill. Sent only if the request asks for it."""
 
     index: int  # index of the prompt's first choice
     num_tokens: int
@@ -118,10 +120,10 @@ class ChoiceReader:
     """Turns the outputs of one choice into events.
 
     index: index of the choice
-    tools: parser of tool calls, or None if the answer has none
-    reasoning: parser of reasoning, or None if there is none
+    tools: parser of tool calls, or None if the answer cannot contain any
+    reasoning: parser of reasoning, or None if the answer cannot contain any
 
-    Tokens and log-probabilities are attached to the first event after them, which may be delayed by held-back text.
+    Tokens and their log-probabilities are attached to the next event, even if it is delayed because text is held back.
     """
 
     def __init__(
@@ -205,8 +207,8 @@ class ChoiceReader:
 
 
 def _cut_before(output: CompletionOutput) -> str | None:
-    """Return the stop string before which an answer was cut, "" if it hit another limit, or None if the model
-    ended it.
+    """Return the stop string that cut off an answer, None if the model ended the answer itself, or "" in all other
+    cases.
     """
     if output.finish_reason == "stop" and output.stop_reason is None:
         return None
@@ -237,7 +239,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Choice:
-    """A choice, assembled from its events. It is complete after its last event."""
+    """A choice, assembled from its events. It is complete once its ChoiceEnd has been added."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)

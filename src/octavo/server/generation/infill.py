@@ -29,9 +29,9 @@ _PROJECT, _THIS_FILE = "myproject", "filename"  # the same names as in llama.cpp
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A text to write between prefix and suffix.
+    """A prefix and a suffix, and the gap between them for the model to fill.
 
-    begin: how the text begins
+    begin: the beginning of the text in the gap
     files: (name, text) of other files
     """
 
@@ -49,7 +49,8 @@ def supports_infill(tokenizer: Tokenizer) -> bool:
 def encode_infill(tokenizer: Tokenizer, infill: Infill, max_tokens: int | None = None) -> list[int]:
     """Return the prompt's token ids. Control tokens in the caller's texts are treated as plain text.
 
-    Raises UsageError naming `suffix` if the model has no tokens for infilling, TooManyTokensError beyond max_tokens.
+    Raises UsageError naming `suffix` if the model has no tokens for infilling, and TooManyTokensError if the prompt has
+    more than `max_tokens` tokens.
     """
     marks = _find(tokenizer, _MARKS)
     if marks is None:

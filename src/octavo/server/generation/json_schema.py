@@ -107,22 +107,22 @@ _REMEDIES = {
 
 
 class BlocksLoopError(RuntimeError):
-    """A schema check was attempted on an event loop's thread, and would block it. Use another thread."""
+    """A schema check was attempted on an event loop's thread, where it would block the loop. Use another thread."""
 
 
 def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:
     """Check a JSON schema in a request.
 
     param: the field that contains the schema
-    is_enforced: whether every keyword must be enforceable. Otherwise the schema only has to be well-formed because it
-    only describes something, such as the arguments of a tool that is not `strict`.
+    is_enforced: whether every keyword must be enforceable. Otherwise the schema only describes something, such as the
+    arguments of a tool that is not `strict`, and only has to be well-formed.
 
     Raises UsageError(param=param, code="invalid_json_schema"), naming the JSON pointer and the remedy, for:
 
     - malformed or unknown keywords,
     - a `$ref` to another document, to nothing, or in an endless circle (references are never fetched),
     - a schema that no value satisfies,
-    - more than 512 Ki characters, 96 levels, 5,000 properties in all or 2,048 in one object,
+    - more than 512 Ki characters, 96 levels, 5,000 properties in total or 2,048 in one object,
     - minimum lengths above 10,000 and maximum lengths above 2^31 - 1.
 
     The check may take seconds. On an event loop's thread it raises BlocksLoopError instead.
@@ -147,9 +147,9 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
     required or additional properties to be forbidden. The parameters of other tools only describe the arguments and
     just have to be well-formed.
 
-    Raises UsageError, with a param such as `tools[0].function.name`, for more than 128 tools, for names that are not
-    unique or not 1 to 200 letters, digits, underscores or hyphens, and for parameters that are not the schema of an
-    object.
+    Raises UsageError, with a param such as `tools[0].function.name`, for more than 128 tools, for a name that is not
+    unique or does not consist of 1 to 200 letters, digits, underscores or hyphens, and for parameters that are not the
+    schema of an object.
     """
     if len(tools) > MAX_TOOLS:
         raise refuse(param, f"has {len(tools):,} entries; at most {MAX_TOOLS} are allowed", "array_above_max_length")
@@ -227,8 +227,8 @@ class _Checker:
             raise SchemaError(place, "is not a keyword that can be enforced; leave it out")
 
     def _num_optional(self, schema: Any) -> int:
-        """Return the number of optional properties of an alternative that has not been checked yet and may be a
-        reference.
+        """Return the number of optional properties of an alternative. The alternative has not been checked yet, and it
+        may be a reference.
         """
         if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
             schema = resolve(self._root, reference) if reference.startswith("#") else None
@@ -309,8 +309,8 @@ def _compile_error(schema: object) -> str:
 
 
 def _find_endless(schemas: Mapping[str, Any]) -> str | None:
-    """Return the pointer to a schema whose every value must contain another value of the same schema, so that no value
-    is finite. Takes linear time.
+    """Return the pointer to a schema that has no finite value, because each of its values must contain another value of
+    the same schema. Return None if there is no such schema. Takes linear time.
     """
     open_groups: dict[str, set[int]] = {}
     users: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)

@@ -15,7 +15,7 @@ from octavo.server.models.served_model import ServedModel
 class PlacedImages:
     """The images of a request, for placing them in prompts.
 
-    images: in the order of their marks. Layouts instead of items are only counted.
+    images: items or layouts, in the order of their marks. A layout only adds the right number of tokens to a prompt.
     """
 
     def __init__(self, model: ServedModel, images: Sequence[Placed]) -> None:

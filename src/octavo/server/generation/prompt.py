@@ -1,7 +1,7 @@
 """Turns a request's prompt into token ids that fit the context.
 
-Tokenizing a book takes a while and other requests must go on, so it runs in a thread, one book at a time. A prompt that
-cannot fit is refused as soon as its length or its first pieces show it.
+Tokenizing a very long text takes a while. To let other requests go on, this happens in a thread, one long text at a
+time. A prompt that cannot fit is refused as soon as its length or its first pieces show this.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_a
 
     is_answered: leave one token of the context for the answer
 
-    Raises UsageError naming `messages` or `prompt` if one is invalid or does not fit the context.
+    Raises UsageError naming `messages` or `prompt` if a prompt is invalid or does not fit the context.
     """
     limit, room = model.info.max_model_len, spec.truncate_prompt_tokens
     longest = model.info.max_prompt_len if is_answered else limit
@@ -79,8 +79,9 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_a
 
 
 async def find_pins(model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequence[Prompt]) -> tuple[Pin, ...]:
-    """Return the request's breakpoints, in order, as numbers of tokens in whole blocks. A request with several prompts
-    has none.
+    """Return pins for the request's breakpoints, in order, each at a number of tokens rounded down to whole blocks.
+
+    A request with several prompts has no pins.
     """
     if not spec.breakpoints or len(prompts) != 1:
         return ()
@@ -101,8 +102,8 @@ async def find_pins(model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequ
 
 
 def _end_of(text: str, breakpoint_: Breakpoint) -> int:
-    """Return the end of a breakpoint's last text, or 0 if the template has left it out. For a tool, return the end of
-    its line.
+    """Return the position where a breakpoint's last text ends in `text`, or 0 if the template has left that text out.
+    For a tool, return the end of the line.
     """
     end = 0
     for part in breakpoint_.texts or ():
@@ -131,7 +132,7 @@ def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int, longest: i
 async def prepare_inputs(
     model: ServedModel, texts: Sequence[str | Sequence[int | str]], truncate_to: int | None, side: str = "left"
 ) -> Prepared:
-    """Tokenize texts to embed. They may fill the context because no answer follows.
+    """Tokenize texts to embed. They may fill the whole context, because no answer follows.
 
     truncate_to, side: see `Common.truncate_prompt_tokens`
 
@@ -166,7 +167,7 @@ async def prepare_conversation(model: ServedModel, spec: ChatSpec) -> Prepared:
 
 
 async def _prepare_alone(model: ServedModel, spec: ChatSpec) -> Prepared:
-    """Prepare the text or the image of the only message, for a model that embeds one or the other."""
+    """Prepare a conversation of one message with text or an image, for a model that cannot embed both together."""
     content: MessageContent = spec.messages[0].get("content") or ()
     media, text = [part for part in content if isinstance(part, Media)], text_of(content)
     is_one = len(spec.messages) == 1 and not (media and text.strip())
@@ -260,9 +261,9 @@ def _template_errors() -> Iterator[None]:
 
 
 def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages: Sequence[Message]) -> T:
-    """Return the result of `render`, and convert text arguments of calls to objects if the template needs objects.
+    """Return the result of `render`. If the template needs objects, convert calls' arguments that are text to objects.
 
-    Arguments are text if they were cut off, for example. Raises the errors of `render`.
+    For example, arguments are text if they were cut off. Raises the same errors as `render`.
     """
     try:
         return render(messages)
@@ -284,7 +285,7 @@ async def _encode_chat(
 
     counts_only: return a prompt of the right length, but without decoding images or marking them as spans
 
-    Raises TooManyTokensError beyond max_tokens.
+    Raises TooManyTokensError if the prompt has more than `max_tokens` tokens.
     """
     sizes: list[int] = []
     marks = None if adapted.images is None else adapted.images.marks
@@ -359,7 +360,8 @@ async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt
 def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: int) -> None:
     """Raise TooManyTokensError for a message that is too long on its own, before a template makes copies of it.
 
-    Templates may leave out the assistant's reasoning and the white space around a message, but nothing else.
+    Only messages of users and tools are checked, without the white space around them. Templates may leave out this
+    white space and the assistant's reasoning, but nothing else.
     """
     sizes = model.tokenizer.sizes
     for message in messages:
@@ -371,7 +373,7 @@ def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: 
 
 
 async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds], max_tokens: int | None) -> list[Prompt]:
-    """Return the prompts of texts. Raises TooManyTokensError for one beyond max_tokens."""
+    """Return the prompts of texts. Raises TooManyTokensError if one has more than `max_tokens` tokens."""
     known: dict[int, int] = {}
 
     def encode(text: TextOrIds) -> Prompt:
@@ -405,8 +407,8 @@ def _encode_text(model: ServedModel, prompt: TextOrIds, max_tokens: int | None) 
 
 
 def _encode_pieces(model: ServedModel, pieces: Sequence[int | str], max_tokens: int | None) -> list[int]:
-    """Return a sequence of texts and token ids as one prompt, starting with BOS if a text comes first and the model
-    needs it.
+    """Return the token ids of a prompt that consists of texts and token ids. It starts with BOS if its first piece is a
+    text and the model needs BOS.
     """
     token_ids: list[int] = [] if isinstance(pieces[0], int) else [*model.tokenizer.prefix_ids]
     for piece in pieces:

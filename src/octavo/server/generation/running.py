@@ -49,8 +49,8 @@ class Generation:
     request_id: the client's id or, if it sent none, the server's
     prompt_token_ids: the token ids of each prompt as passed to the engine; a conversation is a single prompt
     num_truncated_tokens: number of tokens cut off the prompts because the request asked for it
-    prompt_logprobs: log-probabilities of each prompt, as in `RequestOutput`; complete with the first event
-    ignored_fields: fields of the spec that this model has no use for
+    prompt_logprobs: log-probabilities of each prompt, as in `RequestOutput`; complete once the first event has arrived
+    ignored_fields: fields of the spec that have no effect on this model
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Generation:
         """Initialize the generation.
 
         prepared, streams: one per prompt
-        readers: one per choice; prompt i has the readers i * n to i * n + n - 1
+        readers: one per choice; with n choices per prompt, prompt i has the readers i * n to i * n + n - 1
         is_followed: see `GenerationRequest`; there is at least one `PromptProgress` at the beginning and one at the end
         """
         prompts, num_truncated_tokens = prepared
@@ -156,8 +156,8 @@ class Generation:
             self._num_running -= 1
 
     def _tell_progress(self, prompt: int, metrics: RequestMetrics, is_done: bool) -> None:
-        """Add an event for progress that has not been reported yet, because outputs may have been merged on their
-        way.
+        """Add events for all progress that has not been reported yet. One output may need several events, because
+        outputs may have been merged on their way.
         """
         total, cached = metrics.num_prompt_tokens, metrics.num_cached_tokens
         now = total if is_done else metrics.num_processed_tokens
@@ -170,8 +170,8 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Return the figures so far: as of the first token or, if the request follows its progress, as of the last
-        output.
+        """Return the usage so far. Its metrics date from the first token or, if the request follows its progress, from
+        the last output.
         """
         metrics = _combine(self._metrics)
         return Usage(
@@ -295,9 +295,9 @@ async def _vectors(
 
 
 async def submit_to(model: ServedModel, request: GenerationRequest) -> AnswerStream:
-    """Submit a request to the model's engine, after loading the adapter there if the engine does not have it yet.
+    """Submit a request to the model's engine. If the engine does not have the model's adapter, load the adapter first.
 
-    This happens at the first request, and after an engine has restarted.
+    The engine lacks an adapter before the adapter's first request, and after the engine has restarted.
     """
     try:
         return await model.client.generate(request)
@@ -326,8 +326,8 @@ def separated(options: RequestOptions, tenant: str) -> RequestOptions:
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
-    """Combine the metrics of several prompts that ran side by side: the times of the slowest, the sums of the
-    counts.
+    """Combine the metrics of several prompts that ran at the same time: the times of the slowest prompt, but the
+    shortest time to a first token, and the sums of the counts.
     """
     if len(metrics) == 1:
         return metrics[0]

@@ -1,4 +1,4 @@
-"""An endpoint's request and its result, independent of the protocol."""
+"""Requests for an answer, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def given(body: object, *names: str) -> dict[str, Any]:
 
 
 def read_options(body: object, **spelled: Any) -> RequestOptions:
-    """Read the options of a request from the fields of the same name in its body, where given.
+    """Read the options of a request from the fields of its body that have the same names, if they are given.
 
     spelled: options whose fields have another name in the body; a value of None means not given
 
-    The service tier `flex` becomes the priority of batches. Raises UsageError for an invalid value.
+    With the service tier `flex`, the request gets the priority of batches. Raises UsageError for an invalid value.
     """
     tier = {"priority": BATCH_PRIORITY} if getattr(body, "service_tier", None) == "flex" else {}
     others = {name: value for name, value in spelled.items() if value is not None}
@@ -65,11 +65,12 @@ class Common:
 
     given: fields of params that the request sets; the model's defaults fill the rest
     options: see `read_options`
-    tenant: identifies the API key. Only the same tenant can cancel the request or share its prefix cache, which
-    `cache_salt` separates further.
-    truncate_prompt_tokens: number of tokens to keep, at the end, at both ends or at the start. With `turns`, the oldest
-    turns of a conversation are dropped first, and the middle is cut only if the last turn is too long. -1 keeps all
-    tokens that fit; None makes a prompt beyond the context an error.
+    tenant: identifies the API key. Only the same tenant can cancel the request or share its prefix cache. `cache_salt`
+    separates the caches further.
+    truncate_prompt_tokens: number of tokens to keep, or -1 to keep all tokens that fit. None makes a prompt beyond the
+    context an error.
+    truncation_side: where tokens are dropped. `left` keeps the prompt's end, `middle` both ends, `right` the beginning.
+    `turns` drops the oldest turns of a conversation first, and cuts the middle only if the last turn is too long.
     constraint_field: the request's field for the structured outputs, to name in errors about them
     is_followed: see `GenerationRequest`
     """
@@ -92,7 +93,7 @@ class ChatSpec(Common):
     messages: checked, in OpenAI's format, with a `MessageContent` that `plan_chat` turns into one string
     tools: checked, in OpenAI's format, with their schemas
     thinking: see `reasoning_arguments`
-    reasoning_effort: for the chat template; none switches reasoning off
+    reasoning_effort: given to the chat template; `none` switches reasoning off
     earlier_token_ids: tokens of an earlier conversation that this one continues
     images: the images in the messages, as `plan_chat` finds them
     """
@@ -110,7 +111,7 @@ class ChatSpec(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec(Common):
-    """Prompts to continue as they are. Prompt i has the choices with indices i * n to i * n + n - 1.
+    """Prompts to continue as they are. With n choices per prompt, prompt i has the choices i * n to i * n + n - 1.
 
     media: the request's parts that are not text, for each prompt
     media_marker: the text that represents such a part in a prompt

@@ -14,10 +14,10 @@ _SWITCH = "enable_thinking"
 def reasoning_arguments(
     chat_template: str, thinking: str | None, effort: str | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the template variables for this thinking and effort, and the fields out of the two that have no effect.
+    """Return the template variables for this thinking and effort, and which of the two fields have no effect.
 
-    thinking: enabled, disabled, or adaptive if the model should decide; None means off where possible
-    effort: reasoning effort; none switches reasoning off
+    thinking: `enabled`, `disabled`, or `adaptive` if the model should decide; None means off where possible
+    effort: reasoning effort; `none` switches reasoning off
 
     Raises UsageError naming `thinking.type` or `reasoning_effort` if the model's reasoning cannot be switched off.
     """

@@ -26,8 +26,8 @@ def for_tool_template(
 
     A call's `function.arguments` is JSON text. It becomes an object, as templates expect, unless templates of this
     format want text. Text that is not a JSON object stays text. Call ids are converted to the form that the format
-    wants, and a call and its result get the same id. If a message with calls has `content` None, it becomes "". Calls
-    become messages of their own where templates do not show `tool_calls`.
+    wants, and a call and its result get the same id. A `content` of None becomes "" in a message with calls. If
+    templates of this format do not show `tool_calls`, each call becomes a message of its own.
     """
     if tool_format.earlier_call is not None:
         write, role = tool_format.earlier_call, tool_format.result_role
@@ -74,8 +74,8 @@ def for_plain_template(
     messages, tools: checked, in OpenAI's format, with text as content; tools may be empty if only earlier turns had
     some
 
-    The tools are described in the system message, which is added if there is none. Calls become text of the assistant.
-    The results between two answers become one user message, together with the user's next text, because such templates
+    The description is in the system message, and one is added if there is none. Calls become text of the assistant. The
+    results between two answers become one user message, together with the user's next text, because such templates
     require alternating roles.
 
     Raises ValueError if `tool_format` needs a template with tools.
@@ -113,7 +113,9 @@ def for_plain_template(
 def _as_messages(
     message: Mapping[str, Any], earlier_call: Callable[[str, str], dict[str, str]], result_role: str
 ) -> list[dict[str, Any]]:
-    """Return the text of a message and then each of its calls as messages, or a result in the template's role."""
+    """Convert a message with calls to a message with its text, if any, and one message per call. A call's result
+    becomes one message with the template's role for results.
+    """
     if message["role"] == "tool":
         return [{**message, "role": result_role}]
     functions = [call["function"] for call in message.get("tool_calls") or ()]
@@ -131,7 +133,9 @@ def _call_for_template(call: Mapping[str, Any], tool_format: ToolFormat, number:
 
 
 def _fitted_id(call_id: str, tool_format: ToolFormat) -> str:
-    """Return an id of the length that the format wants: the same for equal ids, and different for different ones."""
+    """Return an id of the length that the format wants. Equal ids give equal results, and different ids give different
+    results.
+    """
     num_chars = tool_format.num_call_id_chars
     if num_chars is None or (len(call_id) == num_chars and call_id.isascii() and call_id.isalnum()):
         return call_id

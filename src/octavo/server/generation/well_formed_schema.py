@@ -1,7 +1,8 @@
 """Checks that JSON schemas of any draft are well-formed: their size, the values of their keywords, and their
 references.
 
-That is all that a purely descriptive schema needs, such as that for a tool whose calls are not enforced.
+No more is needed for a schema that only describes something, such as the arguments of a tool whose calls are not
+enforced.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def check_well_formed(schema: object) -> None:
 
 
 def find_schemas(root: object, check_keyword: CheckKeyword) -> dict[str, Any]:
-    """Return the schema and all schemas within it, which are objects and booleans, by pointer.
+    """Return the schema and all schemas within it, by pointer. Each of them is an object or a boolean.
 
-    This does not recurse because a schema is not trusted. Raises SchemaError for a schema of any other type, and for
-    one that refers to itself in a circle.
+    The search is not recursive, because the schema is not trusted. Raises SchemaError for a schema of any other type,
+    and for one that refers to itself in a circle.
     """
     stack: list[SchemaNode] = [(root, "")]
     schemas: dict[str, Any] = {}
@@ -134,7 +135,7 @@ def check_type_names(value: Any, names: set[str] | tuple[str, ...], place: str) 
 
 
 def schemas_of(keyword: str, value: Any, place: str) -> Iterator[SchemaNode]:
-    """Yield the schemas in a keyword's value, whose type has been checked, with their pointers."""
+    """Yield the schemas in a keyword's value with their pointers. The value's type has already been checked."""
     if keyword in MAPS_OF_SCHEMAS:
         yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
     elif keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
@@ -152,7 +153,7 @@ def shown(value: object) -> str:
 
 
 def _find_circle(schemas: Mapping[str, Any]) -> str | None:
-    """Return the pointer to a schema that applies itself to the same value again, or None if there is none."""
+    """Return the pointer to a schema that leads back to itself for the same value, or None if there is none."""
     targets = {pointer: list(chain(*same_value(schema, pointer))) for pointer, schema in schemas.items()}
     try:
         TopologicalSorter(targets).prepare()
@@ -162,7 +163,9 @@ def _find_circle(schemas: Mapping[str, Any]) -> str | None:
 
 
 def same_value(schema: Any, pointer: str) -> list[list[str]]:
-    """Return groups of schemas that apply to the same value. The value has to satisfy one schema in each group."""
+    """Return groups of schemas that apply to the same value as this schema. The value has to satisfy at least one
+    schema in each group.
+    """
     if isinstance(schema, bool):
         return []
     members = {
@@ -213,8 +216,9 @@ def _names_within(schema: object) -> tuple[set[str], set[str]]:
 
 
 def _referred(root: Any, reference: str, place: str, ids: set[str], anchors: set[str]) -> Iterator[SchemaNode]:
-    """Yield the schema that a pointer from the root names. Raises SchemaError if a reference names no part of the
-    root.
+    """Yield the schema that a reference names by a pointer from the root. References by id or anchor yield nothing.
+
+    Raises SchemaError if a reference names no part of the root.
     """
     base, _, fragment = reference.partition("#")
     root_id = str(root.get("$id", root.get("id", "")))

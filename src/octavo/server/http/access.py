@@ -1,11 +1,11 @@
-"""Access control: API keys, compared in constant time, and the web pages that may talk to the server.
+"""Access control: API keys, compared in constant time, and the web pages that may send requests to the server.
 
-Browsers identify their page in Host and Origin. A server on loopback has no key. Foreign pages in the user's browser
-must not reach it, not even under a name that their owner points to 127.0.0.1 (DNS rebinding).
+Browsers identify their page in the headers Host and Origin. A server on loopback may have no key. Other sites' pages in
+the user's browser must not reach it, not even under a domain name that points to 127.0.0.1 (DNS rebinding).
 
 A page can post a form without a preflight, but only with one of three content types, and JSON is not among them.
-Programs send JSON under those types too; curl does by default. On loopback such a body is accepted, unless it comes
-from a browser.
+Programs may send JSON under these types too, as curl does by default. On loopback such a body is accepted, unless it
+comes from a browser.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _key(name: bytes, value: bytes) -> bytes | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if a host's name or address, without a port, is this machine's own."""
+    """Return True if a host's name or address, without a port, refers to the loopback interface."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -141,8 +141,8 @@ class OriginRules:
     cors_origins: tuple[str, ...] = ()
 
     def check(self, headers: Headers, http_version: str) -> None:
-        """Raise ApiError 400 for a broken Host header or two Origins, and 403 for a page that may not call the
-        server.
+        """Raise ApiError 400 for an invalid Host header or several Origin headers, and 403 for a host or a page that is
+        not allowed.
         """
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
@@ -168,8 +168,8 @@ class OriginRules:
             raise _forbidden(f"pages of {quote(origin)} may not call this server; --cors-origin allows them")
 
     def is_program_here(self, headers: Headers) -> bool:
-        """Return True if the server is on loopback, addressed by its own name, and the request is not from a
-        browser.
+        """Return True if the server is on loopback, the request addresses it by a loopback name, and the request is not
+        from a browser.
         """
         hosts = [_HOST.fullmatch(value.decode("latin-1")) for name, value in headers if name == b"host"]
         is_here = is_loopback(self.host) and all(match is not None and is_loopback(match[1]) for match in hosts)
@@ -183,7 +183,7 @@ class OriginRules:
         return match is not None and origin.lower().startswith(("http://", "https://")) and is_loopback(match[1])
 
     def cors_headers(self, headers: Headers) -> Headers:
-        """Return the headers that let a browser page read the answer. There are none unless configured."""
+        """Return the headers that let a browser page read the answer. Without `--cors-origin` there are none."""
         if not self.cors_origins:
             return []
         origin = next((value for name, value in headers if name == b"origin"), None)

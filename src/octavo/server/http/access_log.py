@@ -26,7 +26,7 @@ logger = logging.getLogger("octavo.access")
 
 @dataclass(slots=True)
 class AccessRecord:
-    """The facts about a finished request. Endpoints set their figures in `request.state.access`."""
+    """The data for a request's line in the log. Endpoints set their figures in `request.state.access`."""
 
     request_id: str
     method: str
@@ -110,7 +110,8 @@ def _one_line(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """The log format for people: time, level, logger and message on one line, with an indented traceback below.
 
-    Message and traceback may contain a client's text, so neither can look like another line of the log.
+    Message and traceback may contain a client's text. It is put on one line or indented, so that it cannot look like
+    another line of the log.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ _Schema: TypeAlias = "Mapping[str, Any]"
 class BodyLimits:
     """The limits at one position in a body.
 
-    schemas: the schemas that the value may have
+    schemas: the schemas that may apply to the value at this position
     """
 
     def __init__(self, schemas: Sequence[_Schema], definitions: _Schema) -> None:

@@ -1,4 +1,4 @@
-"""Checks that every request passes before its endpoint, and the answers to all errors.
+"""The checks of every request before its endpoint, and the answers to all errors.
 
 A request keeps its client's id or gets a new one. Its Host and Origin, API key, route, content type and body size are
 checked, and anything not explicitly allowed is refused. Errors raised by endpoints are also answered here, in the
@@ -207,8 +207,8 @@ class _Exchange:
 def _check_type(headers: dict[bytes, bytes], origins: OriginRules) -> None:
     """Raise ApiError 415 unless the body is plain JSON.
 
-    Clients written for Ollama send no content type, and curl sends a form's. Pages must send JSON's type, because no
-    form can send it.
+    Clients written for Ollama send no content type, and curl sends the type of a form. Pages must send the type of
+    JSON, because forms cannot send it.
     """
     content_type = headers.get(b"content-type")
     if content_type is None and is_from_browser(list(headers.items())):

@@ -2,7 +2,8 @@
 
 The additions are a time limit for the headers, limits on the number and size of headers, trailers and chunk extensions,
 a time limit for unread answers, a connection limit, and support for clients that close only their sending half (RFC
-9112, section 9.6). Targets may be absolute. Answers to HTTP/1.0 end with the connection instead of a last chunk.
+9112, section 9.6). Request targets may be absolute. Answers to HTTP/1.0 requests are not chunked; if their length is
+unknown, they end when the connection is closed.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(_other_version(version))
 
     def _check_codings(self) -> None:
-        """Refuse bodies in other transfer codings than chunked (RFC 9112, section 6.1)."""
+        """Refuse bodies in transfer codings other than chunked (RFC 9112, section 6.1)."""
         values = [value for name, value in self.headers if name == b"transfer-encoding"]
         if not values:
             return
@@ -248,7 +249,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _without_upgrade(self) -> bytes:
         """Return the head without its offer of HTTP/2, for a new parser.
 
-        Java's client makes this offer with every request, even one with a body. It is ignored.
+        Java's client makes this offer with every request, even one with a body. The server ignores it.
         """
         method = self.parser.get_method()
         headers = [header for header in self.headers if header[0] != b"upgrade"]
@@ -295,7 +296,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _write_error(self, error: ApiError) -> None:
-        """Answer in the format that the target's protocol uses, as far as the target has been received."""
+        """Answer in the format of the target's protocol, even if only part of the target has been received."""
         dialect, request_id = self._routes.dialect(self.url.partition(b"?")[0].decode("latin-1")), new_request_id()
         headers, body = dialect.error_answer(error, request_id)
         headers += [(b"connection", b"close"), *dialect.id_headers(request_id)]
@@ -382,8 +383,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _probe(self) -> None:
         """Send bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset.
 
-        This is repeated until the answer begins, since the client may disconnect later. A stream notices that when it
-        writes.
+        This is repeated until the answer begins, because the client may still disconnect. A streamed answer notices a
+        disconnected client whenever it writes.
         """
         if self.transport.is_closing():
             return
@@ -411,8 +412,8 @@ def _other_version(version: str) -> ApiError:
 def _until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """Wrap the application for an HTTP/1.0 client, which does not understand chunks.
 
-    An answer of unknown length ends with the connection (RFC 9112, section 6.3). The web server itself would send
-    chunks.
+    An answer of unknown length ends when the connection is closed (RFC 9112, section 6.3). Without this wrapper, the
+    web server would send chunks.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,7 +15,7 @@ BATCH = "octavo.batch"
 
 @dataclass(frozen=True, slots=True)
 class BatchCaller:
-    """The batch that a request is a line of.
+    """The batch to which a request belongs.
 
     owner: used in place of the request's key
     priority: priority of the request

@@ -1,7 +1,7 @@
 """Strict JSON parsing, the field types of request models, and the errors about them.
 
-RFC 8259 leaves some cases to the reader. All of them are refused here: repeated names, NaN and Infinity, numbers beyond
-float64, half surrogate pairs, deep nesting.
+RFC 8259 leaves the treatment of some texts to the parser. All such texts are refused here: repeated names, NaN and
+Infinity, numbers beyond float64, half surrogate pairs, deep nesting.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _whole_number(value: object) -> object:
 
 
 def _finite_number(value: object) -> object:
-    """Raise pydantic's error for an integer beyond float64."""
+    """Raise pydantic's error for an integer beyond the range of float64."""
     if isinstance(value, int):
         try:
             float(value)
@@ -45,7 +45,7 @@ def _finite_number(value: object) -> object:
 
 
 def _whole_numbers(values: object) -> object:
-    """Convert the floats in a list like `_whole_number`, in far less time than one by one."""
+    """Convert the floats in a list like `_whole_number`. A list without floats is returned at once, to save time."""
     has_floats = isinstance(values, list) and float in set(map(type, values))
     return [*map(_whole_number, values)] if has_floats else values  # type: ignore[call-overload]
 
@@ -66,7 +66,7 @@ class RequestModel(BaseModel):
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object in `body`. Raises ApiError 400 that describes the problem and its position."""
+    """Parse the JSON object in `body`. Raises ApiError 400 with the problem and its position."""
     return as_object(parse_value(body))
 
 
@@ -110,8 +110,8 @@ def _parse(text: str) -> tuple[Any, bool]:
 
 
 def decode_json(text: str) -> tuple[Any, bool]:
-    """Return the value, and whether all its numbers fit into float64 and have no more digits than Python reads. A
-    number that does not becomes inf.
+    """Return the value, and whether it contains only numbers that fit into float64 and do not have too many digits for
+    Python. Any other number becomes inf.
 
     Raises JSONDecodeError, and ApiError for text that JSON allows but a body may not contain.
     """
@@ -170,8 +170,8 @@ def check_depth(text: str) -> None:
 
 
 def check_leaves(value: Any, path: Path = ()) -> None:
-    """Raise ApiError for a number beyond float64 and for half a surrogate pair. For a name, the error gives the path of
-    its object.
+    """Raise ApiError for a number beyond float64 and for half a surrogate pair. If a name contains half a pair, the
+    error gives the path of the object that has this name.
     """
     if isinstance(value, dict):
         for name, item in value.items():
@@ -257,8 +257,8 @@ _WITHOUT_VALUE = ("missing_required_parameter", "unsupported_parameter", "array_
 
 
 def to_bad_request(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """Convert the first of pydantic's errors to a 400. For a union, use the error of the member closest to the
-    value.
+    """Convert the first of pydantic's errors to an ApiError 400. For a union, use the error of the member that the
+    value is closest to.
     """
     found = [(_path(error, body), error) for error in errors]
     path, error, rivals = _choose(found)
@@ -279,7 +279,11 @@ def to_bad_request(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
 def _choose(
     found: list[tuple[Path, Mapping[str, Any]]],
 ) -> tuple[Path, Mapping[str, Any], list[Mapping[str, Any]]]:
-    """Return (path, error, all errors that together name the types allowed at the path)."""
+    """Return the path of the error to report, the error, and all errors that together name the types allowed at this
+    path.
+
+    The last list is empty if there is only one such error.
+    """
     path, error = found[0]
     group = [(p, e) for p, e in found if p[:1] == path[:1]]
     if len(group) == 1 or _judge(error)[0] != "invalid_type":
@@ -299,8 +303,8 @@ def _choose(
 
 
 def _path(error: Mapping[str, Any], body: object) -> Path:
-    """Return the path in the body, without pydantic's names of union members and validators, or the name in the
-    query.
+    """Return the path of an error in the body, without pydantic's names of union members and validators. For an error
+    in the query, return the parameter's name.
     """
     if error["loc"][:1] == ("query",):
         return tuple(error["loc"][1:])

@@ -1,8 +1,8 @@
 """Reads a large JSON body in pieces, so that other threads can run in between and every part has a size limit.
 
-Python's parser keeps the GIL until it is done. Native code, which does not, counts the values in the body and splits
-its long lists and objects. The parser then gets pieces that take a millisecond each. Lists and objects beyond their
-limits are refused while they are still text.
+Python's parser keeps the GIL until it is done. Therefore native code counts the values in the body and splits its long
+lists and objects, without holding the GIL. The parser then gets pieces that take a millisecond each. Lists and objects
+beyond their limits are refused while they are still text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _CLOSE = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
 def parse_large_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
-    """Parse the JSON object in `body`, like `parse_object`. Raises the same errors, and one for exceeding a limit."""
+    """Parse the JSON object in `body`, like `parse_object`. Raises the same errors, and also ApiError if a limit is
+    exceeded.
+    """
     reader = _Reader(body)
     containers, strings, others, depth = _json_text.measure_json(body)
     if depth > MAX_DEPTH:
@@ -60,7 +62,7 @@ def parse_large_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
 class _Reader:
     """Parses a body in pieces.
 
-    is_finite: all numbers so far fit into float64
+    is_finite: whether all numbers so far fit into float64
     """
 
     def __init__(self, body: bytes) -> None:
@@ -146,8 +148,8 @@ class _Reader:
         return self._decode(start, name_end), self._skip_space(colon.end(), end)
 
     def _runs(self, begin: int, end: int, limits: BodyLimits, path: Path) -> list[tuple[int, int, int]]:
-        """Return the runs of items in the container that begins here. Raises ApiError if there are too many, or if it
-        is not closed.
+        """Split the container that begins here, and return the runs of its items. Raises ApiError if it has too many
+        items or is not closed.
         """
         most = limits.most_items(in_list=self.body[begin] == ord("["))
         num_items, close, runs = _json_text.split_json(self.body, begin, PIECE_BYTES, most)

@@ -39,7 +39,7 @@ class PortError(OctavoError):
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """Return a listening socket. It is opened before a model is loaded, so that a used port is detected at once.
+    """Return a listening socket. It is opened before a model is loaded, so that a port in use is detected at once.
 
     A host name with several addresses is bound to the first one. Raises PortError.
     """
@@ -230,8 +230,8 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
 
 
 def _on_loop_error(warn: RateLimitedWarning, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Log an error of the event loop, at a limited rate: without free file descriptors, the loop reports every
-    connection.
+    """Log an error of the event loop. A lack of resources is logged at a limited rate, because the loop reports it for
+    every new connection.
     """
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):

@@ -1,4 +1,4 @@
-"""Answers that take time, complete or streamed. They end when the client disconnects or the server shuts down.
+"""Answers that take a while, whole or streamed. They end when the client disconnects or the server shuts down.
 
 A stream is sent while the answer is generated, as server-sent events (WHATWG HTML, section 9.2) or JSON lines.
 """
@@ -24,7 +24,8 @@ T = TypeVar("T")
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client disconnects, cancel it and raise ClientGoneError.
 
-    The server ends it early with an error that it sets as the result of a future in `app.state.open_requests`.
+    The server can end it early: it sets an error as the result of a future in `app.state.open_requests`, and the error
+    is raised here.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_until_gone(request))
@@ -60,12 +61,12 @@ class EventStream(Response):
 
     on_error: returns the last events after an exception in `chunks`
     last: the end of every stream, such as `data: [DONE]`
-    held: closed together with `chunks`: at the end, when the client disconnects or does not read for too long, and when
-    the server exits
+    held: closed together with `chunks` when the stream ends, when the client disconnects or does not read for too long,
+    or when the server exits
     comment: sent during the silence between chunks, so that no proxy considers the stream dead; empty if the format has
     no comments
 
-    The server's flow control holds chunks back while the client does not read. There is no task per event.
+    Flow control holds chunks back while the client does not read. No task is created for an event.
     """
 
     media_type = "text/event-stream"
@@ -141,7 +142,7 @@ class JsonLines(EventStream):
 class StreamFormat:
     """The format of a stream's events.
 
-    encode: (the event's JSON without line breaks, its type or None) -> its bytes
+    encode: returns the bytes of an event, given its JSON without line breaks and its type or None
     """
 
     response: type[EventStream]

@@ -92,8 +92,8 @@ class RouteTable:
         return None
 
     def is_public(self, method: str, route: str | None) -> bool:
-        """Return True if the route needs no key. Only reading is free: TGI's `POST /` is not, although the page at `/`
-        is.
+        """Return True if the route needs no key for this method. Only GET and HEAD requests are public: the page at `/`
+        needs no key, but TGI's `POST /` does.
         """
         is_listed = route is not None and (route in self._public or route.startswith(self._public_folders))
         return is_listed and method in ("GET", "HEAD")
@@ -107,8 +107,8 @@ class RouteTable:
         return route in self._with_images
 
     def dialect(self, path: str) -> Dialect:
-        """Return the dialect of a path, known or not. It also applies to all paths below, unless they have their
-        own.
+        """Return the dialect of a path, known or not. Paths below a known path have the same dialect, unless they have
+        their own.
         """
         if (dialect := self._dialects.get(path)) is not None:
             return dialect

@@ -29,7 +29,9 @@ class Shares:
             del self.taken[tenant]
 
     def open_to(self, tenant: str) -> int:
-        """Return the number of places that this tenant may take. Places reserved for other tenants do not count."""
+        """Return the number of free places that this tenant may take. Places reserved for other tenants are not
+        included.
+        """
         share = self.limit // (2 * self.num_tenants) if self.num_tenants > 1 else 0
         used = sum(min(count, share) for name, count in self.taken.items() if name != tenant)
         return self.limit - self.total - max(0, share * (self.num_tenants - 1) - used)

@@ -37,11 +37,11 @@ _WAITING = {"image": CapacityLimiter(4), "document": CapacityLimiter(1), "video"
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """An image, document or video as a request gives it. Only its content shows which of the three it is.
+    """An image, document or video as given in a request. Only its content shows which of the three it is.
 
     text: base64 if `is_data`, else a URL
     where: the field of the request
-    detail: `low` asks for few tokens
+    detail: with `low`, the image gets as few tokens as possible
     data: the file's bytes, once it has been read
     """
 
@@ -57,13 +57,13 @@ _NAMES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".pdf", ".mp4", ".m4
 
 
 def names_media(filename: str | None) -> bool:
-    """Return True if a file of this name is a readable image, document or video."""
+    """Return True if the file name has the suffix of a readable image, document or video."""
     return filename is not None and filename.lower().endswith(_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """The bytes of a file, with its place in the request, its processor and the layout that the model will see."""
+    """The bytes of a file, its source in the request, its processor, and the layout in which the model sees it."""
 
     data: bytes
     kind: FileKind
@@ -101,7 +101,7 @@ class ImageReader:
 
         info: information about the model, which must accept images
 
-        Raises UsageError that names the field.
+        Raises UsageError naming the field.
         """
         settings = info.images
         assert settings is not None
@@ -135,9 +135,9 @@ class ImageReader:
     async def _shown(
         self, data: bytes, kind: FileKind, source: ImageSource, processor: ImageProcessor
     ) -> tuple[ImageLayout | Reel, int]:
-        """Return a file's layout and the number of pixels of an image.
+        """Return a file's layout and its number of pixels.
 
-        The number is 0 for documents and videos, which are decoded one picture at a time.
+        The number is 0 for documents and videos, because they are decoded one picture at a time.
         """
         try:
             if kind == "image":
@@ -148,7 +148,7 @@ class ImageReader:
             raise _about(source, error, kind) from None
 
     async def item(self, file: ImageFile) -> MediaItem | ItemSeries:
-        """Decode an image, document or video. This takes a while. Raises UsageError that names the field."""
+        """Decode an image, document or video. This takes a while. Raises UsageError naming the field."""
         limiter = _WAITING[file.kind]
         try:
             return await run_sync(item_of_file, self._decoder, file.data, file.kind, file.processor, limiter=limiter)
@@ -156,11 +156,11 @@ class ImageReader:
             raise _about(file.source, error, file.kind) from None
 
     async def read(self, source: ImageSource) -> ImageSource:
-        """Return the source with its bytes, which are fetched only once. Raises UsageError that names the field."""
+        """Return the source with its bytes, which are fetched only once. Raises UsageError naming the field."""
         return replace(source, data=await self._bytes(source))
 
     async def text(self, source: ImageSource) -> str | None:
-        """Return the text layer of a PDF document, or None if the file is not a PDF. Raises UsageError that names the
+        """Return the text layer of a PDF document, or None if the file is not a PDF. Raises UsageError naming the
         field.
         """
         data = await self._bytes(source)
@@ -194,7 +194,7 @@ class ImageReader:
         raise _wrong(source, "is not an image URL; send data:image/png;base64,...")
 
     def _local(self, source: ImageSource) -> bytes:
-        """Read a file of this machine, if it is inside the folder for such files."""
+        """Read a file on this machine, if it is inside the folder given by `--allowed-local-media-path`."""
         folder = self._config.allowed_local_media_path
         if folder is None:
             reason = "is a file:// URL, but this server reads no files; send the image as data:image/png;base64,..."
@@ -240,7 +240,7 @@ def _tile_bytes(shown: ImageLayout | Reel, processor: ImageProcessor) -> int:
 
 
 def _about(source: ImageSource, error: UsageError, kind: FileKind = "image") -> UsageError:
-    """Return an error about a file that names the file's place in the request."""
+    """Add the file's place in the request to an error about the file."""
     return UsageError(f"{source.where}: the {kind} {error}", param=source.where, code=error.code)
 
 

@@ -72,8 +72,9 @@ class MediaFetcher:
         self._ports = ports or _PORTS
 
     async def fetch(self, url: str, where: str) -> bytes:
-        """Fetch the bytes at this URL. Raises UsageError that names `where` and reveals nothing about the content at
-        the address.
+        """Fetch the bytes at this URL.
+
+        Raises UsageError naming `where`. The error reveals nothing about the content at the address.
         """
         if not self._domains:
             scheme = urlsplit(url).scheme

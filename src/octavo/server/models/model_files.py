@@ -26,9 +26,10 @@ class ModelFiles:
     """A description of a model's files.
 
     file_format: gguf or safetensors
-    weight_type: type of most bytes of the weights, such as Q4_K
+    weight_type: the type that most bytes of the weights have, such as Q4_K
     modified_s: Unix time
-    digest: hexadecimal SHA-256 of the file's path, size and time, so it changes with the file without reading it
+    digest: hexadecimal SHA-256 of the file's path, size and time. It changes with the file, although the file is not
+    read.
     metadata: numbers and short texts under GGUF's names
     """
 
@@ -44,8 +45,8 @@ class ModelFiles:
 
 
 def read_model_files(entry: ModelEntry) -> ModelFiles | None:
-    """Describe a model's files, whether it is loaded or not. Return None if they are not on this machine or
-    unreadable.
+    """Describe a model's files, whether it is loaded or not. Return None if they are not on this machine or cannot be
+    read.
     """
     path = env.user_path(entry.config.model if entry.info is None else entry.info.path)
     try:
@@ -101,7 +102,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str | int | float | bool]:
 
 
 def short_count(number: int) -> str:
-    """Format a number of parameters as model makers do: `134.52M`, `1.54B`."""
+    """Format a number of parameters as model authors do: `134.52M`, `1.54B`."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if number >= size:
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + unit

@@ -39,7 +39,7 @@ _FIRST_STEP_S = 0.1
 
 
 class LoadReport(Protocol):
-    """A listener for the server's start, called from any thread."""
+    """Receives reports about the server's start. May be called from any thread."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Report the progress of a download or a load.
@@ -164,11 +164,11 @@ class ModelLoader:
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
-    """Start the chat template's process, so that the first request need not wait for it, and return the seconds it
-    took.
+    """Start the chat template's process, and return the number of seconds that this took. Meanwhile the engine runs its
+    first step.
 
-    Meanwhile the engine runs its first step, which takes several times as long as later steps. The wait for it is
-    short: once begun, the step runs to its end even if nobody needs its token.
+    The first request then need not wait for either. The first step takes several times as long as later steps. The wait
+    for it is short, because a step that has begun runs to its end even if nobody needs its token.
     """
     began = time.monotonic()
     first_step = asyncio.create_task(_make_token(client))

@@ -69,7 +69,7 @@ class _Residency:
 
     @contextmanager
     def used(self, turn: int) -> Iterator[None]:
-        """Count one request that uses the model or waits for it, while the block runs."""
+        """While the block runs, count one more request that uses the model or waits for it."""
         self.num_users += 1
         self.last_used = turn
         self.idle.clear()
@@ -182,7 +182,7 @@ class ModelManager:
         return self.names.find(name) is not None or self.adapters.find(name) is not None
 
     def adapter(self, name: str | None) -> ServedAdapter | None:
-        """Return the adapter with this name, or None if there is none or the name is a model's."""
+        """Return the adapter with this name, or None if there is none or if a model has the name."""
         return None if name is None or self.names.find(name) is not None else self.adapters.find(name)
 
     def shown_name(self, name: str | None) -> str:
@@ -208,8 +208,8 @@ class ModelManager:
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
         """Yield the model, loaded if needed and kept in memory until the block ends.
 
-        name: the model's or an adapter's name, or None for the only model. Under an adapter's name, the model has that
-        adapter. Otherwise it has the adapter that is applied to it, if any.
+        name: the name of a model or of an adapter, or None for the only model. For an adapter's name, the yielded model
+        has that adapter. For a model's name, it has the adapter that is applied to the model, if any.
 
         Raises UsageError for None if there are several models, ApiError (404 model_not_found), OverloadedError
         (model_loading) while the server starts or if loading takes too long, or the error that prevented loading.
@@ -260,7 +260,7 @@ class ModelManager:
     async def sleep(self, name: str) -> None:
         """Free a model's device memory once its requests have finished. Its weights stay in main memory.
 
-        A model without a device is unloaded.
+        A model that cannot do this, such as one without a device, is unloaded.
         """
         residency = self.entry(name).residency
         if residency is None:

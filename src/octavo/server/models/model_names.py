@@ -17,8 +17,9 @@ _HUB_FOLDER = re.compile(r"models--([^/]+?)--([^/]+)")
 def served_name(model: str) -> str:
     """Return the id of a model that was served without a name.
 
-    For a file on this machine it is the file name without suffix and part number. For a folder or safetensors it is the
-    folder's name, and for a file in the hub's cache the repository. Anything else is already a name.
+    For a file on this machine, this is the file name without suffix and part number. For a folder or a safetensors
+    file, it is the folder's name, or the repository's name if the folder is in the hub's cache. Anything else is
+    already a name.
     """
     path = env.user_path(model)
     try:

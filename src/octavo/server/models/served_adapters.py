@@ -28,7 +28,7 @@ class ServedAdapter:
 
     path: location of its files
     parent: id of its model
-    number: llama.cpp's id
+    number: its id in llama.cpp's API
     source: path or repository as given
     owner: the key that loaded it at run time, or None if it was in the server's options
     nbytes: size of its files
@@ -50,7 +50,9 @@ class ServedAdapter:
 
     @property
     def engine_name(self) -> str:
-        """The adapter's name in the engine. It is unique, however often an adapter of the same name is loaded again."""
+        """The adapter's name in the engine. It is unique even if adapters of the same name are loaded one after
+        another.
+        """
         word = self.name.replace("/", "_").replace("\\", "_")
         return f"{self.number}:{self.scale:g}:{word}"[:_MAX_CHARS]
 
@@ -69,8 +71,8 @@ class AdapterGiven:
 
     @classmethod
     def parse_all(cls, text: str) -> list[AdapterGiven]:
-        """Parse the value of `--lora-modules`: `NAME=PATH` words separated by spaces, an object in vLLM's form (name,
-        path, base_model_name), or a JSON list of both.
+        """Parse the value of `--lora-modules`: words of the form `NAME=PATH` separated by spaces, a JSON object in
+        vLLM's form (name, path, base_model_name), or a JSON list of such words and objects.
 
         Raises UsageError.
         """
@@ -122,7 +124,7 @@ class AdapterQuota:
 class ServedAdapters:
     """All adapters of a server by name. Belongs to one event loop.
 
-    models: the models' ids, which adapters' names must not repeat
+    models: the models' ids; no adapter may have one of these names
     folder: folder with adapters that requests can use by the names of its entries, or None
     allows_all: whether clients without an admin key may load and unload adapters
     """
@@ -145,11 +147,11 @@ class ServedAdapters:
 
     @property
     def entries(self) -> list[ServedAdapter]:
-        """All adapters known by name, ordered by number."""
+        """All adapters registered so far, ordered by number."""
         return list(self._by_name.values())
 
     def find(self, name: str) -> ServedAdapter | None:
-        """Return an adapter by its name, looking in the folder too."""
+        """Return the adapter with this name, or None if there is none. If needed, register it from the folder."""
         known = self._by_name.get(name)
         if known is not None and not known.is_of_folder:
             return known
@@ -176,7 +178,7 @@ class ServedAdapters:
         return self._in_folder(source) or resolve_adapter(source)
 
     def check(self, given: AdapterGiven, path: Path, owner: str | None, *, replaces: bool = False) -> None:
-        """Raise UsageError for an invalid name or model, and ApiError 429 beyond the key's quota.
+        """Raise UsageError for an invalid name or model, and ApiError 429 if the key's quota is exceeded.
 
         replaces: allow an existing adapter of that name, as long as it has the same owner or `owner` is None
         """
@@ -195,7 +197,7 @@ class ServedAdapters:
             self._check_quota(owner, _nbytes(path), old)
 
     def new(self, given: AdapterGiven, path: Path, owner: str | None = None) -> ServedAdapter:
-        """Return a new adapter with its own number. It is not known by its name yet."""
+        """Return a new adapter with its own number. Requests can use it only after `put`."""
         parent = given.parent or self._models[0]
         self._next_number += 1
         number, nbytes = self._next_number - 1, _nbytes(path)
@@ -218,10 +220,10 @@ class ServedAdapters:
         return found
 
     def numbered(self, scales: Iterable[tuple[int, float]], param: str) -> ServedAdapter | None:
-        """Return the only adapter with a nonzero scale in llama.cpp's pairs of number and scale, or None if there is
-        none.
+        """Return the adapter with a nonzero scale in llama.cpp's pairs of number and scale, or None if all scales are
+        zero.
 
-        Raises UsageError for a number without an adapter, and for two adapters.
+        Raises UsageError for a number that no adapter has, and for several nonzero scales.
         """
         known = {adapter.number: adapter for adapter in self._by_name.values()}
         found = []
@@ -265,7 +267,9 @@ class ServedAdapters:
             raise ApiError(403, f"lora_path {source!r:.100} is not a name in --lora-dir; other paths need an admin key")
 
     def _in_folder(self, name: str) -> Path | None:
-        """Return the adapter with this name if it is really in the folder, and not a link to somewhere else."""
+        """Return the path of the adapter with this name if it is really in the folder, and not a link to somewhere
+        else.
+        """
         if self._folder is None or not _FOLDER_NAME.fullmatch(name):
             return None
         root = self._folder.resolve()

@@ -14,7 +14,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenizerTexts:
-    """A tokenizer's texts, which are known even while the model is not loaded.
+    """Texts from a tokenizer that are known even while the model is not loaded.
 
     bos_token, eos_token: "" if there is none
     """
@@ -28,10 +28,10 @@ class TokenizerTexts:
 class ServedModel:
     """A loaded model.
 
-    name: its name in requests
+    name: its name in requests; an adapter's name if the request names an adapter
     tool_format: its tool call format, or None if its template does not support tools
     images: reads the images of requests, if the model accepts images
-    adapter: the adapter for all requests under this name, which is then the adapter's name
+    adapter: the adapter for all requests under this name, or None
     """
 
     name: str

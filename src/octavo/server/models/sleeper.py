@@ -15,7 +15,7 @@ class Sleeper:
     """Puts all models to sleep, on request or after a time without requests.
 
     after_s: seconds without a request, or None to sleep only on request
-    level: level of that sleep
+    level: level of the sleep that begins after this time; see `sleep`
     """
 
     def __init__(self, models: ModelManager, after_s: float | None = None, level: int = 2) -> None:
@@ -48,7 +48,7 @@ class Sleeper:
         await self._models.load(None)
 
     def watch(self, num_requests: int) -> None:
-        """Start to sleep if it is time. Call this a few times a second.
+        """Start to sleep if there has been no request for long enough. Call this a few times a second.
 
         num_requests: number of requests in the server now
         """
@@ -71,6 +71,6 @@ class Sleeper:
 
 
 def _report_error(task: asyncio.Task[None]) -> None:
-    """Log the error of a sleep that started by itself, because nobody awaits it."""
+    """Log the error of a sleep that started without a request, because nobody awaits it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("the models could not be put to sleep: %s", error, exc_info=error)

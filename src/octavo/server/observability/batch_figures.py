@@ -14,12 +14,12 @@ TOKEN_KINDS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_toke
 class BatchFigures:
     """Counts since the server's start, and the current state.
 
-    ended: batches by status
-    lines: lines by result
-    tokens: tokens of answers, by their names in a batch's usage
-    num_batches: batches that have not ended
-    num_running: batches whose lines are running
-    num_running_lines: lines that are being answered or wait for a row
+    ended: number of batches by final status
+    lines: number of lines by result
+    tokens: number of tokens in answers, by the names in a batch's usage
+    num_batches: number of batches that have not ended
+    num_running: number of batches whose lines are running
+    num_running_lines: number of lines that are being answered or wait for a row
     """
 
     ended: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""The exposition: every metric's name, meaning and labels in one table (Prometheus text format, OpenMetrics).
+"""The name, meaning and labels of every metric, exported in Prometheus's text format or as OpenMetrics.
 
 Metrics that vLLM also has use its names, labels and units, so that its dashboards and autoscalers work.
 """
@@ -279,7 +279,7 @@ class _Exposition(Collector):
 
 
 def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
-    """Yield the metrics of batches, whose lines do not count in the histograms of live requests."""
+    """Yield the metrics of batches. The histograms of live requests do not include the lines of batches."""
     counters = (
         ("batches_ended", "Batches that have ended.", "status", BATCH_ENDS, figures.ended),
         ("batch_lines", "Batch lines with a result.", "result", LINE_RESULTS, figures.lines),

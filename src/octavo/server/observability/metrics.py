@@ -1,6 +1,6 @@
 """The server's figures: request counts, and the latest figures of its engines.
 
-Every figure has one source. Requests, tokens and finish reasons are counted when answers leave the server
+Every figure comes from a single source. Requests, tokens and finish reasons are counted when answers leave the server
 (`ObservedClient`). Times, sizes and states are measured once, by the engine, and read from it. `exposition` exports
 them to Prometheus, and `/dashboard/data` to the server's own page.
 """
@@ -106,7 +106,9 @@ class ModelFigures:
         self.client, self.status, self._process = client, None, None
 
     def refresh(self) -> None:
-        """Update the figures that are known without asking the engine, at most a quarter of a second old."""
+        """Update the figures without asking the engine, from its latest report. This is at most a quarter of a second
+        old.
+        """
         if self.client is not None:
             status = self.client.status()
             self._update(status, status.metrics)
@@ -114,7 +116,7 @@ class ModelFigures:
                 self.info = self.client.info
 
     async def ask(self) -> None:
-        """Get the engine's current figures, always within ENGINE_ANSWER_TIMEOUT_S."""
+        """Get the engine's current figures. This never takes longer than ENGINE_ANSWER_TIMEOUT_S."""
         if self.client is not None:
             with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state shows the reason
                 self._update(self.client.status(), await self.client.metrics())
@@ -177,7 +179,7 @@ class ServerMetrics:
     def adapter(self, engine_name: str) -> AdapterFigures:
         """Return the figures of an adapter.
 
-        engine_name: its name in the engine, which is its name in requests after its number and scale
+        engine_name: its name in the engine; this contains its name in requests after its number and scale
         """
         return self.adapters.setdefault(engine_name.split(":", 2)[-1], AdapterFigures())
 
@@ -186,7 +188,7 @@ class ServerMetrics:
 
         route: the route's template, such as `/v1/requests/{id}/cancel`, never the requested path; None if no route
         matches
-        method: as received; methods unknown to HTTP count as one
+        method: as received; all methods unknown to HTTP are counted together
         error_code: code of an error response; errors of POST requests also count as rejected
         """
         known_method = method if method in METHODS else UNKNOWN

@@ -25,7 +25,7 @@ from octavo.server.observability.tracing import RequestSpan
 class ObservedClient:
     """A wrapper that reports another client's requests under the name of its served model.
 
-    It is between the engine and every endpoint, so no endpoint can forget to count.
+    All endpoints reach the engine through it, so no endpoint can forget to count.
     """
 
     def __init__(self, client: EngineClient, metrics: ServerMetrics, model_name: str) -> None:
@@ -100,7 +100,7 @@ class ObservedClient:
 
 
 class ObservedStream:
-    """An answer on its way to the user.
+    """The stream of an answer, counted in metrics and traces while it is read.
 
     stream: the engine's stream, once it has accepted the request
     """

@@ -1,7 +1,8 @@
 """Traces of every request through OpenTelemetry, if enabled and installed.
 
 Each request has one span with the children `queue`, `prefill` and `decode`, under the trace in the caller's
-`traceparent` (W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI, without the text.
+`traceparent` (W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI, but never contain
+the text.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _http_request: ContextVar[Scope | None] = ContextVar("http_request", default=Non
 
 
 def trace_context(app: ASGIApp) -> ASGIApp:
-    """Wrap the application in ASGI middleware that stores the caller's trace context for the spans of a request, which
-    runs in a separate task.
+    """Wrap the application in ASGI middleware that stores the caller's trace context. The spans of a request need it,
+    and they are created in a separate task.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,4 @@
-"""The path from a request to its answer, shared by all protocols. One writer makes both the stream and the whole
-answer.
-"""
+"""The steps from a request to its answer, shared by all protocols. The same writer makes streams and whole answers."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ _LOGGED: set[tuple[str | None, str]] = set()  # (route, ignored field): bounded
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request's arrival.
+    """When a request arrived, and how long it waited for its model.
 
     time_s: time of arrival by the monotonic clock
     load_s: time that it waited for the model to be loaded
@@ -97,7 +95,9 @@ class AnswerWriter(ABC, Generic[B, S]):
 
     @property
     def truncation(self) -> dict[str, int]:
-        """Number of tokens cut off the prompts, if the request asked for truncation."""
+        """The member with the number of tokens cut off the prompts, or an empty dict if the request did not ask for
+        truncation.
+        """
         asked = self.spec.truncate_prompt_tokens is not None
         return {"truncated_tokens": self.generation.num_truncated_tokens} if asked else {}
 
@@ -115,7 +115,7 @@ class AnswerWriter(ABC, Generic[B, S]):
 
     @abstractmethod
     def body(self) -> Any:
-        """Return the whole answer after the last event: an object, or a list of objects."""
+        """Return the whole answer, an object or a list of objects. Call this after the last event."""
 
 
 class BlockWriter(AnswerWriter[B, ChatSpec]):
@@ -251,7 +251,7 @@ async def count_prompt_tokens(request: Request, body: CountedFields) -> int:
 
 
 def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:
-    """Return the names of the fields that have no effect, on any model or on this one."""
+    """Return the names of the fields that have no effect, on any model or only on this one."""
     names = (body.own_names.get(name, name) for name in generation.ignored_fields)
     return list(dict.fromkeys([*body.find_ignored(), *names]))
 
@@ -281,7 +281,9 @@ async def off_loop(request: Request, work: Callable[[], R]) -> R:
 
 
 def start_schema_threads() -> None:
-    """Start the threads that check schemas. Later there may be no memory for them, and starting them would hang."""
+    """Start the threads that check schemas. Later there may not be enough memory to start them, and the server would
+    hang.
+    """
     together = threading.Barrier(_NUM_SCHEMA_THREADS + 1)
     for _ in range(_NUM_SCHEMA_THREADS):
         _SCHEMA_CHECKS.submit(together.wait)

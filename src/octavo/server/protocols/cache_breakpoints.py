@@ -14,7 +14,7 @@ _OPTIONS_S = 1800.0  # the only `ttl` that OpenAI allows
 
 
 class PromptCacheOptions(NullIsAbsent):
-    """The parts of a prompt that stay in the cache longer than usual, for `ttl`.
+    """The parts of a prompt that stay in the cache longer than usual, and how long they stay (`ttl`).
 
     mode: `implicit` keeps the whole prompt, `explicit` keeps the marked prefixes
     """
@@ -30,9 +30,9 @@ class PromptCacheBreakpoint(NullIsAbsent):
 
 
 def marked_breakpoints(texts: Iterable[tuple[str, float | None]]) -> list[Breakpoint]:
-    """Return the breakpoints at the ends of marked texts. A mark on the last text means the whole prompt.
+    """Return the breakpoints at the ends of marked texts. A mark on the last text marks the whole prompt.
 
-    texts: all texts of the messages in order, each with the seconds of its mark
+    texts: all texts of the messages in order, each with the seconds of its mark, or with None if it has no mark
     """
     found: list[Breakpoint] = []
     before: list[str] = []
@@ -51,9 +51,9 @@ def openai_breakpoints(
     retention: str | None,
     texts: Iterable[tuple[str, PromptCacheBreakpoint | None]] = (),
 ) -> tuple[Breakpoint, ...]:
-    """Return the breakpoints of OpenAI's fields, at most the last four.
+    """Return the breakpoints that OpenAI's fields define, at most the last four.
 
-    texts: see `marked_breakpoints`
+    texts: all texts of the messages in order, each with its mark or None
     """
     seconds = _RETENTION_S.get(retention or "", 0.0)
     if options is not None and options.mode != "explicit":

@@ -45,7 +45,7 @@ class Conversation:
         self._call_ids.add(call_id)
 
     def add_result(self, call_id: str, content: MessageContent, param: str) -> None:
-        """Add the result of a call. Raises UsageError that names `param` if there is no such call."""
+        """Add the result of a call. Raises UsageError naming `param` if there is no such call."""
         if call_id not in self._call_ids:
             raise refuse(param, "names no call before it", "invalid_value")
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})

@@ -39,8 +39,8 @@ _Piece: TypeAlias = Int | Text
 
 
 def _kind(value: Any) -> str:
-    """Return the kind of one or more inputs. A list with an id among texts is one input; a list that contains a list is
-    several.
+    """Return the kind of one or more inputs. A list that mixes ids and texts is one input; a list that contains a list
+    is several inputs.
     """
     if not isinstance(value, list) or not value:
         return kind_of_inputs(value)
@@ -67,7 +67,7 @@ class EmbeddingJob:
 
     truncate_to, side: see `Common.truncate_prompt_tokens`
     chat: a conversation to embed instead of texts
-    of_tokens: return the vectors of all tokens, one after another
+    of_tokens: return the vectors of all tokens of an input, one after another
     """
 
     inputs: Sequence[str | Sequence[int | str]]
@@ -93,7 +93,7 @@ class Embedded:
 
 
 async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) -> Embedded:
-    """Return the vectors of all inputs. Errors about an input name `prompt`."""
+    """Return the vectors of all inputs. In errors about an input, `param` is `prompt`."""
     record = record_of(request)
     record.model = model.name
     ticket = state_of(request).admission.admit(
@@ -133,11 +133,11 @@ async def vectors_response(
     head: Mapping[str, Any] | None = None,
     key: str = "",
 ) -> Response:
-    """Respond with a list of the results of `write` for each vector and its number, or an object of `head` and this
-    list as `key`.
+    """Respond with a list that contains the result of `write` for each vector and its number. If `head` is given,
+    respond with this object and add the list to it as `key`.
 
-    The list is written on a thread, some vectors at a time: for thousands of vectors it takes a second and tens of
-    megabytes.
+    The list is written on a thread, some vectors at a time, because it takes a second and tens of megabytes for
+    thousands of vectors.
     """
     start, end = (b"[", b"]") if head is None else (b'{"%b":[' % key.encode(), b"]," + _encoder.encode(head)[1:])
 

@@ -1,6 +1,6 @@
 """Fields that only control another product's internals. They are accepted, and named in `x-octavo-ignored-fields`.
 
-None of them changes an answer. A field that would change it is either a field of its own in the request, or refused.
+None of them changes an answer. A field that would change it is either supported by the request, or refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sampling fields of llama.cpp's server and of Ollama's `options`, which have the same names.
+"""The sampling fields that llama.cpp's server and Ollama's `options` share, with the same names.
 
 Samplers that Octavo lacks are accepted if they are switched off, and refused by name if they are on.
 """
@@ -90,8 +90,8 @@ class LlamaSampling(with_parameters(OtherSamplers, *_SAME, "seed")):  # type: ig
     penalize_nl: bool | None = None
 
     def given_names(self, arguments: Mapping[str, Any]) -> frozenset[str]:
-        """Return the parameters that the request sets, so that their defaults do not apply. A random seed is one of
-        them.
+        """Return the names of the parameters that the request sets, so that the model's defaults do not replace them.
+        `seed` is one of them even if the request asks for a random seed.
         """
         return frozenset(arguments) | ({"seed"} if self.seed is not None else set())
 

@@ -26,7 +26,7 @@ class Protocol:
 
     tag: tag of its routes in the OpenAPI document
     dialect: its error format
-    error_schema: schema of an error, or None for OpenAI's
+    error_schema: schema of an error, or None for OpenAI's schema
     """
 
     tag: str

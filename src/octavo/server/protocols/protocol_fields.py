@@ -52,7 +52,9 @@ NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 
 
 class NullIsAbsent(RequestModel):
-    """A request whose unknown fields may be null, because clients send back objects with every field they know."""
+    """An object in a request. It may have unknown fields that are null, because clients send back objects with every
+    field that they know.
+    """
 
     model_config = ConfigDict(json_schema_extra=NULL_EXTRAS)
 
@@ -73,8 +75,8 @@ class Historic(NullIsAbsent):
 def _field(item: dataclasses.Field[Any]) -> tuple[Any, None]:
     """Return an optional, nullable field for a field of a dataclass that checks its own values.
 
-    Its limits are therefore only for the OpenAPI document. Limits of strings are also checked here, because the
-    dataclass takes an empty string for None.
+    Therefore the limits of its values are only shown in the OpenAPI document. Limits of strings are also checked here,
+    because the dataclass treats an empty string as None.
     """
     kind = str(item.type).removesuffix(" | None")
     if kind == "str":

@@ -72,8 +72,8 @@ class AnswerSchema(NullIsAbsent):
 class ResponseFormat(NullIsAbsent):
     """OpenAI's `response_format`.
 
-    value: TGI's schema for `json_object`
-    schema: llama.cpp's schema for both kinds of JSON
+    value: the schema in TGI's form, for the type `json_object`
+    schema: the schema in llama.cpp's form, for both types of JSON
     """
 
     model_config = ConfigDict(json_schema_extra={**NULL_EXTRAS, "required": ["type"]})
@@ -205,10 +205,10 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         return bool(getattr(self.stream_options, name, None))
 
     def sampling_params(self, default_max_tokens: int | None) -> tuple[SamplingParams | BeamSearchParams, str]:
-        """Return the parameters and the name of the field that constrains the answer, for errors that the engine finds
-        in it.
+        """Return the parameters, and the name of the field that constrains the answer. If the engine finds an error in
+        the constraint, the error names this field.
 
-        default_max_tokens: the route's default. None, and -1 in a request, mean up to the end of the context.
+        default_max_tokens: the route's default. None, like -1 in a request, means up to the end of the context.
 
         Raises UsageError naming the field whose value is invalid.
         """
@@ -281,8 +281,8 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
 
 def check_grammar(text: Any, param: str) -> None:
-    """Raise UsageError for an invalid GBNF grammar before the request waits for the engine, which checks other
-    grammars.
+    """Raise UsageError for an invalid GBNF grammar, before the request waits for the engine. The engine checks all
+    other grammars.
     """
     try:
         if is_gbnf(text):

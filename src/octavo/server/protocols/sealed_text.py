@@ -1,7 +1,7 @@
 """Text that a client keeps for the server without showing it: reasoning, and summaries of conversations.
 
-It is encoded but not encrypted, because a client may read it. Therefore any Octavo server can read text that another
-one has sealed.
+It is encoded but not encrypted, because clients are allowed to read it. Therefore any Octavo server can read text that
+another one has sealed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ def finite(logprob: float) -> float:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
-    """Return a token's text and bytes. Both are empty for a row of logits beyond the vocabulary."""
+    """Return a token's text and bytes. Both are empty for an id beyond the vocabulary; logits may have rows for such
+    ids.
+    """
     raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
     return raw.decode("utf-8", "replace"), raw
 
@@ -85,7 +87,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top
 
 
 def prompt_details(usage: Usage) -> dict[str, int]:
-    """Return the numbers of a prompt's image tokens and of tokens written by pins, where they are not zero."""
+    """Return the number of a prompt's tokens from the cache. The numbers of image tokens and of tokens that pins have
+    added to the cache are included if they are not zero.
+    """
     written = sum(usage.created_tokens.values())
     images = {"image_tokens": usage.num_image_tokens} if usage.num_image_tokens else {}
     return {"cached_tokens": usage.num_cached_tokens, **({"cache_write_tokens": written} if written else {}), **images}

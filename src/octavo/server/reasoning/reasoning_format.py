@@ -38,8 +38,9 @@ class ReasoningFormat:
 
     matches: returns True for a chat template that makes the model reason between these marks. By default, a template
     matches if it contains `close`.
-    parser: for answers that contain more than reasoning at their start
-    has_channels: an answer is a series of messages, each with a channel, and the other marks are control tokens too
+    parser: creates the parser for answers that contain more than reasoning at their start
+    has_channels: whether an answer is a series of messages, each with a channel. The other marks of such messages are
+    control tokens too.
     """
 
     open: str
@@ -51,8 +52,8 @@ class ReasoningFormat:
     def is_in(self, chat_template: str) -> bool:
         """Return True if the chat template uses this format.
 
-        Not every template opens the reasoning in the prompt, but templates remove it from earlier turns up to its
-        closing mark.
+        By default the closing mark decides. Not every template opens the reasoning in the prompt, but templates need
+        the closing mark to remove the reasoning from earlier turns.
         """
         return self.close in chat_template if self.matches is None else self.matches(chat_template)
 
@@ -70,7 +71,7 @@ class ReasoningParser:
     White space next to the marks belongs to them. Reasoning that is cut off remains reasoning, without an incomplete
     mark.
 
-    is_reasoning: the text so far indicates that reasoning follows; used to count its tokens
+    is_reasoning: whether reasoning follows, judging by the text so far; used to count the tokens of reasoning
     """
 
     def __init__(self, marks: ReasoningFormat, prompt: str) -> None:

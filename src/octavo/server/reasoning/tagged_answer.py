@@ -1,4 +1,4 @@
-"""Reasoning before an answer that is itself in tags, which are dropped."""
+"""Reasoning before an answer that is in tags itself. The tags are dropped."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The formats in which models write tool calls, with the parser and the grammars that they are built from."""
+"""The formats in which models write tool calls, and the parser and the grammars that the formats are built from."""

@@ -40,7 +40,7 @@ ParsedPart: TypeAlias = "str | CallStart | CallArguments"
 
 
 def join_neighbours(parts: Iterable[Any]) -> list[Any]:
-    """Return the parts with consecutive strings, and consecutive parts of one kind that have `text`, joined."""
+    """Return the parts, joining consecutive strings and consecutive parts of the same kind that have a `text`."""
     joined: list[Any] = []
     for kind, group in groupby(parts, type):
         members = list(group)
@@ -60,11 +60,11 @@ def marks_pattern(marks: Collection[str]) -> re.Pattern[str]:
 
 
 class TextReader:
-    """A text that arrives in pieces. Its readers are generators.
+    """A text that arrives in pieces. Methods that may have to wait for more of it are generators.
 
-    is_over: no more text will arrive
-    is_cut: the text was cut off before its own end
-    has_run_out: a reader has looked for text beyond the end
+    is_over: whether no more text will arrive
+    is_cut: whether the text was cut off before its own end
+    has_run_out: whether a reader has looked for text beyond the end
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class TextReader:
         return char
 
     def take_if(self, char: str) -> Reading[bool]:
-        """Take white space, and the given character if it comes next. Return whether it did."""
+        """Take white space, and then the given character if it comes next. Return whether it did."""
         is_next = (yield from self.skip(WHITESPACE)) == char
         if is_next:
             self.take(1)
@@ -134,7 +134,9 @@ class TextReader:
             yield
 
     def find_beginning(self, *options: str) -> Reading[str]:
-        """Return the longest upcoming text that is the beginning of one of these options. Nothing is taken."""
+        """Return the longest beginning of the upcoming text that is also the beginning of one of these options. Nothing
+        is taken.
+        """
         length = 1
         while True:
             found = self._text[self._position : self._position + length]
@@ -186,12 +188,13 @@ class TextReader:
 class Answer(TextReader):
     """The text of one answer and the parts found in it.
 
-    Everything that the reader of a call takes is held back until it calls `start`, because it may turn out to be text
-    for the user. `parameters` contains the schema of each tool's arguments.
+    Everything that the reader of a call takes is held back until the reader calls `start`, because it may turn out to
+    be text for the user. `parameters` contains the schema of each tool's arguments.
 
     White space around calls is held back until the next text or call arrives. Between a call and the beginning or end
-    of the answer it is dropped. Between two texts with calls in between, the white space before the calls is kept, or
-    else the white space after them, so that words do not run together. An answer without calls is passed on unchanged.
+    of the answer it is dropped. If there are calls between two texts, the white space before the calls is kept, or the
+    white space after them if there is none before, so that words do not run together. An answer without calls is passed
+    on unchanged.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -244,13 +247,13 @@ class Answer(TextReader):
         self._held = None
 
     def cut(self) -> None:
-        """Drop the held-back text and the text after it, which are the beginning of a call that was cut off."""
+        """Drop the held-back text and the text after it, because they are the beginning of a call that was cut off."""
         self.take(len(self._text) - self._position)
         self.drop()
         self._spaces = []
 
     def start(self, name: str) -> None:
-        """Start a call of this tool at the held-back text."""
+        """Start a call of this tool in place of the held-back text."""
         self.drop()
         self.num_calls += 1
         self._gap = self._gap or "".join(self._spaces)
@@ -259,7 +262,7 @@ class Answer(TextReader):
         self.arguments("".join(self._early_arguments))
 
     def arguments(self, text: str) -> None:
-        """Add to the arguments of the call that is being read."""
+        """Add this text to the arguments of the call that is being read."""
         if self._held is not None:
             self._early_arguments.append(text)
         elif text:

@@ -97,7 +97,7 @@ def keyed_call(answer: Answer) -> Reading[bool]:
 def named_call(
     answer: Answer, pattern: re.Pattern[str], chars: re.Pattern[str], *, mark: str = "", may_end: bool = False
 ) -> Reading[bool]:
-    """Read a mark, a header and an object.
+    """Read a mark, a header, and an object with the arguments.
 
     pattern: the whole header, with the group `name`
     chars: the characters that it may contain, without `{`

@@ -30,10 +30,10 @@ _MAX_PARAMETER_CHARS = 300
 class FunctionTags:
     """The tags of a format. `function` and `parameter` are the beginnings of tags that end with a name and `name_end`.
 
-    value_break: what separates a value from the tags before and after it, a line break or nothing
+    value_break: the text between a value and the tags before and after it, a line break or nothing
     text_end: ends a parameter's tag in place of `name_end` if the value is text; empty if tags have no type
     json_end: the same if the value is JSON
-    holds_many: one outer tag is around all calls, not around each
+    holds_many: whether one outer tag is around all calls, instead of one around each call
     """
 
     open: str
@@ -76,7 +76,7 @@ def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Readin
     is_marked: whether it follows the outer tag
 
     It is a call once its name is known, whatever the name. Each value is converted to JSON of its type in the tool's
-    schema. If a parameter occurs twice, the first value counts, so that the arguments remain one object.
+    schema. If a parameter occurs twice, its first value is used, so that the arguments remain one object.
     """
     yield from answer.skip(WHITESPACE)
     tag = yield from answer.find_beginning(tags.function)
@@ -95,8 +95,8 @@ def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Readin
 
 
 def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, Any]) -> Reading[None]:
-    """Read parameters up to the closing tag, or to other text. If the answer ends before that, the arguments stay
-    open.
+    """Read parameters up to the closing tag, or to other text. If the answer ends before that, the object of arguments
+    is not closed.
     """
     keys: set[str] = set()
     char = _PARAMETER_CHAR if tags.name_end == ">" else _QUOTED_CHAR
@@ -122,7 +122,7 @@ def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, An
 
 
 def _types(tags: FunctionTags, end: str, schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Return the types that a value may have, from the end of its tag or from the tool's schema."""
+    """Return the types that a value may have. The end of its tag shows them, or else the tool's schema."""
     if end == tags.text_end:
         return frozenset({"string"})
     return frozenset() if end == tags.json_end else value_types(schema, schema_of(schema, key))

@@ -73,8 +73,8 @@ def compiles(grammar: str) -> bool:
 
 
 def json_value(schema: Mapping[str, Any], *, is_strict: bool) -> str:
-    """Return JSON of this schema as the right-hand side of a rule. If it is not strict, unsupported keywords are left
-    out.
+    """Return JSON of this schema as the right-hand side of a rule. Unless `is_strict` is True, unsupported keywords are
+    left out.
     """
     options = {"whitespace_pattern": _WHITESPACE, "lenient": not is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
@@ -93,8 +93,8 @@ def literal(text: str) -> str:
 
 
 def spelled(text: str, token_ids: TokenIds) -> str:
-    """Return a grammar expression for exactly this text, with the marks in it as their tokens. An empty text
-    gives "".
+    """Return a grammar expression for exactly this text. Marks in it that have tokens must be written as these tokens.
+    An empty text gives "".
     """
     pieces = re.split(f"({'|'.join(map(re.escape, token_ids))})", text) if token_ids else [text]
     return " ".join(f"<[{token_ids[piece]}]>" if piece in token_ids else literal(piece) for piece in pieces if piece)
@@ -148,7 +148,7 @@ def free_text(mark: str, token_ids: TokenIds, before: str = "") -> str:
     """Return the rules for the text around calls: `lead` ends with the mark that begins a call; `tail` contains no
     mark.
 
-    A mark that is a token may also be written in characters, with the same meaning.
+    If the mark is a token, the model may also write it in characters, with the same meaning.
 
     before: text before that token
     """

@@ -38,7 +38,7 @@ class KeywordStyle(NamedTuple):
 def read_keywords(answer: Answer, name: str, style: KeywordStyle, read: ReadLiteral) -> Reading[bool]:
     """Read the arguments of a call up to their end. Return False if they are broken or cut off.
 
-    The call is started once its first key or its end is known. If a key occurs twice, the first value counts, so that
+    The call is started once its first key or its end is known. If a key occurs twice, its first value is used, so that
     the arguments remain one object.
     """
     keys: set[str] = set()
@@ -70,8 +70,8 @@ def keyword_arguments(style: KeywordStyle, tool: Tool) -> str:
     """Return a tool's arguments as the right-hand side of a rule: required ones in the schema's order, then optional
     ones.
 
-    Values are JSON that follows their schemas unless the style has its own form. Raises UsageError if the tool is
-    `strict` and a parameter's name cannot be written.
+    Values are JSON that follows their schemas, unless the style has a different form for them. Raises UsageError if the
+    tool is `strict` and the style cannot write a parameter's name.
     """
     function = tool["function"]
     value = _typed(style, function, knows_types=True)

@@ -14,7 +14,7 @@ _TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number", lis
 
 
 def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the schema of a value, and the alternatives and references in it, each once."""
+    """Yield the schema of a value, and the schemas of its alternatives and references, each once."""
     waiting, seen = [schema], set()
     while waiting:
         item = waiting.pop()
@@ -55,9 +55,9 @@ class ParameterValue:
     """Converts the text of one value to JSON.
 
     A line break at its beginning and one at its end may belong to the tags. If the value must be a string, it is passed
-    on as written. Otherwise it is held back until its end: it is JSON if it parses as JSON of a type that the schema
-    allows, else a string. Python's names for true, false and null are accepted too, because some templates write
-    earlier calls with them.
+    on as written. Otherwise the text is held back until its end. The value is then JSON if the text parses as JSON of a
+    type that the schema allows, else a string. Python's names for true, false and null are accepted too, because some
+    templates write earlier calls with them.
     """
 
     def __init__(self, types: frozenset[str], *, has_line_breaks: bool = True) -> None:

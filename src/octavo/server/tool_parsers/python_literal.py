@@ -23,7 +23,7 @@ _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 def python_literal(answer: Answer, put: Callable[[str], object], *, quote: str = "") -> Reading[bool]:
     """Take one Python or JSON literal and pass it to `put` as JSON, in pieces. Return False if it is cut off or broken.
 
-    Tuples become lists, keys become strings, and so do words that are not literals. The depth of brackets is not
+    Tuples become lists. Keys become strings, and so do words that are not literals. The depth of brackets is not
     limited by the stack.
 
     quote: a mark around texts without escapes, in addition to Python's quotation marks

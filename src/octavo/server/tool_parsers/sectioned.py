@@ -1,4 +1,4 @@
-"""Grammars of individually marked calls within a marked section: DeepSeek's and Kimi's."""
+"""Grammars of individually marked calls within a marked section, for DeepSeek's and Kimi's formats."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def schema_of(schema: Mapping[str, Any], key: str) -> object:
 def read_value(answer: Answer, value: ParameterValue | None, ends: Mapping[str, tuple[str, ...]]) -> Reading[str]:
     """Read a value and the tags after it. Return the last of these tags, or "" if the answer ends first.
 
-    value: None if the value does not count
+    value: receives the text; None to discard it
     ends: see `ValueTags`
 
     An incomplete tag at the end of the answer is not part of the value.
@@ -102,8 +102,8 @@ def tagged_parameters(tags: ValueTags, tool: Tool) -> str:
     """Return a tool's parameters in the order of its schema, as the right-hand side of a rule.
 
     As with `arguments_value`, the schema of a tool that is not `strict` is enforced as far as possible. Raises
-    UsageError if the tool is `strict` and the schema of a plain text value has more than a type, an enumeration or a
-    length.
+    UsageError if the tool is `strict` and the schema of a plain text value contains anything besides a type, an
+    enumeration or a length.
     """
     function = tool["function"]
     value = _typed_parameters(tags, function, knows_types=True)
@@ -170,8 +170,8 @@ def _refuse_if_strict(function: Mapping[str, Any], name: str, keyword: str) -> N
 
 
 def _choices(tags: ValueTags, parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the texts that an enumeration allows, or an empty list if there is none or other values are allowed
-    too.
+    """Return the texts that an enumeration allows. Return an empty list if there is no enumeration, or if other values
+    are allowed too.
     """
     choices: list[str] = []
     for part in parts:

@@ -30,23 +30,26 @@ class ToolFormat:
     grammar: a grammar of an answer that is one call or, with `parallel`, several. Each call names one of the tools and
     has arguments that follow its schema. Enforces `tool_choice: required` and a named tool.
     optional_grammar: the same for an answer that may be text, a call or both. Enforces `strict` where calls are
-    optional. None if there is no such grammar, because the beginning of a call could begin any text.
+    optional. None if no such grammar is possible, because any text could begin like a call.
     tags: marks that are dropped, each with the reader of the call after it, or None if no call follows
     openings: marks that are part of the call, each with the reader of that call
     at_start: the reader of a call at the beginning of the answer
     after_call: characters that may follow a call and are dropped, besides white space
-    is_list: whether an object after these characters is another call
+    is_list: whether an object after a call and these characters is another call
     marks: markup that a vocabulary may contain as tokens. Control tokens among them must stay in the text.
     system_prompt: describes the tools to a model whose template does not; None if this format needs a template
     has_system_tools: whether the template takes that description from the system message's key `tools`
     call: a call as the model should write it; see `calls_grammar`
-    arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects
-    is_bare: calls are bare JSON objects, which no grammar can distinguish from an answer in JSON while they are written
-    num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None for any
+    arguments_as_text: whether templates of this format expect the arguments of earlier calls as JSON text, not as
+    objects
+    is_bare: whether calls are bare JSON objects. While they are written, no grammar can distinguish them from an answer
+    in JSON.
+    num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits, or any id if
+    None
     earlier_call: the message of an earlier call with this name and these arguments, for templates that do not show
-        `tool_calls`; None for all other templates
-    result_role: the role of a call's result in templates that name it
-    names_in_ids: templates of this format show only a call's id, which is functions.NAME:NUMBER
+    `tool_calls`; None for all other templates
+    result_role: the role that templates of this format use for a call's result
+    names_in_ids: whether templates of this format show only a call's id. The id must then be functions.NAME:NUMBER.
     """
 
     name: str
@@ -124,7 +127,9 @@ class ToolParser:
                 answer.text(answer.take(len(mark)))
 
     def _is_cut_mark(self, beginning: str) -> bool:
-        """Return True if this end of the answer, followed by the stop string, begins a mark."""
+        """Return True if this text at the end of the answer, together with the stop string that cut it off, begins a
+        mark.
+        """
         return self._answer.is_cut and self._pattern.match(beginning + self._cut_before) is not None
 
     def _read_calls(self, read: ReadCall | None) -> Reading[None]:

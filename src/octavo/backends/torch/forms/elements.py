@@ -86,7 +86,7 @@ def _layer_norm(op: LayerNorm, step: TorchStep) -> Tensor:
 class _Groups(NamedTuple):
     """The column groups `first` to `last` that a rank holds at least in part.
 
-    before, after: number of columns in these groups that come before and after the rank's own.
+    before, after: number of columns in these groups that come before and after the rank's columns.
     """
 
     first: int

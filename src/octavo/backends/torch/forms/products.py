@@ -88,7 +88,10 @@ def _adapted_moe(op: AdaptedMoE, step: TorchStep) -> Tensor:
 
 
 def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Changes) -> Tensor:
-    """Return the output for rows x that have these changes of one adapter."""
+    """Return the output for rows x that all use the same adapter.
+
+    changes: the adapter's changes.
+    """
     if op.router not in changes:
         logits = step.linear(router_x, (op.router,), (op.router_bias,))
     else:

@@ -1,4 +1,4 @@
-"""Rows that enter a step, are gathered, pooled or exchanged between ranks, in torch."""
+"""Operations on rows in torch: look-up, gathering, pooling, and exchange between ranks."""
 
 from __future__ import annotations
 

@@ -57,8 +57,9 @@ def _scored(scores, j, i, slopes, limit, scale, SOFTCAP: tl.constexpr, WINDOW: t
             MASKED: tl.constexpr):  # fmt: skip
     """Return scores [BM, BN] of queries at positions i [BM] and keys j [BN]; -inf for keys that a query does not see.
 
-    The caller multiplies them by `scale`, which turns them into exponents of two. MASKED: whether any query must not
-    see some of these keys.
+    The caller multiplies the scores by `scale`, which turns them into exponents of two.
+
+    MASKED: whether any query must not see some of these keys.
     """
     distance = j[None, :] - i[:, None]
     if SOFTCAP > 0:
@@ -82,7 +83,10 @@ def _add_keys(
     DR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys [first, first + BN) to the state of `_attend`. MASKED: add only those in [begin, end)."""
+    """Add the keys [first, first + BN) to the state of `_attend`.
+
+    MASKED: add only the keys in [begin, end).
+    """
     d, dv = tl.arange(0, D0), tl.arange(0, acc.shape[1])
     j = first + tl.arange(0, BN)
     seen = (j >= begin) & (j < end) if MASKED else j >= 0
@@ -131,8 +135,10 @@ def _attend(
 ):  # fmt: skip
     """Return (sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end).
 
-    clear: every query sees all keys before this one, so these need no mask. Used only without a window. Scores are
-    exponents of two.
+    clear: position of a key. Every query sees all keys before it, so that no mask is needed there. Used only without a
+    window.
+
+    Scores are exponents of two.
     """
     BM: tl.constexpr = q.shape[0]
     largest = tl.full((BM,), float("-inf"), tl.float32)
@@ -261,10 +267,12 @@ def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
 
 
 def _warps(rows: int, wide: int, kind: int) -> dict[str, int]:
-    """Choose the number of warps and stages. kind: `CacheView.kind`.
+    """Choose the number of warps and stages.
 
-    Kernels for eight-bit caches spend most of their time in arithmetic, for which fewer warps are just as fast. With
-    int8, a tile's products are kept apart from the running sums; two warps have too few registers for both.
+    Kernels for eight-bit caches spend most of their time in arithmetic, where fewer warps are just as fast. With int8,
+    a tile's products are kept apart from the running sums; two warps have too few registers for both.
+
+    kind: `CacheView.kind`.
     """
     if INTERPRETED:
         return {}
@@ -280,7 +288,9 @@ def _slopes(p: AttentionParams, q: Tensor, slopes: Tensor | None) -> Tensor | No
 
 
 def part_tokens_of(p: AttentionParams, sequences: int, max_length: int) -> int:
-    """Choose the tokens per part. With few sequences the parts are short, so that there are enough of them."""
+    """Choose the tokens per part. With few sequences the parts are short, so that there are enough parts to keep the
+    GPU busy.
+    """
     least, most = _PART_TOKENS
     if sequences * p.num_kv_heads > _FEW_PROGRAMS:
         return most
@@ -290,7 +300,7 @@ def part_tokens_of(p: AttentionParams, sequences: int, max_length: int) -> int:
 def parts_shape(
     p: AttentionParams, sequences: int, max_length: int, part_tokens: int | None = None
 ) -> tuple[int, ...] | None:
-    """Return the shape of the float32 scratch space for a decode step that splits its contexts, or None if it does not.
+    """Return the shape of the float32 scratch space for a decode step, or None if the step does not split its contexts.
 
     It holds each part's weighted sum of values and, in one more column, its log-sum-exp.
     """
@@ -316,7 +326,7 @@ def decode_attention(
     """Attend with one query per sequence: q [N, heads, key dim] -> [N, heads, value dim] in the dtype of q.
 
     q: contiguous columns, otherwise any strides. seqs.starts is 0, 1, ... N.
-    max_length: upper bound of seqs.lengths. It determines the grid, so it is fixed within a CUDA graph.
+    max_length: upper bound of seqs.lengths. It determines the grid and is therefore fixed within a CUDA graph.
     tables_of: attention sinks and ALiBi slopes, [heads] each.
     part_tokens: keys per program, a multiple of 128; results depend on it. None means `part_tokens_of`.
     memory: output tensor, and scratch space of shape `parts_shape`.
@@ -360,7 +370,8 @@ def prefill_attention(
     tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend with any number of queries per sequence, its last tokens: q [T, heads, key dim] -> [T, heads, value dim].
+    """Attend with any number of queries per sequence, one for each of its last tokens: q [T, heads, key dim] -> [T,
+    heads, value dim].
 
     The step's keys and values are already in the cache. Everything else is as in `decode_attention`, which is better
     for single queries over long contexts.

@@ -107,8 +107,8 @@ def coded_linear(
 ) -> Tensor:
     """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
 
-    p: its `inputs` is the form of x.
-    dtype: dtype of the result, by default that of the dequantized x.
+    p: the weight; its `inputs` is the form of x.
+    dtype: dtype of the result; by default the dtype of the dequantized x.
     deterministic: use the same tile for every M, so that a row's result does not depend on the other rows.
     """
     require_columns(residual)
@@ -135,5 +135,5 @@ def coded_linear(
 
 
 def _numbers(codes: Tensor) -> Tensor:
-    """View codes in the dtype that the tensor cores take."""
+    """View codes in the dtype that the tensor cores expect."""
     return codes if codes.dtype == torch.int8 or INTERPRETED else codes.view(torch.float8_e4m3fn)

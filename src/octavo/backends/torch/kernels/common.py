@@ -175,7 +175,7 @@ def power_of_two(n: int, least: int = 1) -> int:
 def tile(compiled: dict[str, Any], interpreted: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a kernel's tile, warps and stages: one choice, tuned in advance, or another under the interpreter.
 
-    Launches never measure anything. What runs depends only on shapes, so results are repeatable.
+    Nothing is tuned at launch. The choice depends only on shapes, so results are repeatable.
     """
     if not INTERPRETED:
         return compiled

@@ -1,6 +1,6 @@
-"""Products with plain weights where libraries lack a good kernel.
+"""Products with plain weights in cases for which libraries lack a good kernel.
 
-That is the case for few rows, and for rows whose sums must not depend on the number of rows.
+These are products of few rows, and of rows whose sums must not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def dense_linear(
 ) -> Tensor:
     """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
 
-    dtype: dtype of the result, by default that of x.
+    dtype: dtype of the result; by default the dtype of x.
     deterministic: accept any number of rows and use one tile and one order of additions for all of them, so that a
     row's result does not depend on the other rows. x and weight must have the same dtype.
 
@@ -96,8 +96,8 @@ def dense_linear(
 
 
 def dense_gate(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, out: Tensor | None = None) -> Tensor:
-    """Compute kind(gate) * up [M, n] for a few rows x [M, in]. weight [2 * n, in]: the rows of gate, followed by those
-    of up.
+    """Compute kind(gate) * up [M, n] for a few rows x [M, in]. The rows of weight [2 * n, in] are the rows of gate,
+    followed by the rows of up.
     """
     require_columns(x, weight)
     rows, features = len(x), weight.shape[0] // 2

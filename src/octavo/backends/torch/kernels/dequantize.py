@@ -33,8 +33,10 @@ def dequantize(p: Planes, dtype: torch.dtype, rows: Tensor | None = None, out: T
     """Return the numbers of a weight [*, out, in] in `dtype`.
 
     rows: row indices, counted over all leading dimensions, int32 or int64 [n]; only these rows are returned, as [n, in]
-    (an embedding). Columns are in the order of the codes (`Planes.column_order`). out: contiguous tensor for the
-    result.
+    (an embedding).
+    out: contiguous tensor for the result.
+
+    Columns are in the order of the codes (`Planes.column_order`).
     """
     width = p.shape[-1]
     total = p.codes.numel() // p.codes.shape[-1]

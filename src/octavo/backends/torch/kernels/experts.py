@@ -1,7 +1,8 @@
 """Products of a mixture of experts: rows are sorted by expert, and one launch covers the tiles of all experts.
 
-The sort runs on the device with fixed shapes, so that it fits in a CUDA graph: each expert's rows are padded to whole
-tiles, and there are always as many tiles as the worst case needs. Tiles without rows finish immediately.
+The sort runs on the device with fixed shapes, so that it can be part of a CUDA graph: each expert's rows are padded to
+whole tiles, and the number of tiles is always the number that the worst case needs. Tiles without rows finish
+immediately.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DENSE = tile({"BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32, 
 class Sorted(NamedTuple):
     """(row, chosen expert) pairs, grouped into tiles. P = rows * top_k pairs; pair r * top_k + j is choice j of row r.
 
-    pairs: int32 [tiles * tile_rows], -1 for unused places of a tile.
+    pairs: int32 [tiles * tile_rows], -1 for unused rows of a tile.
     expert_of: int32 [tiles], -1 for an empty tile.
     """
 
@@ -103,7 +104,10 @@ def _packed_experts(
 
 @triton.jit
 def _plain_tile(acc, x_at, has_row, w_at, is_row, width, BK: tl.constexpr):
-    """Return acc [weight rows, pairs] + w @ x.T. x_at, w_at: pointers to the first column of each row."""
+    """Return acc [weight rows, pairs] + w @ x.T.
+
+    x_at, w_at: pointers to the first column of each row.
+    """
     for first in range(0, width, BK):
         k = first + tl.arange(0, BK)
         xs = operand(tl.load(x_at[None, :] + k[:, None], has_row[None, :] & (k < width)[:, None], 0))

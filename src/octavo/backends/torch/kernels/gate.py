@@ -24,7 +24,7 @@ _TILE = tile({"BLOCK": 1024, "num_warps": 4})
 def gated_values(gate, up, limit, offset, KIND: tl.constexpr, AFTER: tl.constexpr = False):
     """Return KIND(min(gate, limit)) * (clip(up, limit) + offset) in float32, unlimited if limit is None.
 
-    AFTER: min(KIND(gate), limit) replaces KIND(min(gate, limit)).
+    AFTER: compute min(KIND(gate), limit) instead of KIND(min(gate, limit)).
     """
     if limit is not None:
         if not AFTER:
@@ -127,7 +127,7 @@ def empty_codes(x: Tensor, cols: int, form: CodeForm, find: Find = nowhere) -> C
 def coded_rows(x: Tensor, form: CodeForm, kind: str = "", up: Tensor | None = None, find: Find = nowhere) -> CodedRows:
     """Return the codes of kind(x) * up [T, cols], or of x itself. Any row strides.
 
-    find: finds the memory for them; see `Find`.
+    find: finds the memory for the codes; see `Find`.
     """
     rows, cols = x.shape
     require_columns(x, up)

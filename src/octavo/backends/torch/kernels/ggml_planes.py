@@ -111,7 +111,10 @@ def _q6_k(b: Bytes) -> Fields:
 
 
 def _ternary(values: NDArray[np.float32], scales: NDArray[np.float16]) -> Fields:
-    """Return the fields of a ternary type. values: -1, 0 and 1."""
+    """Return the fields of a ternary type.
+
+    values: -1, 0 and 1.
+    """
     return {"codes": (values + 1).astype(np.uint8), "bits": 2, "zero": 1, "scales": scales}
 
 
@@ -142,7 +145,9 @@ def _from_points(
 ) -> Callable[[Bytes], Fields]:
     """Return the converter of a type whose numbers come from a small set.
 
-    A block has one factor, and each of its groups a share of it. share: the unit in which these shares are stored.
+    A block has one factor, and the scale of each of its groups is a share of this factor.
+
+    share: the unit in which these shares are stored.
     """
     table = np.array(sorted(numbers), np.float32)
 

@@ -4,7 +4,7 @@ A tile of weights is decoded into registers and multiplied by a tile of rows on 
 tiles of four-bit integer codes. With few rows, the columns are split into parts, whose sums are added in a fixed order.
 Sums are float32. Beyond `most_rows`, the weight is dequantized (`dequantize`) and multiplied as plain numbers.
 
-The tiles are the ones that `benchmarks/gpu_tiles.py` found best on an H200 over all formats together.
+The tile sizes are the best over all formats together that `benchmarks/gpu_tiles.py` found on an H200.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def linear(
     """Compute x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
 
     x: float32, float16 or bfloat16, contiguous columns in the order of the codes (`Planes.ordered`), any row stride.
-    dtype: dtype of the result, by default that of x.
+    dtype: dtype of the result; by default the dtype of x.
     deterministic: use the same tile for every M, so that a row's result does not depend on the other rows.
 
     With more than one row, tiles of the weight are rounded to the dtype of x.
@@ -176,7 +176,9 @@ def most_rows(p: Planes) -> int:
 
 
 def parts_of(blocks: int, tiles: int) -> int:
-    """Choose into how many parts to split the columns, so that there are enough programs: a power of two."""
+    """Choose the number of parts into which the columns are split so that there are enough programs. It is a power of
+    two.
+    """
     parts = 1
     while parts * tiles < _PROGRAMS // 2 and parts * 2 <= blocks // 2 and parts < 16:
         parts *= 2

@@ -1,6 +1,6 @@
 """Row norms, and quantization of the normalized rows for the product that follows.
 
-Products add the residual stream at their end; norms do not.
+The residual stream is added at the end of products, not in norms.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, ou
 def rms_norm_coded(x: Tensor, weight: Tensor | None, eps: float, form: CodeForm, find: Find = nowhere) -> CodedRows:
     """Apply `rms_norm` to whole rows and return the result as codes.
 
-    find: finds the memory for them; see `Find`.
+    find: finds the memory for the codes; see `Find`.
     """
     out = empty_codes(x, x.shape[1], form, find)
     _launch(out.codes, out, x, (weight, None), eps, x.shape[1], is_centered=False)

@@ -88,7 +88,7 @@ _OF_ALL_ROWS = ("table", "column_order")
 
 
 def joined_rows(parts: Sequence[Planes]) -> Planes | None:
-    """Stack matrices with the same input as [sum of out, in]. Return None if their codes differ in kind."""
+    """Stack matrices with the same input as [sum of out, in]. Return None if they have different kinds of codes."""
     first = parts[0]
     for other in parts[1:]:
         is_alike = first.tensors.keys() == other.tensors.keys() and all(

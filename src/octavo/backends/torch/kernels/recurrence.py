@@ -27,8 +27,8 @@ class StateRows(NamedTuple):
     sequences: sequence of each token, [T].
     positions: position of each token, [T]; a sequence whose first token is at 0 begins with a zero state.
     slots: slot of each sequence's state, [N]; -1 for a padding row.
-    saves: [N, S, 2], pairs (token count, slot) in ascending order: after that many tokens, the state is also written to
-    that slot. A slot of -1 ends the list.
+    saves: [N, S, 2], pairs (token count, slot) in ascending order: the state after `token count` tokens is also written
+    to the slot. A slot of -1 ends the list.
     """
 
     starts: Tensor
@@ -65,7 +65,9 @@ def _conv(
 
 @triton.jit
 def _keep_rows(state, x, start, count, slot, target, is_new, c, mask, x_row, COLS, TAPS: tl.constexpr):
-    """Write the last rows after `count` tokens to slot `target`. Each row is read before an earlier one replaces it."""
+    """Write the last rows after `count` tokens to slot `target`. Each row of the state is read before it is
+    overwritten.
+    """
     for r in tl.static_range(TAPS - 1):
         at = count + r - (TAPS - 1)
         new = tl.load(x + (start + at).to(tl.int64) * x_row + c, mask & (at >= 0), 0).to(tl.float32)

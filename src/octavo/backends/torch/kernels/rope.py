@@ -194,7 +194,7 @@ def rotate(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Ten
     """Apply only the rotary embedding: x [T, heads * head_dim], any row stride -> same shape.
 
     angles: as in `HeadSteps`.
-    out: tensor for the result. It cannot be x, because threads read numbers that others write.
+    out: tensor for the result. It cannot be x, because threads read numbers that other threads overwrite.
     """
     require_columns(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out

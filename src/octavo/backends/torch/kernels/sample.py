@@ -1,7 +1,7 @@
 """Sampling for whole steps, as `octavo.backends.sampling` defines it, and the input tokens of the next step.
 
-Many programs process and sum the logits in tiles; then one program per row chooses its token. Where top_k or top_p
-filters, two passes over the tiles build histograms of the logits by the upper 11 and the next 11 bits of their keys
+Many programs process and sum the logits in tiles; then one program per row chooses the row's token. For rows with top_k
+or top_p, two passes over the tiles build histograms of the logits by the upper 11 and the next 11 bits of their keys
 (`sample_candidates`), and a third pass collects the most likely tokens.
 """
 
@@ -152,8 +152,8 @@ def _penalize(scratch, starts, ids, counts, repetitions, frequencies, presences,
 def _extremes(parts, counts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
     """Store the `TileParts` of one tile of a row.
 
-    counts: histogram of processed logits by the upper bits of their keys, to which the tile is added; None if not
-    needed.
+    counts: histogram of processed logits by the upper bits of their keys. The tile's logits are added to it. None if
+    not needed.
     """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tile * BLOCK + tl.arange(0, BLOCK)
@@ -177,7 +177,7 @@ def _mass(
 ):  # fmt: skip
     """Store the total weight of a tile's tokens that pass temperature and min_p. It is zero if the row is not sampled.
 
-    finer: histogram by the next bits, to which the logits of the bin where the candidates end are added.
+    finer: histogram by the next bits. The logits of the bin where the candidates end are added to it.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(chosen.temperature + row)
@@ -222,7 +222,7 @@ def _drawn_token(
     masses, at, candidates, numbers, row, chosen, V, largest, temperature, PADDED: tl.constexpr, CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the token that a row's random draw selects, or -1 if `_search` has to find it."""
+    """Return the token that a row's random draw selects, or -1 if the token has to be found by `_search`."""
     token = tl.full((), -1, tl.int32)
     top_k = tl.load(chosen.top_k + row)
     if tl.load(chosen.typical_p + row) == 1:
@@ -425,7 +425,7 @@ def _gather(out, token_ids, sources, previous, T, BLOCK: tl.constexpr):
 def gather_tokens(token_ids: Tensor, sources: Tensor, previous: Tensor) -> Tensor:
     """Return the tokens of a step, int32 [T]: token_ids, or row sources[t] of `previous` where sources [T] is not -1.
 
-    The previous step may still be running: its tokens never visit the host.
+    The previous step may still be running: its tokens do not pass through the host.
     """
     out = torch.empty_like(token_ids)
     if out.numel():

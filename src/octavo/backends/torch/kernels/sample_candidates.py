@@ -1,8 +1,9 @@
 """The most likely tokens of a filtered row, found with two histogram passes, and the choice among them.
 
-The first pass counts logits by the upper 11 bits of their keys, the second counts those of one bin by the next 11 bits.
-The candidates are all tokens above a 22-bit prefix, as many as fit, so of equal logits either all are candidates or
-none. They are collected in any order and sorted by logit and id. Nothing depends on the order of additions.
+The first pass counts logits by the upper 11 bits of their keys. The second pass counts the logits of one bin by the
+next 11 bits. The candidates are all tokens above a 22-bit prefix, chosen so that as many as possible fit. Tokens with
+equal logits are therefore either all candidates or none. They are collected in any order and sorted by logit and id.
+Nothing depends on the order of additions.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def add_counts(counts, place, mask):
 
 @triton.jit
 def boundary(counts, before, CAP: tl.constexpr):
-    """Return (bin, above). Counting from the top, `bin` is the first that brings the total above CAP; -1 if all tokens
-    fit.
+    """Return (bin, above). Counting from the top, `bin` is the first bin that brings the total above CAP; -1 if all
+    tokens fit.
 
     above: number of tokens in higher bins.
     before: number of tokens above all bins.
@@ -56,7 +57,7 @@ def boundary(counts, before, CAP: tl.constexpr):
 
 @triton.jit
 def packed(order, token):
-    """Return a sort key whose descending order is descending by logit key, then ascending by id."""
+    """Return a sort key. Sorted by it in descending order, tokens descend by logit key and, on ties, ascend by id."""
     signed = (order ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64)
     return signed * 4294967296 + (2147483647 - token).to(tl.int64)
 
@@ -71,7 +72,7 @@ def _largest_of(threshold):
 
 @triton.jit
 def _smallest_id(token, weight, goal):
-    """Return the first id, in ascending order, at which the cumulative weight exceeds the goal, or the last id."""
+    """Return the first id, in ascending order, whose cumulative weight exceeds the goal, or the last id."""
     found, bit = 0, 1 << 30
     for _ in range(31):
         trial = found | bit

@@ -1,7 +1,7 @@
 """The choice of a token among those that pass temperature and filters, in one program per row.
 
-There are two ways, which choose the same token. If the last token that a filter keeps is certainly in the sorted list
-of the most likely tokens (`sample_candidates`), that list is enough. Otherwise `filtered` searches all tokens without
+There are two ways. Both choose the same token. If the last token that a filter keeps is certainly in the sorted list of
+the most likely tokens (`sample_candidates`), that list is enough. Otherwise `filtered` searches all tokens without
 sorting them. A filter that keeps a prefix of an order needs only the key of the prefix's last token, which is found bit
 by bit from the counts or weights above a key; among equal keys, lower ids are kept. Weights are float64, as in the
 specification; only the order of additions differs.
@@ -17,7 +17,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def key(x):
-    """Return unsigned integers in the same order as float32 x. Both zeros have the same key."""
+    """Map float32 x to unsigned integers that sort in the same order. Both zeros have the same key."""
     bits = (x + 0.0).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
@@ -81,8 +81,8 @@ def _weighted(at, first, V, largest, temperature, least, COUNTS: tl.constexpr, B
 def _keep_prefix(
     at, V, largest, temperature, least, mean, share, COUNTS: tl.constexpr, TYPICAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Keep the shortest prefix with `share` survivors (COUNTS) or with that share of their weight; set the rest to
-    -inf.
+    """Keep the shortest prefix with `share` survivors (COUNTS) or with this share of their weight. Set all other logits
+    to -inf.
     """
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, V, BLOCK):

@@ -52,7 +52,10 @@ def constants(p: Planes) -> dict[str, Any]:
 
 
 def chunk_columns(p: Planes) -> int:
-    """Return how many adjacent columns share one scale and, in each plane, one set: a power of two, at least 16."""
+    """Return the number of adjacent columns that share one scale and belong to one set in each plane.
+
+    It is a power of two and at least 16.
+    """
     if p.high_bits:
         return 16
     of_set = 16 * p.bits
@@ -66,7 +69,10 @@ def chunks_of(p: Planes, columns: int) -> int:
 
 @triton.jit
 def _plain(x, KIND: tl.constexpr):
-    """Convert scales to float32. KIND: index of the `Planes.scale_bits`."""
+    """Convert scales to float32.
+
+    KIND: index of the `Planes.scale_bits`.
+    """
     if KIND == 1:
         return from_e4m3(x)
     elif KIND == 2:
@@ -129,7 +135,7 @@ def _from_e2m1(code):
 
 @triton.jit
 def scale_of(w, rows, column, mask, FORMAT: tl.constexpr):
-    """Return the float32 scales of these rows and columns, in the broadcast shape of both."""
+    """Return the float32 scales of these rows and columns, in the shape to which both are broadcast."""
     scale = _plain(tl.load(w.scales + rows * w.scale_row + column // FORMAT[2], mask, 0), FORMAT[6])
     if w.supers is not None:
         scale *= tl.load(w.supers + rows * w.super_row + column // FORMAT[3], mask, 0).to(tl.float32)

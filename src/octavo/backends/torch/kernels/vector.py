@@ -1,4 +1,4 @@
-"""The product of one row with a quantized weight, which is read once in 16-byte loads, without tensor cores.
+"""The product of one row with a quantized weight, without tensor cores. The weight is read once, in 16-byte loads.
 
 `_decoded` converts codes of any type to numbers. `_whole_numbers` is for integer codes. To read four-bit weights at
 memory speed, a multiprocessor can spend only about six instructions per weight, so codes are not converted: each one
@@ -6,7 +6,7 @@ stays where it is in its 32-bit word, and the other bits are cleared. Read as a 
 exactly the code times a power of two. The row is multiplied by the inverse of that power, once for all weight rows of a
 program. Scales and zeros are applied once per 16 columns: scale * (sum(code * x) - zero * sum(x)).
 
-The tiles are the ones that `benchmarks/gpu_tiles.py` found best on an H200.
+The tile sizes are the best that `benchmarks/gpu_tiles.py` found on an H200.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _code_products(words, x, AT: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.
 
 @triton.jit
 def _quad_sums(words, x0, x1, x2, x3, FIRST: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.constexpr):
-    """Sum the codes at bit FIRST of each byte, times x: [quads, rows]. x0 belongs to the first byte of a word."""
+    """Multiply the codes at bit FIRST of each byte by x, and sum the products: [quads, rows]. x0 belongs to the first
+    byte of a word.
+    """
     sums = _code_products(words, x0, FIRST, BITS, LOW_BITS) + _code_products(words, x1, FIRST + 8, BITS, LOW_BITS)
     sums += _code_products(words, x2, FIRST + 16, BITS, LOW_BITS)
     sums += _code_products(words, x3, FIRST + 24, BITS, LOW_BITS)
@@ -91,7 +93,7 @@ def _quad_sums(words, x0, x1, x2, x3, FIRST: tl.constexpr, BITS: tl.constexpr, L
 
 @triton.jit
 def _set_sums(total, words, high, x, w, rows, mask, quad, width, i: tl.constexpr, FORMAT: tl.constexpr):
-    """Add the products of set i of these words (of both planes) with its columns of x to total [quads, rows]."""
+    """Multiply set i of these words (of both planes) by its columns of x, and add this to total [quads, rows]."""
     BITS: tl.constexpr = FORMAT[0]
     T: tl.constexpr = quad.shape[0]
     column = quad // BITS * _COLUMNS + i * 16 * BITS + quad % BITS * 16
@@ -121,7 +123,8 @@ def _set_sums(total, words, high, x, w, rows, mask, quad, width, i: tl.constexpr
 def _high_words(w, rows, quad, mask, FORMAT: tl.constexpr):
     """Load the high bits for the columns of these quads: [quads, rows, 4] words, aligned with the words of low bits.
 
-    Its chunks of 16 columns follow the order of the columns: the next chunk is in the next quad or in higher bits.
+    In the plane of high bits, chunks of 16 columns are in the order of the columns: the next chunk is in the next quad
+    or in higher bits.
     """
     if FORMAT[1] == 0:
         return 0
@@ -176,7 +179,7 @@ def vector_product(
     """Write x [1, in] @ weight [n, in].T + bias + residual to out [1, n] and return it.
 
     kind: an activation; the result is then kind(gate) * up [1, n / 2], and the weight has the rows of gate followed by
-    those of up.
+    the rows of up.
     """
     features, meta = out.shape[1], {"FORMAT": constants(p)["FORMAT"], "KIND": kind}
     inputs = (out, x, operands(p), bias, residual, features, x.shape[1])

@@ -31,8 +31,10 @@ def _unpacking(kind: str, offset: int, one: int, shift: int) -> tl.constexpr:
     """Return PTX that converts four bytes to four 16-bit floats: each byte's nibble from bit `shift` on, minus its
     zero.
 
-    Placed in the lowest bits of `offset`, the bits of 128 (bfloat16) or 1,024 (float16), a code yields that number plus
-    the code. The other operands are -(number + zero), as two pairs. one: the bits of 1.
+    `offset` contains the bits of 128 (bfloat16) or 1,024 (float16). With a code in its lowest bits, it becomes that
+    number plus the code. The other operands are -(number + zero), as two pairs.
+
+    one: the bits of 1.
     """
     return tl.constexpr(
         f"{{ .reg .b32 t, a, b; shr.b32 t, $2, {shift}; prmt.b32 a, t, 0, 0x4140; prmt.b32 b, t, 0, 0x4342; "
@@ -68,7 +70,9 @@ def _rows_tile(x, x_at, x_mask, column, width):
 
 @triton.jit
 def _words(w, rows, mask, step, FORMAT: tl.constexpr):
-    """Load the codes of these rows for one step, eight per word: [n, chunk / 4]. Bytes would take a register each."""
+    """Load the codes of these rows for one step, eight per word: [n, chunk / 4]. Single bytes would take a register
+    each.
+    """
     COUNT: tl.constexpr = FORMAT[7] // 4
     at = rows.to(tl.int64)[:, None] * (w.code_row // 4) + (step * COUNT + tl.arange(0, COUNT))[None, :]
     return tl.load(w.codes.to(tl.pointer_type(tl.uint32)) + at, mask[:, None], 0)

@@ -75,7 +75,7 @@ class _Stretch:
 
     rows: rows of all these tokens.
     sequences: sequences that they belong to.
-    ends: where the tokens of each sequence end, [0, ...].
+    ends: where the tokens of each sequence end, preceded by 0.
     saved: pairs of an index into `StepRows.saves` and a sequence.
     """
 
@@ -119,7 +119,9 @@ def _called(call: Any, tokens: Sequence[Tensor], current: Tensor, stretch: _Stre
 def _delta_rule(
     op: GatedDeltaRule, values: Sequence[Tensor], weights: Sequence[Tensor | None]
 ) -> tuple[Any, tuple[Tensor, ...], bool]:
-    """Return the library call, its tokens q, k, v, gates and amounts, and whether its states are transposed."""
+    """Return the library call, its inputs for all tokens (q, k, v, gates, amounts), and whether its states are
+    transposed.
+    """
     qkv, beta, alpha = values
     decay, dt_bias = weights
     assert decay is not None
@@ -149,7 +151,9 @@ def _delta_rule(
 def _scan(
     op: SelectiveScan, values: Sequence[Tensor], weights: Sequence[Tensor | None]
 ) -> tuple[Any, tuple[Tensor, ...], bool]:
-    """Return the library call, its tokens c, b, step * x and gates, and whether its states are transposed."""
+    """Return the library call, its inputs for all tokens (c, b, step * x, gates), and whether its states are
+    transposed.
+    """
     xbc, dt = values
     decay, _, dt_bias = weights
     assert decay is not None

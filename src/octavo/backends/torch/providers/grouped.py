@@ -16,7 +16,7 @@ from octavo.backends.torch.quantized import codes_of, scales_of, spread
 
 class GroupedCodes(NamedTuple):
     """codes: int32 [out, in].
-    scales, zeros: float32 [out, groups]; zeros None means that zero is the middle code, or that there is none.
+    scales, zeros: float32 [out, groups]; zeros is None if the zero point is the middle code or if there is none.
     """
 
     codes: Tensor

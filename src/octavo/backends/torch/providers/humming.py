@@ -1,8 +1,9 @@
 """`humming-kernels`: products of 5 to 256 rows with codes of up to eight bits, compiled at run time for each format.
 
 Codes with a scale and a zero for each group are multiplied by 16-bit rows. The library packs them in its own order,
-which takes as much memory again as the planes of the matrix. A single row, and very many rows, are left to our kernels.
-A stack of experts is one layer: its rows are sorted by expert, and the experts' offsets stay on the device.
+which takes the same amount of memory again as the planes of the matrix. A single row, and very many rows, are left to
+our kernels. A stack of experts is one layer: its rows are sorted by expert, and the experts' offsets stay on the
+device.
 """
 
 from __future__ import annotations

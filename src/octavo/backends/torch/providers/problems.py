@@ -21,7 +21,7 @@ class Place:
 
     capability: compute capability of the GPU; None means the CPU.
     dtype: type of the step's values.
-    repeats: no result may depend on what else is in the step.
+    repeats: no result may depend on the other contents of the step.
     """
 
     capability: tuple[int, int] | None
@@ -41,7 +41,8 @@ class ProductProblem:
 
     group: number of columns that share a scale.
     experts: number of matrices in the stack, each multiplied by the rows that chose it. Zero means a single matrix.
-    beside: the other stacks of the mixture, which the library must take too. None stands for one held as plain numbers.
+    beside: the mixture's other stacks. The library must be able to take them too. None stands for a stack held as plain
+    numbers.
     """
 
     place: Place

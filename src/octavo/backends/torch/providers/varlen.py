@@ -1,7 +1,7 @@
 """`torch.nn.attention.varlen` for prompts: all sequences in one launch, with windows and GQA from torch 2.12 on.
 
-With a block table it reads the pages directly. FlashAttention 2, which torch includes, requires page sizes that are
-multiples of 256 tokens for that; smaller pages are gathered first.
+With a block table, the function reads the pages directly. FlashAttention 2, which torch includes, requires page sizes
+that are multiples of 256 tokens for that; smaller pages are gathered first.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 
 def read_breakpoints(body: CountTokensRequest) -> tuple[Breakpoint, ...]:
-    """Return the breakpoints of tools, system and messages, in this order. A field on the request itself means the
+    """Return the breakpoints of tools, system and messages, in this order. A field of the request itself marks the
     whole prompt.
 
-    If there are more than four, only the last four count: leaving one out changes no answer, whereas an error would end
-    an agent's session.
+    If there are more than four, only the last four are used. Leaving one out does not change an answer, whereas an
+    error would end an agent's session.
     """
     found = [
         Breakpoint(_seconds(control), (tool.name,), is_tool=True)

@@ -45,7 +45,7 @@ _NEUTRAL = SamplingParams()  # for a conversation whose tokens are only counted
 
 
 class CacheControl(NullIsAbsent):
-    """The end of a prompt prefix that stays in the cache longer than usual: 5 minutes or an hour."""
+    """Marks the end of a prompt prefix that stays in the cache longer than usual, for 5 minutes or an hour."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -80,7 +80,7 @@ class MediaSource(Historic):
 
 
 class MediaBlock(Block):
-    """An image or a document, which is a text or a PDF file. `EngineConfig` explains `pdf_as`."""
+    """An image or a document. A document is a text or a PDF file. `EngineConfig` explains `pdf_as`."""
 
     type: Literal["image", "document"]
     source: MediaSource | None = None
@@ -107,7 +107,7 @@ TextContent: TypeAlias = Annotated[
 
 
 class ToolReferenceBlock(Block):
-    """A tool that a search has found. If its loading was deferred, the model sees it from here on."""
+    """A tool that a search has found. The model sees this tool even if it has `defer_loading`."""
 
     type: Literal["tool_reference"]
     tool_name: Text
@@ -189,7 +189,7 @@ class Tool(NullIsAbsent):
 
 
 class ServerTool(Historic):
-    """A tool that Anthropic's servers run. Agents offer it unasked, and the model does not see it."""
+    """A tool that Anthropic's servers run. Agents offer such tools by default, and the model does not see them."""
 
     type: Literal[
         "web_search_20250305",
@@ -244,8 +244,8 @@ class Metadata(NullIsAbsent):
 
 
 class Edit(Historic):
-    """An edit of earlier turns that the client wants beyond a given length. This server makes none: the prompt stays
-    whole.
+    """An edit of earlier turns that the client wants once the prompt exceeds a given length. This server makes no
+    edits: the prompt stays whole.
     """
 
     type: Text
@@ -262,7 +262,7 @@ class ContextManagement(NullIsAbsent):
 
 
 class Thread(NullIsAbsent):
-    """A request to keep the conversation on the server. This server keeps none.
+    """A request to keep the conversation on the server. This server keeps no conversations.
 
     `create` is accepted, because the request itself contains the conversation. `continue` is refused with the error
     that makes Claude Code send the whole conversation.
@@ -320,8 +320,8 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
 
     @property
     def is_searched(self) -> bool:
-        """True if the request asks the server to search for deferred tools. It does not, so the model sees all of
-        them.
+        """True if the request asks the server to search for deferred tools. The server does not search, so the model
+        sees all of them.
         """
         return any(isinstance(tool, ServerTool) and tool.type.startswith("tool_search") for tool in self.tools or ())
 
@@ -390,8 +390,8 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
 
 
 def _loaded_tools(body: CountTokensRequest, choice: ToolChoice) -> list[Tool]:
-    """Return the tools that the model sees: tools that are not deferred, that a result refers to, or that must be
-    called.
+    """Return the tools that the model sees. Deferred tools are included only if a result refers to them, if they must
+    be called, or if the request asks for a search.
 
     Raises UsageError for a server tool that is the only tool or that must be called.
     """

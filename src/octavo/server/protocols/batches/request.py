@@ -27,7 +27,7 @@ _CHUNK_S = 30.0  # maximum pause of an upload
 
 
 class Expiry(RequestModel):
-    """A file's expiry.
+    """When a file expires.
 
     seconds: time after its creation
     """
@@ -97,7 +97,7 @@ class Upload:
         self._size = 0
 
     async def receive(self, request: Request) -> None:
-        """Read the whole form. Raises ApiError or UsageError, and then the caller has to remove the file from disk."""
+        """Read the whole form. If this raises ApiError or UsageError, the caller has to remove the file from disk."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data" or b"boundary" not in options:
             message = "the content type must be multipart/form-data, with a file and a purpose"

@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/batches`. Another key's files and batches are not found."""
+"""`/v1/files` and `/v1/batches`. Each API key can only find its own files and batches."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class EmbeddingRequest(OptionFields):
     """Texts to embed.
 
     input: another name of content
-    embd_normalize: -1 for no normalization, 0 by the largest component, 1 by the sum, 2 (the default) and above by the
-    norm of this order
+    embd_normalize: -1 means no normalization. Otherwise vectors are scaled by their largest component (0), the sum of
+    their absolute values (1), or the norm of this order (2, the default, and above).
     """
 
     model: Text | None = None

@@ -53,7 +53,7 @@ Bias: TypeAlias = "dict[str, Any] | list[Any]"
 
 
 class AdapterScale(RequestModel):
-    """An adapter of `/lora-adapters` and its scale. Adapters that a list leaves out are not applied."""
+    """An adapter from the list of `/lora-adapters`, and its scale. Adapters that a request omits are not applied."""
 
     id: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
     scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
@@ -183,7 +183,7 @@ class ExtraFile(NullIsAbsent):
 class InfillRequest(LlamaRequest):
     """A gap between two texts to fill.
 
-    prompt: how the filling text begins
+    prompt: the beginning of the text in the gap
     input_extra: other files of the project
     """
 

@@ -120,7 +120,9 @@ async def get_props(request: Request, model: str | None = None) -> Response:
 
 
 def _speculation(entry: ModelEntry, info: ModelInfo) -> dict[str, Any]:
-    """Return the sources of drafts in use, and the reason why some or all are missing."""
+    """Return the sources of drafts in use, the maximum number of drafts, and the reason if some or all sources are
+    missing.
+    """
     metrics = EngineMetrics() if entry.model is None else entry.model.client.status().metrics
     in_use = info.drafts_in_use(metrics)
     failed = "" if all(in_use.values()) else "the draft model has failed; see the log"
@@ -133,7 +135,9 @@ def _speculation(entry: ModelEntry, info: ModelInfo) -> dict[str, Any]:
 
 @router.get("/slots", responses=whole_answer(LLAMA_SLOTS))
 async def get_slots(request: Request, model: str | None = None, fail_on_no_slot: int | None = None) -> Response:
-    """Return a slot for each sequence that can run at once. The engine has no fixed slots, so busy ones come first."""
+    """Return a slot for each sequence that can run at once. The engine has no fixed slots, so the first slots are
+    listed as busy, one for each running sequence.
+    """
     entry = await _known_entry(request, model)
     info, served = entry.info, entry.model
     assert info is not None
@@ -150,8 +154,8 @@ async def get_slots(request: Request, model: str | None = None, fail_on_no_slot:
 
 
 async def _known_entry(request: Request, name: str | None) -> ModelEntry:
-    """Return the model, loading it only if it was never loaded. Otherwise its facts are known, and it need not be woken
-    or used.
+    """Return the model. It is loaded only if it has never been loaded before. Otherwise its properties are already
+    known, and it need not be in memory.
     """
     models = state_of(request).models
     entry = models.entry(name)

@@ -91,7 +91,9 @@ class OllamaWriter(BlockWriter[R]):
         return {**self._line(self.content(self._text, self._thinking, self._calls)), **self._last}
 
     def context(self) -> dict[str, Any]:
-        """Return the tokens of the conversation so far, if the route returns them."""
+        """Return the member with the tokens of the conversation so far, or an empty dict if the route's answers do not
+        have it.
+        """
         return {}
 
     def all_token_ids(self) -> list[int]:

@@ -42,7 +42,7 @@ class EmbedRequest(OptionFields):
     """Texts to embed.
 
     input: nothing, an empty text or an empty list gives no vectors
-    truncate: true by default: an input beyond the context loses its end
+    truncate: whether to cut off the end of an input beyond the context; true by default
     """
 
     model: Text | None = None
@@ -54,7 +54,7 @@ class EmbedRequest(OptionFields):
 
 
 class EmbeddingsRequest(OptionFields):
-    """The older form of a request, for one text."""
+    """The older request format, for one text."""
 
     model: Text | None = None
     prompt: Text

@@ -65,7 +65,7 @@ class NamedModel(NullIsAbsent):
 
 
 class ShowRequest(NamedModel):
-    """A request for facts about a model. Ollama's own program always sends `system` and `template`, which are empty."""
+    """A request for facts about a model. Ollama's own program always sends empty `system` and `template` fields."""
 
     verbose: bool | None = None
     system: Literal[""] | None = None
@@ -75,7 +75,7 @@ class ShowRequest(NamedModel):
 class PullRequest(NamedModel):
     """A request to make a model available.
 
-    insecure, username, password: about Ollama's registry, which this server does not contact
+    insecure, username, password: only for access to Ollama's registry; this server does not use it
     """
 
     stream: bool | None = None
@@ -86,7 +86,7 @@ class PullRequest(NamedModel):
 
 @router.get("/api/version")
 async def get_version() -> dict[str, str]:
-    """Return the version of Ollama's API, and the server's own."""
+    """Return the version of Ollama's API, and the server's own version."""
     return {"version": API_VERSION, "server": f"octavo {__version__}"}
 
 
@@ -110,8 +110,8 @@ async def list_loaded_models(request: Request) -> Response:
 
 @router.post("/api/show", responses=whole_answer(OLLAMA_MODEL))
 async def show_model(request: Request, body: ShowRequest) -> Response:
-    """Return a model with its metadata, chat template, sampling defaults and capabilities. An adapter gets its
-    model's.
+    """Return a model with its metadata, chat template, sampling defaults and capabilities. For an adapter, these are
+    the model's.
     """
     entry, models = body.entry(request), state_of(request).models
     adapter = models.adapter(known_name(models, body.model or body.name))
@@ -152,7 +152,7 @@ async def find_blob(request: Request, digest: str) -> Response:
 
 @router.post("/api/blobs/{digest}", include_in_schema=False)
 async def refuse_blob(request: Request, digest: str) -> Response:
-    """Do nothing for a known blob. A new one could only be for a new model, so its bytes are not read."""
+    """Accept a known blob, and refuse any other one, because it could only be for a new model. No bytes are read."""
     if await _is_known(request, digest):
         return Response()
     raise UsageError(
@@ -233,7 +233,7 @@ def _time(when: datetime) -> str:
 
 
 def _parameters(entry: ModelEntry) -> str:
-    """Return the sampling defaults that differ from plain sampling, one per line, as in a Modelfile."""
+    """Return the model's sampling defaults that differ from `SamplingParams()`, one per line, as in a Modelfile."""
     if entry.info is None:
         return ""
     plain = SamplingParams()

@@ -71,7 +71,7 @@ class OllamaRequest(AnsweredFields):
     """The fields that `/api/generate` and `/api/chat` share.
 
     stream: true by default; the endpoint fills in the default
-    truncate: leave out the oldest turns of a conversation that is too long; otherwise it is an error
+    truncate: whether to leave out the oldest turns of a conversation that is too long; otherwise this is an error
     shift: has no effect; the answer ends at the end of the context, and nothing is shifted
     """
 
@@ -260,8 +260,8 @@ def find_ignored_options(options: Options | None, keep_alive: float | str | None
 
 
 def seconds_of(keep_alive: float | str | None) -> float:
-    """Return `keep_alive` in seconds. It is a number of seconds or a duration in Go's form, such as `1h30m`. Negative
-    means forever.
+    """Return `keep_alive` in seconds. It is a number of seconds or a duration in Go's form, such as `1h30m`. A negative
+    value means forever.
 
     Raises UsageError for any other text.
     """
@@ -321,7 +321,9 @@ def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str)
 
 
 def _with_lists_of_types(schema: Any) -> Any:
-    """Return the schema with lists of types in place of several types in one string, as Ollama's client writes them."""
+    """Return the schema with a list of types in place of each string that contains several types. Ollama's client
+    writes such strings.
+    """
     if isinstance(schema, list):
         return [_with_lists_of_types(item) for item in schema]
     if not isinstance(schema, dict):

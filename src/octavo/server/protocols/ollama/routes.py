@@ -66,7 +66,9 @@ async def _answer(request: Request, body: B, writer_class: Callable[..., Any], e
 
 
 def known_name(models: ModelManager, name: str | None) -> str | None:
-    """Return the name without the tag `latest`, which Ollama's clients add, unless a model has the full name."""
+    """Return the name without the tag `latest`, which Ollama's clients add. If a model has the full name, return it
+    unchanged.
+    """
     if name is None or models.knows(name):
         return name
     return name.removesuffix(":latest")

@@ -48,7 +48,7 @@ _EMPTY_MESSAGE: dict[str, Any] = {"refusal": None, "annotations": [], "audio": N
 
 
 class OpenAIWriter(AnswerWriter[R, S]):
-    """An answer with several choices. A stream has a chunk for each event; the whole answer is the sum of the
+    """Writes an answer with one or more choices. A stream has a chunk for each event, and the whole answer combines all
     events.
     """
 
@@ -178,7 +178,9 @@ class OpenAIWriter(AnswerWriter[R, S]):
 
 
 class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):
-    """Writes chat completions. The role is sent with the first token, so that clients can time the first chunk."""
+    """Writes chat completions. The role is sent with the first token, so that clients can measure the time to the first
+    token.
+    """
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -286,8 +288,8 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return lists
 
     def _generated_offsets(self, index: int, tokens: Sequence[TokenLogprobs]) -> list[int]:
-        """Return the tokens' offsets in the returned text. The text does not contain the tokens of a stop string, so
-        their offset is its end.
+        """Return the tokens' offsets in the returned text. The tokens of a stop string are not in the text, so their
+        offset is the end of the text.
         """
         begins = [self._offsets[index].push(token.token_id) for token in tokens]
         if self.request.stream and index not in self._ended:
@@ -327,7 +329,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
 
 def _prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:
     """Return vLLM's `prompt_logprobs`: for each position token id -> log-probability, rank and text, or None for the
-    first.
+    first position.
     """
 
     def shown(entry: Logprob) -> dict[str, Any]:
@@ -353,7 +355,7 @@ def _token_counts(num_prompt_tokens: int, num_completion_tokens: int) -> dict[st
 
 @lru_cache(maxsize=64)
 def _fingerprint(path: str, num_threads: int) -> str:
-    """Return a fingerprint of the program, the model and the number of threads. A change of any of them may change the
-    answer for a seed.
+    """Return a fingerprint of the program, the model and the number of threads. If any of them changes, the same seed
+    may give another answer.
     """
     return "fp_" + hashlib.sha256(f"{__version__}\n{path}\n{num_threads}".encode()).hexdigest()[:10]

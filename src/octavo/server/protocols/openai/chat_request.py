@@ -55,9 +55,9 @@ class ImageUrl(Historic):
 
 
 class FileData(Historic):
-    """A file of the user.
+    """A file from the user.
 
-    file_data: a data: URL, or only base64
+    file_data: a data: URL, or base64 alone
     file_id: id of a stored file; no model here reads stored files
     """
 
@@ -67,7 +67,7 @@ class FileData(Historic):
 
 
 class VideoData(Historic):
-    """A video of the user, given as `data` or `url`.
+    """A video from the user, given as `data` or `url`.
 
     data: base64
     url: its address
@@ -85,7 +85,7 @@ class ContentPart(Historic):
 
     image_url: as sent by OpenAI's clients, an object or a plain string
     image, url: as sent by other clients
-    uuid: other clients' name for the image, which is not needed because its content is given
+    uuid: other clients' name for the image; it is not needed, because the request contains the image
     video_url: as sent by vLLM's clients
     input_video: as sent by llama.cpp's clients
     pdf_as: see `EngineConfig`

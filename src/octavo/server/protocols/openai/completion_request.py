@@ -21,7 +21,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def _name_the_types(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """Refuse lists of mixed types as a whole."""
+    """Refuse lists of mixed types with an error about the whole list."""
     try:
         return read(value)
     except ValidationError as error:

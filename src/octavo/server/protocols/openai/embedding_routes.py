@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: embeddings of texts in OpenAI's format, and of conversations with images in vLLM's.
+"""`/v1/embeddings`: embeddings of texts in OpenAI's format, and of conversations with images in vLLM's format.
 
 vLLM's `/pooling` returns the vectors of all tokens of texts, for late interaction.
 """
@@ -47,8 +47,8 @@ class EmbeddingsRequest(with_ignored(OptionFields, VECTORS), TemplateFields):  #
     """Texts or a conversation to embed.
 
     messages: a conversation as the only input
-    pooling: pooling of the last hidden states, an addition to OpenAI's fields; by default as in the checkpoint, or else
-    mean
+    pooling: pooling of the last hidden states, an addition to OpenAI's fields. By default it is read from the
+    checkpoint, or is mean if the checkpoint does not name one.
     dimensions: only the model's own number is accepted
     """
 
@@ -63,7 +63,7 @@ class EmbeddingsRequest(with_ignored(OptionFields, VECTORS), TemplateFields):  #
 
 
 class PoolingRequest(OptionFields):
-    """Texts to pool.
+    """Texts to convert to vectors.
 
     task: token_embed for a vector of each token, embed for a vector of the text, or None for the model's own task
     """
@@ -123,7 +123,7 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
 
 
 def _check_room(room: int | None) -> None:
-    """Raise UsageError if the input is to be cut to no tokens at all."""
+    """Raise UsageError if inputs are to be cut to 0 tokens."""
     if room == 0:
         reason = "is 0; it must be at least 1, or -1 for as many as fit"
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")

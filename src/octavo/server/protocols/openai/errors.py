@@ -1,4 +1,4 @@
-"""The protocol of OpenAI's clients. Its error format is the server's own."""
+"""The protocol of OpenAI's clients. The server uses its error format by default."""
 
 from __future__ import annotations
 

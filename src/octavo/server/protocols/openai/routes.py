@@ -36,7 +36,9 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
 @router.post("/v1/chat/completions/input_tokens")
 async def count_chat_tokens(request: Request, body: ChatCompletionRequest) -> InputTokens:
-    """Return the number of tokens in this conversation's prompt, which may exceed the context. A llama.cpp route."""
+    """Return the number of tokens in this conversation's prompt, which may exceed the context. This route is from
+    llama.cpp.
+    """
     return InputTokens(input_tokens=await count_prompt_tokens(request, body))
 
 

@@ -1,1 +1,1 @@
-"""Scores of texts: rerank in Jina's and Cohere's format, score in vLLM's."""
+"""Scores of texts: `/v1/rerank` in Jina's and Cohere's format, and `/v1/score` in vLLM's format."""

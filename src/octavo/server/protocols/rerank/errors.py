@@ -1,4 +1,4 @@
-"""The protocol of scores, with errors in OpenAI's format."""
+"""The protocol of the routes for scores, with errors in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/rerank` in Jina's and Cohere's format, and of `/v1/score` in vLLM's."""
+"""The bodies of `/v1/rerank` in Jina's and Cohere's format, and of `/v1/score` in vLLM's format."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class RerankRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
     top_n: number of results, or None for all
     return_documents: true by default
     instruction: instruction for a causal reranker
-    truncate_prompt_tokens: cut the documents of longer pairs to this length, or to the model's limit if -1; by default,
-    longer pairs are an error
+    truncate_prompt_tokens: maximum number of tokens in a pair of query and document, or -1 for the model's limit. The
+    documents of longer pairs are cut; by default, longer pairs are an error.
     max_tokens_per_doc: Cohere's name for truncate_prompt_tokens
     """
 

@@ -1,4 +1,4 @@
-"""`/v1/rerank` in Jina's and Cohere's format, and `/v1/score` in vLLM's: how well texts answer a query."""
+"""`/v1/rerank` in Jina's and Cohere's format, and `/v1/score` in vLLM's format: how well texts answer a query."""
 
 from __future__ import annotations
 

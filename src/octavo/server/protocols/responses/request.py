@@ -142,7 +142,7 @@ class SummaryText(Historic):
 class ReasoningItem(Item):
     """The reasoning before the next answer. The chat template decides whether the model sees it again.
 
-    encrypted_content: its text as sealed by the server; another server's is left out
+    encrypted_content: its text as sealed by an Octavo server; text sealed by another product is left out
     """
 
     type: Literal["reasoning"]
@@ -260,7 +260,7 @@ class ItemFields(AnsweredFields):
 
     @property
     def all_items(self) -> list[InputItem]:
-        """The items before this request, followed by its own."""
+        """The items of earlier requests, followed by this request's own items."""
         own = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         return [*self._history, *own]
 
@@ -442,7 +442,7 @@ def _part(part: AnyPart, where: str) -> MessagePart:
 def _media(part: MediaPart, where: str) -> Media:
     """Return the part as media.
 
-    where: type of the part in the request
+    where: path of the part's type in the request
     """
     name = where.removesuffix(".type")
     if part.type == "input_image" and part.image_url is not None:

@@ -140,7 +140,7 @@ async def _with_history(request: Request, body: F) -> F:
 
 
 async def _never_gone() -> NoReturn:
-    """Act as a client that never disconnects."""
+    """Wait forever, like a client that never disconnects."""
     await asyncio.Event().wait()
     raise AssertionError
 

@@ -72,7 +72,7 @@ class NamespaceTool(NullIsAbsent):
 
 
 class HostedTool(Historic):
-    """A tool that OpenAI's servers run. Agents offer it unasked, and the model does not see it."""
+    """A tool that OpenAI's servers run. Agents offer such tools by default, and the model does not see them."""
 
     type: Literal[
         "web_search",
@@ -159,7 +159,7 @@ def offered_tools(tools: Sequence[AnyTool] | None) -> Iterator[OfferedTool]:
 
 
 def tool_choice_of(choice: str | NamedToolChoice | AllowedToolsChoice | None) -> ToolChoice:
-    """Return the choice with the tool's name for the model."""
+    """Return the choice of tools for a `ChatSpec`. A tool has the name by which the model knows it."""
     if isinstance(choice, NamedToolChoice):
         return NamedTool(wire_name(choice.name, choice.namespace))
     if isinstance(choice, AllowedToolsChoice):
@@ -172,7 +172,7 @@ def allowed_functions(
 ) -> list[dict[str, Any]]:
     """Return the functions that the model may call.
 
-    Raises UsageError if the model can call none of the tools, and for a choice of tools that are not given.
+    Raises UsageError if the model can call none of the tools, and if the choice names a tool that is not given.
     """
     for i, tool in enumerate(tools or ()):
         if isinstance(tool, HostedTool) and not any(True for _ in offered_tools(tools)):
@@ -188,7 +188,7 @@ def allowed_functions(
 
 
 def ignored_parts(tools: Sequence[AnyTool] | None) -> list[str]:
-    """Return the names of these tools' fields that have no effect."""
+    """Return the names of the hosted tools, and of the other tools' fields that have no effect."""
     hosted = sorted({f"tools.{tool.type}" for tool in tools or () if isinstance(tool, HostedTool)})
     own = [item.tool for item in offered_tools(tools)]
     parts = {
@@ -201,8 +201,8 @@ def ignored_parts(tools: Sequence[AnyTool] | None) -> list[str]:
 
 
 def shown_tool(tool: AnyTool) -> dict[str, Any]:
-    """Return a tool as the response repeats it, without fields that were not given, except for those that are always
-    included.
+    """Return a tool as the response repeats it. Fields that were not given are left out, except for a few that are
+    always included.
     """
     always = ("description", "parameters", "strict") if isinstance(tool, FunctionTool) else ()
     fields: Mapping[str, Any] = tool.model_dump()
@@ -215,8 +215,8 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text for a custom tool, even from arguments that were cut off. Other arguments are returned
-    unchanged.
+    """Return the text for a custom tool, even from arguments that were cut off. Arguments of any other form are
+    returned unchanged.
     """
     try:
         value = from_json(arguments or "{}", allow_partial="trailing-strings")

@@ -31,9 +31,10 @@ router = TGI.router({"prompt": "inputs", "truncate_prompt_tokens": "truncate"})
 class VectorsRequest(OptionFields):
     """Texts to embed.
 
-    truncate: cut the end of an input beyond the context, or its beginning if truncation_direction is left
-    normalize: true by default: vectors have length 1
-    prompt_name: name of a prompt of sentence-transformers, which are not read
+    truncate: whether to cut off the end of an input beyond the context, or its beginning if truncation_direction is
+    left
+    normalize: whether to scale vectors to length 1; true by default
+    prompt_name: refused, because this server does not read the prompts of sentence-transformers
     dimensions: only the model's own number is accepted
     model: an addition, for servers with several models
     """

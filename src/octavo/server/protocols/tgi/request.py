@@ -32,7 +32,7 @@ FIELD_NAMES = {
 class Grammar(RequestModel):
     """The required form of the text.
 
-    value: a JSON schema; for json_schema `{"schema": ...}`; for regex its text
+    value: a JSON schema for `json`, an object `{"schema": ...}` for `json_schema`, or the expression for `regex`
     """
 
     type: Literal["json", "json_schema", "regex"]

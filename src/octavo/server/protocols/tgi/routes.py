@@ -1,7 +1,7 @@
 """Text Generation Inference's routes, for clients written for it: `/generate`, `/generate_stream`, `/info` and `/`.
 
 Formats and meanings are TGI's: a stop sequence stays in the text, the token that ends the text is reported, and errors
-are `{"error", "error_type"}`. Their status is the one that all routes of this server use.
+are `{"error", "error_type"}`. The status of an error, however, is the same as on all other routes of this server.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
 
 
 def _with_adapter(request: Request, body: GenerateRequest) -> GenerateRequest:
-    """Return the body with its adapter as the model. Raises UsageError if there is no such adapter, or if it is another
-    model's.
+    """Return the body with its adapter as the model. Raises UsageError if there is no such adapter, or if it belongs to
+    another model.
     """
     wanted, models = body.wanted.adapter_id, state_of(request).models
     if wanted is None:
@@ -69,7 +69,7 @@ def _with_adapter(request: Request, body: GenerateRequest) -> GenerateRequest:
 
 @router.get("/info", responses=whole_answer(INFO))
 async def get_info(request: Request) -> Response:
-    """Return the model of requests that name none, and the limits."""
+    """Return the name of the model that serves requests without a model name, and the limits."""
     state = state_of(request)
     async with state.models.use(state.models.default_name) as model:
         info = model.info

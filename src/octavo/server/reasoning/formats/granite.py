@@ -1,4 +1,4 @@
-"""Reasoning between the phrases of Granite 3.1 and 3.2."""
+"""Reasoning between two fixed phrases: Granite 3.1 and 3.2."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _BACKTICK = re.compile("`")
 
 
 def _read_calls(answer: Answer) -> Reading[None]:
-    """Read a list of calls. Without a list of objects with names, the word is text."""
+    """Read `Action:` and a list of calls. If no list of objects with names follows, the word is text."""
     answer.take(len(_WORD))
     yield from answer.skip(WHITESPACE)
     fence = yield from answer.find_beginning(_FENCE)
@@ -45,12 +45,12 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _rest(items: str) -> str:
-    """Write the rule for what follows the bracket."""
+    """Write the rule for the text after the opening bracket."""
     return f"{literal(_SEPARATOR[1:])} {items} {literal(_CLOSE)}"
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Write a grammar of text that may end in a list of calls. Before it, lists may call `directly-answer`."""
+    """Write a grammar of text that may end in a list of calls, after lists with a call to `directly-answer`."""
     no_call = _rest(literal(write_call(_CALL, _NO_CALL, "{}")))
     start = f"(lead {no_call})* (lead {_rest(sequence(_SEPARATOR, parallel))} | TEXT)"
     calls = calls_grammar(tools, start, _CALL, token_ids)

@@ -38,7 +38,7 @@ _READ_CALL = partial(
 
 
 def system_prompt(call: str, tools: Sequence[Tool]) -> str:
-    """Describe the tools, for templates that do not do so."""
+    """Return a description of the tools, for templates that do not describe them."""
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = call.replace("NAME", "the function's name").replace("ARGUMENTS", '{"an argument\'s name": "its value"}')
     return _INSTRUCTIONS.format(tools=lines, example=f"{CALLS}{example}{END_OF_CALLS}")

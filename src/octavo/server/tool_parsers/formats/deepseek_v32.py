@@ -1,4 +1,4 @@
-"""Calls in tags with DeepSeek's mark, which also distinguish text from JSON: DeepSeek V3.2.
+"""Calls in tags that contain DeepSeek's mark and distinguish text from JSON: DeepSeek V3.2.
 
 `<｜DSML｜function_calls>` surrounds all calls, `<｜DSML｜invoke name="NAME">` surrounds each call, and
 `<｜DSML｜parameter name="KEY" string="true">` surrounds each value. With `string="false"` the value is JSON.

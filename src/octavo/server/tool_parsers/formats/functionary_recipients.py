@@ -22,7 +22,7 @@ _MAX_NAME_CHARS = 256
 
 
 def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
-    """Read a recipient and its message, which is a call unless the recipient is everyone.
+    """Read a recipient and its message. The message is a call, unless the recipient is everyone.
 
     At the start of an answer, where there is no mark, only a tool of the request can be the recipient.
     """
@@ -47,8 +47,8 @@ def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Write a grammar in which only the mark with the name of a tool begins a call, because text may contain the mark
-    as Python's prompt.
+    """Write a grammar in which the mark begins a call only if the name of a tool follows. Text may contain the mark
+    too, because it is also Python's prompt.
     """
     several, one = ("later* tail", "later* tail") if parallel else ("later? tail", "tail")
     rules = [calls_grammar(tools, f"{literal(_EVERYBODY)} {several} | call {one}", _CALL, token_ids)]

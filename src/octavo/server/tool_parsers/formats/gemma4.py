@@ -55,7 +55,7 @@ def _text(token_ids: TokenIds, schema: Mapping[str, Any]) -> str | None:
 
 
 def _rules(token_ids: TokenIds) -> str:
-    """Write the rules of a text, which may contain anything except its mark."""
+    """Write the rules of a text between marks. It may contain anything except the mark."""
     quote = spelled(_QUOTE, token_ids)
     if _QUOTE in token_ids:
         return f'quoted: {quote} QUOTED {quote}\nQUOTED: /(.|\\n)*/ & ~/(.|\\n)*<\\|"\\|>(.|\\n)*/\n{NAME_RULE}'

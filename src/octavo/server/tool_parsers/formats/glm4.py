@@ -1,7 +1,7 @@
 """Calls as a line with the name and the arguments after it, `NAME` and `{...}`: GLM 4 of 2024 and 2025.
 
-A second call, or one after text, begins with `<|assistant|>`. Without this mark, a call is at the beginning of an
-answer and names a tool of the request. Source: the chat template of GLM-4-9B-0414, and the guide to tools of GLM-4.
+A second call, or one after text, begins with `<|assistant|>`. Without this mark, a call must be at the beginning of an
+answer and name a tool of the request. Source: the chat template of GLM-4-9B-0414, and the guide to tools of GLM-4.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _read_first(answer: Answer) -> Reading[None]:
 
 
 def _read_marked(answer: Answer) -> Reading[None]:
-    """Read a call to any name, known or not."""
+    """Read a call after the mark. It may name any tool, known or not."""
     yield from answer.skip(WHITESPACE)
     name = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
     if name and (yield from answer.peek()) == "\n":
@@ -53,7 +53,7 @@ def _calls(parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Write a grammar of text and calls after it. The text does not begin with a line that is the name of a tool."""
+    """Write a grammar of text that calls may follow. The text does not begin with a line that is the name of a tool."""
     names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
     calls = calls_grammar(tools, f"lead? {_calls(parallel, token_ids)} | TEXT", _CALL, token_ids)
     token = f" | TEXT {spelled(_MARK, token_ids)}" if _MARK in token_ids else ""

@@ -41,7 +41,7 @@ _CALL = f"{_OPEN}NAME\nARGUMENTS{_CLOSE}"
 
 
 def _read_call(answer: Answer) -> Reading[None]:
-    """Read a call. It counts as one once a key or the end follows its name, whatever the name."""
+    """Read a call. It is known to be one once a key or the end follows its name, whatever the name."""
     yield from answer.skip(WHITESPACE)
     name = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
     yield from answer.skip(WHITESPACE)
@@ -56,7 +56,7 @@ def _read_call(answer: Answer) -> Reading[None]:
 def _read_parameters(answer: Answer, schema: Mapping[str, Any], tag: str) -> Reading[None]:
     """Read parameters up to the closing tag. A call that is broken or cut off keeps the arguments read so far.
 
-    If a parameter occurs twice, the first value counts, so that the arguments remain one object.
+    If a parameter occurs twice, its first value is used, so that the arguments remain one object.
     """
     keys: set[str] = set()
     while tag == _KEY:

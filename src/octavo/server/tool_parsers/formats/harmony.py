@@ -49,9 +49,10 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Write a grammar of reasoning and preambles, then calls or the final message. Only calls may follow a call.
+    """Write a grammar of reasoning and preambles, followed by calls or the final message. Only calls may follow a call.
 
-    A grammar's text never matches control tokens, so the other messages are spelled out where the marks are tokens.
+    A grammar's text never matches control tokens. Therefore the rules for the other messages contain their marks,
+    written as tokens if they are in the vocabulary.
     """
     more = f"({spelled(_END + _ANSWER + _CALL_MARK, token_ids)} call)*" if parallel else ""
     channels = " | ".join(spelled(f"{_CHANNEL}{name}{_MESSAGE}", token_ids) for name in ("analysis", "commentary"))

@@ -1,7 +1,7 @@
 """Calls in tags, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes 2 Pro, Qwen 2.5 and 3 and others.
 
 A system prompt teaches this format to models whose template does not support tools. Smaller models forget the tags and
-write the object alone or in a code fence. That counts as a call too if it names a tool of the request.
+write the object alone or in a code fence. Such an object is a call too if it names a tool of the request.
 """
 
 from __future__ import annotations

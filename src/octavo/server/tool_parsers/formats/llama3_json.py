@@ -1,4 +1,4 @@
-"""Calls as bare objects, `{"name": ..., "parameters": {...}}`: Llama 3.1, 3.2 and 3.3, and 4 with its own template.
+"""Calls as bare objects, `{"name": ..., "parameters": {...}}`: Llama 3.1, 3.2 and 3.3, and Llama 4's own template.
 
 They may follow `<|python_tag|>`, and several calls are separated by `;`. Without the tag, an object is a call only if
 it names a tool of the request. Llama 4's template writes the text of a turn with calls between `<|python_start|>` and
@@ -25,8 +25,8 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Write a grammar of either calls or text, as these models write. An answer that begins with a brace or the tag is
-    calls.
+    """Write a grammar of either calls or text, because these models do not mix them. An answer that begins with a brace
+    or the tag consists of calls.
     """
     text = r"TEXT: /([^{\s<](.|\n)*|<([^|](.|\n)*)?)?/"
     return calls_grammar(tools, f"{_calls(parallel, token_ids)} | TEXT", _CALL, token_ids) + text + "\n"

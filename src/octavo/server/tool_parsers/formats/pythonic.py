@@ -36,7 +36,7 @@ _ARGUMENTS = partial(keyword_arguments, _STYLE)
 def _read_calls(answer: Answer, *, is_marked: bool) -> Reading[None]:
     """Read a list of calls.
 
-    is_marked: whether it follows `<|python_start|>`, so that any name makes a call
+    is_marked: whether it follows `<|python_start|>`, so that a call may have any name
     """
     if not (yield from answer.take_if("[")):
         return
@@ -75,7 +75,9 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Write a grammar of either calls or text, as these models write. An answer that begins with a bracket is calls."""
+    """Write a grammar of either calls or text, because these models do not mix them. An answer that begins with a
+    bracket consists of calls.
+    """
     start = f"{_calls(parallel)} | TEXT"
     calls = calls_grammar(tools, start, "NAME(ARGUMENTS)", token_ids, _ARGUMENTS)
     return calls + NAME_RULE + r"TEXT: /([^\[\s<](.|\n)*|<([^|](.|\n)*)?)?/" + "\n"
