@@ -17,7 +17,9 @@ _PATH = re.compile(
 
 
 def dropped_images(message: str) -> tuple[str, list[Path]]:
-    """Remove the paths of existing media files from the end of a message. Return the rest of the message and the paths."""
+    """Remove the paths of existing media files from the end of a message. Return the rest of the message and the
+    paths.
+    """
     found: list[Path] = []
     while (match := _PATH.search(message)) is not None:
         name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])

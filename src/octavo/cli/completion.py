@@ -47,7 +47,9 @@ def answer_shell(command: click.Command, instruction: str) -> int:
 
 
 def complete_model(_: click.Context, __: click.Parameter, beginning: str) -> list[CompletionItem]:
-    """Return the model names that begin with the typed text, or let the shell complete a file name if there are none."""
+    """Return the model names that begin with the typed text, or let the shell complete a file name if there are
+    none.
+    """
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import catalogue
     from octavo.loader.library import installed

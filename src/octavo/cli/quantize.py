@@ -162,7 +162,9 @@ def _calibration_text(options: dict[str, Any]) -> Path | None:
 def _choices_of_size(
     model: SourceModel, options: TypeOptions, bits: float, text: Path, importance: ImportanceMatrix | None
 ) -> list[TypeChoice]:
-    """Choose the types that meet --bpw. The loss of each tensor is measured first, unless an earlier run has done so."""
+    """Choose the types that meet --bpw. The loss of each tensor is measured first, unless an earlier run has done
+    so.
+    """
     from octavo import env
     from octavo.compress.quantize import check_size, choose_by_size, free_tensors
     from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, least_bytes

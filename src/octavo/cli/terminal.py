@@ -126,7 +126,9 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
-    """Yield an answer's parts. If the first takes over a second, a terminal shows how much of the prompt has been read."""
+    """Yield an answer's parts. If the first takes over a second, a terminal shows how much of the prompt has been
+    read.
+    """
     over = threading.Event()
 
     def show() -> None:

@@ -392,7 +392,9 @@ def _matrix(weight: DenseWeight | GGMLWeight, index: int) -> DenseWeight | GGMLW
 
 
 def _fitted(columns: Importance | None, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """Return the importance as [matrices, columns], with one row if all matrices share it, or None if it does not fit."""
+    """Return the importance as [matrices, columns], with one row if all matrices share it, or None if it does not
+    fit.
+    """
     if columns is None:
         return None
     rows = columns.reshape(-1, columns.shape[-1])

@@ -84,7 +84,9 @@ class AtomicFolder:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill. It gets its final name when the block ends. If an exception occurs, it is removed."""
+    """Yield an empty folder to fill. It gets its final name when the block ends. If an exception occurs, it is
+    removed.
+    """
     with AtomicFolder(path) as folder:
         try:
             folder.clear()

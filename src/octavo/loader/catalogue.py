@@ -168,7 +168,9 @@ DRAFTS: dict[str, str] = {
 
 
 def draft_for(model: str) -> str | None:
-    """Return the draft model for a short name, or for a repository or file of the catalogue, or None if none is known."""
+    """Return the draft model for a short name, or for a repository or file of the catalogue, or None if none is
+    known.
+    """
     name, repositories = model.lower(), catalogue()
     for target, draft in DRAFTS.items():
         repository = repositories[target]

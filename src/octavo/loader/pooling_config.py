@@ -126,7 +126,9 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hid
 
 
 def _sparse(path: Path) -> PoolingConfig:
-    """Return SPLADE's pooling: for each token of the vocabulary, its largest logit, passed through relu and log(1 + x)."""
+    """Return SPLADE's pooling: for each token of the vocabulary, its largest logit, passed through relu and log(1 +
+    x).
+    """
     folders = dict(_modules(path))
     for kind in sorted(folders.keys() - {"MLMTransformer", "Transformer", "SpladePooling"}):
         raise ModelLoadError(f"{path}: the module {kind} together with SpladePooling is not supported")

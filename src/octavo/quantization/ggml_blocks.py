@@ -196,7 +196,9 @@ def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:
 
 @cache
 def _even_signs() -> Bytes:
-    """Return the eight sign bits for each value of seven stored bits. The eighth makes the number of minus signs even."""
+    """Return the eight sign bits for each value of seven stored bits. The eighth makes the number of minus signs
+    even.
+    """
     stored = np.arange(128, dtype=np.uint8)
     parity = fields(stored[:, None], 1).sum(axis=1, dtype=np.uint8) & np.uint8(1)
     signs: Bytes = stored | (parity << np.uint8(7))

@@ -46,7 +46,9 @@ class LongestMatch:
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
 
     def join(self, ids: Sequence[int]) -> list[int]:
-        """Replace each run of single-byte tokens with the longest tokens of the vocabulary. All other tokens are kept."""
+        """Replace each run of single-byte tokens with the longest tokens of the vocabulary. All other tokens are
+        kept.
+        """
         found: list[int] = []
         text = bytearray()
         for token in ids:

@@ -151,7 +151,9 @@ def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
 
 
 def _of_groups(gram: Floats, form: GridForm) -> Floats:
-    """Return the diagonal blocks of a Gram matrix, one per group of columns, with damping: [groups, columns, columns]."""
+    """Return the diagonal blocks of a Gram matrix, one per group of columns, with damping: [groups, columns,
+    columns].
+    """
     size = form.columns(len(gram))
     parts = np.stack([gram[i : i + size, i : i + size] for i in range(0, len(gram), size)])
     places = np.arange(size)

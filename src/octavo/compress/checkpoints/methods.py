@@ -130,7 +130,9 @@ class QuantizationMethod:
         return at_load.quantized(DenseWeight(matrix), "int8" if self.kind == "w8a8" else self.kind)
 
     def tensors(self, weight: Any) -> dict[str, StoredTensor]:
-        """Return the stored tensors of a weight made by `weight`, named without the layer's prefix, such as `qweight`."""
+        """Return the stored tensors of a weight made by `weight`, named without the layer's prefix, such as
+        `qweight`.
+        """
         if self.kind == "awq":
             return awq_layout.tensors(weight)
         if self.kind in ("gptq", "rtn"):

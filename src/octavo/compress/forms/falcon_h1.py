@@ -54,7 +54,9 @@ def _constant(rows: int, factor: float) -> Callable[[Any], NDArray[np.float32]]:
 
 
 def _scan_factors(cfg: Config) -> NDArray[np.float64]:
-    """Return the factor of each row of the state space's input projection: the gate, then x, b and c, then the steps."""
+    """Return the factor of each row of the state space's input projection: the gate, then x, b and c, then the
+    steps.
+    """
     inner, _, heads = mamba_rows(cfg.scan)
     gate, *_, step = cfg.multipliers.ssm
     return np.concatenate([np.full(inner, gate), row_factors(cfg), np.full(heads, step)])

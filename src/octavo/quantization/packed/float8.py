@@ -47,7 +47,9 @@ class Float8Weight(Weight):
 
     @property
     def type_name(self) -> str:
-        """A name such as `F8_E4M3` for a single scale, `F8_E4M3_ROW` for one per row, or `F8_E4M3_128X128` for blocks."""
+        """A name such as `F8_E4M3` for a single scale, `F8_E4M3_ROW` for one per row, or `F8_E4M3_128X128` for
+        blocks.
+        """
         blocks = (self.block_rows, self.block_columns)
         if blocks == (None, None):
             return f"F8_{self.kind}"
