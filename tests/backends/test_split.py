@@ -393,7 +393,7 @@ def test_wrong_options(options: dict[str, object], reason: str) -> None:
         ("--gpu-memory", "-1", "--gpu-memory is '-1'; write a fraction of the GPU's memory above 0"),
         ("--gpu-memory", "abc", "--gpu-memory is 'abc'; write a fraction of the GPU's memory above 0"),
         ("--device", "abc", "--device is 'abc'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
-        ("--device", "cuda", "the device cuda is not there"),
+        ("--device", "cuda", "the device cuda does not exist"),
     ],
 )
 def test_wrong_options_of_commands_are_one_line(command: str, option: str, value: str, reason: str, model: str) -> None:
@@ -415,7 +415,7 @@ def test_options_for_a_gpu_that_is_not_there() -> None:
         name, value = next(iter(options.items()))
         with pytest.raises(UsageError, match=f"{name} {value}: torch finds no usable GPU"):
             backend_of(EngineConfig(**options))
-    with pytest.raises(UsageError, match="the device cuda is not there"):
+    with pytest.raises(UsageError, match="the device cuda does not exist"):
         backend_of(EngineConfig(device="cuda"))
 
 

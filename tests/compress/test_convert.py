@@ -286,7 +286,7 @@ def test_a_configuration_that_the_keys_cannot_say(name: str, field: str, tmp_pat
             "no pre-tokenizer of GGUF files splits by 'x'",
         ),
         ("generation_config.json", {"typical_p": 0.5}, "no key for typical_p, 0.5"),
-        ("generation_config.json", {"eos_token_id": [1, 2, 3, 4]}, "GGUF files have 2 keys for them"),
+        ("generation_config.json", {"eos_token_id": [1, 2, 3, 4]}, "GGUF files have only 2 keys for them"),
     ],
 )
 def test_what_has_no_place_in_a_gguf_file(file: str, change: dict[str, object], message: str, tmp_path: Path) -> None:

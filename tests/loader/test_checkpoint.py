@@ -277,7 +277,7 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
         (CONFIG | {"quantization_config": "odd"}, "quantization_config is 'odd': must be an object"),
         (
             CONFIG | {"quantization_config": {"quant_method": "odd"}},
-            "quantization_config.quant_method is 'odd': is not supported; awq, .*gptq.* are; take",
+            "quantization_config.quant_method is 'odd': is not supported; supported are awq, .*gptq.*; use",
         ),
         ([CONFIG], "a JSON object is needed, not list"),
     ],

@@ -136,7 +136,7 @@ def test_an_order_beyond_the_columns_is_refused():
     aligned = np.empty(panels.size + 64, np.uint8)
     start = -aligned.ctypes.data % 64
     aligned[start : start + panels.size] = panels
-    with pytest.raises(ValueError, match="column -1 in the order"):
+    with pytest.raises(ValueError, match="an order of columns has column -1, must be from 0 to 255"):
         _native.view_packed("I4_128_Z_ORDER", aligned[start : start + panels.size], 16, K)
     with pytest.raises(ValueError, match="7 rows cannot be divided evenly among the orders of I4_32_ORDER2"):
         _native.packed_nbytes("I4_32_ORDER2", 7, K)
