@@ -183,7 +183,9 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "change", "tensors", "reason"),
     [
-        damaged("gptq-4", {"quant_method": "aqlm"}, "quant_method is 'aqlm': is not supported; supported are awq, .*; use"),
+        damaged(
+            "gptq-4", {"quant_method": "aqlm"}, "quant_method is 'aqlm': is not supported; supported are awq, .*; use"
+        ),
         damaged("gptq-4", {"quant_method": None}, "quant_method is missing; supported are awq, .*; use"),
         damaged("gptq-4", {"bits": 5}, "bits is 5: is not supported; supported: 2, 3, 4, 8"),
         damaged("gptq-4", {"bits": True}, "bits is True"),
@@ -212,7 +214,9 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         broken("gptq-4-act-order", {"g_idx": np.zeros(128, np.int32)}, "does not put 32 columns into each group"),
         broken("fp8-block", {"weight_scale_inv": np.zeros((7, 3), np.float32)}, r"shape \[7, 3\]; it must be"),
         broken("w4a16", {"weight_shape": np.array([128, -5])}, "weight_packed' has the shape"),
-        broken("bitnet", {"weight_scale": np.ones(2, np.float32)}, r"weight_scale' has the shape \[2\]; it must be \[1\]"),
+        broken(
+            "bitnet", {"weight_scale": np.ones(2, np.float32)}, r"weight_scale' has the shape \[2\]; it must be \[1\]"
+        ),
         broken("nf4", {NF4_STATE: np.frombuffer(b"[" * 900, np.uint8)}, "not a quantization state"),
         broken("nf4", {NF4_STATE: np.frombuffer(b'{"quant_type":"x"}', np.uint8)}, "supported: nf4, fp4"),
         broken("nf4", {"weight.absmax": np.zeros(3, np.float32)}, r"absmax' has the shape \[3\]"),
@@ -226,7 +230,11 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         broken("hqq-4", {"scale": np.zeros((129, 1), np.float32)}, r"scale' has the shape \[129, 1\]"),
         broken("llm-int8", {"SCB": None}, r"but the scales of quant_method 'bitsandbytes' are missing"),
         broken("nf4", {NF4_STATE: None}, r"weight' has the type U8, but the scales .*weight.absmax"),
-        broken("fp8-block", {"weight_scale_inv": None}, r"has the type F8_E4M3, but the scales of quant_method 'fp8' are missing .*input_scale"),
+        broken(
+            "fp8-block",
+            {"weight_scale_inv": None},
+            r"has the type F8_E4M3, but the scales of quant_method 'fp8' are missing .*input_scale",
+        ),
         broken("fp8-tensor", {"weight_scale": None}, r"has the type F8_E4M3, but the scales of quant_method"),
         broken("w8a8", {"weight_scale": None}, r"type I8, .*'compressed-tensors'.*this layer has nothing else"),
         broken("w4a16", {"weight_scale": None}, r"weight_packed' has the type I32, .*also has weight_shape"),
