@@ -67,7 +67,7 @@ def test_wrong_spans_are_refused(fields: dict[str, Any], message: str) -> None:
         ([5, 0], [Span(1, 2, b"a")], "covers positions 1 to 2, but the prompt has 2 tokens"),
         ([5, 0, 7], [Span(1, 2, b"a")], "token ids of span 0 are not all 0"),
         ([5, 0], ["image"], "holds 'image'; it may hold only Span"),
-        ([5, 0], 5, "spans of a prompt is 5; it is a list of Span"),
+        ([5, 0], 5, "spans of a prompt is 5; it must be a list of Span"),
     ],
 )
 def test_spans_lie_in_their_prompt(token_ids: list[int], spans: Any, message: str) -> None:

@@ -228,7 +228,7 @@ def test_the_report_is_that_of_a_comparison(source: Path, tmp_path: Path, monkey
         line.split() for line in out.splitlines() if line.startswith(("model ", "pruned ")) and "±" in line
     )
     assert (float(whole[3]), float(pruned[3])) == (pytest.approx(16, abs=0.1), pytest.approx(32, abs=0.1))  # bits
-    assert "\ntake " in out
+    assert "\nuse " in out
     compare = (source, path, "--reference", source, *options, "--turns", 0, "--json", "--num-threads", 1)
     done = octavo_here("compare", *map(str, compare))
     assert done.returncode == 0, done.stderr
