@@ -99,7 +99,7 @@ def test_every_measured_field_is_defined() -> None:
         ({"input_len": 0}, "input_len is 0; it must be an integer of at least 1"),
         ({"iterations": -1}, "iterations is -1"),
         ({"batch_size": True}, "batch_size is True"),
-        ({"input_len": 60, "output_len": 10}, "are 70 tokens; the context has 64"),
+        ({"input_len": 60, "output_len": 10}, "add up to 70 tokens; the context has 64"),
     ],
 )
 def test_impossible_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], message: str) -> None:
@@ -121,7 +121,7 @@ def test_speculation_compares_answers_with_drafts_and_without(
     assert [each.kind for each in report.kinds] == list(speculation_texts.PROMPTS)
     assert any((each.accepted_share or 0) > 0.1 and each.tokens_per_step > 1.1 for each in report.kinds)
     assert report.worst_gain == min(each.gain for each in report.kinds) <= report.gain
-    with pytest.raises(UsageError, match="nothing to compare"):
+    with pytest.raises(UsageError, match="nothing can be compared"):
         speculation(model, turns=1, speculation="off")
 
 

@@ -64,7 +64,7 @@ def test_libraries_that_can_win(problem: KernelProblem, winner: str, installed: 
     [
         (product("IQ4_NL"), "its codes are entries of a table"),
         (product("Q4_K", (100, 512)), "100 x 512 is not a multiple of 64 x 128"),
-        (product("Q4_K", place=Place((7, 5), torch.float16)), "compute capability 7.5, it needs 8.0"),
+        (product("Q4_K", place=Place((7, 5), torch.float16)), "it needs compute capability 8.0, and the GPU has 7.5"),
         (product("Q4_K", place=replace(H200, repeats=True)), "deterministic"),
         (product("Q4_K", place=replace(H200, capability=None)), "there is no GPU"),
         (product("Q4_K", place=replace(H200, dtype=torch.float32)), "in 16 bits, not in float32"),
