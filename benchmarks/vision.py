@@ -258,7 +258,7 @@ def streams(root: Path, turns: int) -> list[dict[str, Any]]:
 
     asyncio.run(all_turns())
     alone, beside = (np.percentile(gaps[key], [50, 99]) for key in (False, True))
-    what = "time between tokens of nine streams beside an encoding image / alone, percentile"
+    what = "time between tokens of nine streams while an image is encoded / alone, percentile"
     return [
         bar(f"{what} 50", float(beside[0] / alone[0]), at_most=1.1),
         bar(f"{what} 99", float(beside[1] / alone[1]), at_most=1.25),
