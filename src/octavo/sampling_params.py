@@ -432,7 +432,7 @@ def _token_id(name: str, value: object) -> int:
 
 
 def _string(name: str, value: object, *, max_length: int, min_length: int = 0) -> str:  # noqa: ARG001
-    """Check a string. The empty string stands for an unset value."""
+    """Check a string. An empty string means that the value is not set."""
     if not isinstance(value, str):
         raise _refusal(name, f"must be a string, not {value!r:.80}", "invalid_type")
     if len(value) > max_length:

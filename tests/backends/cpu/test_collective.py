@@ -7,9 +7,7 @@ import logging
 import multiprocessing
 import os
 import secrets
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ import pytest
 from octavo.backends import rank_segments
 from octavo.backends.cpu import _native, _native_tests, rank_group
 from octavo.platform import shared_memory
-from tests.support.native_sources import CSRC, platform_sources
+from tests.support.native_sources import CSRC, platform_sources, run_stress
 from tests.support.numa_nodes import pretend
 from tests.support.waiting import wait_until
 
@@ -101,21 +99,10 @@ SUPPRESSIONS = "race_top:octavo::CollectiveGroup::open_peers\n"
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_ranks_with_pools_that_come_late_give_up_and_end(sanitizer: str, tmp_path: Path) -> None:
     """Threads of one program instead of processes: a sanitizer sees what they share."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    assert compiler, "the native library needs a C++ compiler, and so does this test"
     names = ("collective.cpp", "thread_pool.cpp", "memory.cpp", "isa.cpp", "kernels/collective.cpp")
     sources = [STRESS, *(CSRC / name for name in names)]
     sources += [path for path in platform_sources() if path.name != "sharing.cpp"]
-    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread", f"-I{CSRC}", "-DOCTAVO_ISA=scalar"]
-    # As in .ci/native: with these checks GCC takes no address for a constant.
-    flags += ["-fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute,object-size,pointer-overflow"]
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(tmp_path / "stress")], check=True)
-    (tmp_path / "suppressions").write_text(SUPPRESSIONS)
-    environment = os.environ | {"TSAN_OPTIONS": f"suppressions={tmp_path / 'suppressions'}"}
-    command = [str(tmp_path / "stress"), "30"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "WARNING" not in result.stderr
+    run_stress(sources, tmp_path, "30", sanitizer=sanitizer, suppressions=SUPPRESSIONS)
 
 
 def wait_for_the_last(name: str, rank: int, size: int, pipe: Connection) -> None:

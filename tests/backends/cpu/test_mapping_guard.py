@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +18,9 @@ from octavo.backends.cpu import _native
 from octavo.errors import EngineDeadError
 from tests.support import tiny_models
 from tests.support.batches import Request, step
-from tests.support.native_sources import platform_sources
+from tests.support.native_sources import CSRC, platform_sources, run_stress
 
 PAGE = mmap.PAGESIZE
-CSRC = Path(__file__).parents[3] / "csrc"
 STRESS = Path(__file__).with_name("weight_stream_stress.cpp")
 
 
@@ -102,13 +100,5 @@ def test_a_step_on_truncated_weights_fails_and_the_next_start_packs_anew(
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_the_weight_stream_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
     """Workers read weights that the stream drops and fetches, also after the file was truncated."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    assert compiler, "the native library needs a C++ compiler, and so does this test"
-    binary = tmp_path / "stress"
     sources = [STRESS, CSRC / "weight_stream.cpp", CSRC / "mapping_guard.cpp", *platform_sources()]
-    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread", f"-I{CSRC}"]
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(binary)], check=True)
-    command = [str(binary), str(tmp_path / "weights"), "60"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "WARNING" not in result.stderr
+    run_stress(sources, tmp_path, str(tmp_path / "weights"), "60", sanitizer=sanitizer, has_kernels=False)

@@ -1,7 +1,5 @@
 """The worker threads: barriers, oversubscription, sleep between steps, and what a fork leaves behind."""
 
-import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,9 +10,8 @@ import pytest
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
 from tests.support.forked import in_fork
-from tests.support.native_sources import platform_sources
+from tests.support.native_sources import CSRC, platform_sources, run_stress
 
-CSRC = Path(__file__).parents[3] / "csrc"
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
 
 
@@ -114,17 +111,5 @@ def test_a_nonsensical_number_of_threads_is_refused():
 )
 def test_every_worker_sees_what_all_wrote_before_a_barrier(sanitizer, tmp_path):
     """With one to 17 workers, so with one to three levels of counters."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    assert compiler, "the native library needs a C++ compiler, and so does this test"
-    binary = tmp_path / "stress"
     sources = [STRESS, *(CSRC / name for name in ("thread_pool.cpp", "memory.cpp", "isa.cpp", "kernels/add.cpp"))]
-    sources += platform_sources()
-    flags = ["-std=c++17", "-O1", "-g", "-pthread", f"-I{CSRC}", "-DOCTAVO_ISA=scalar"]
-    if sanitizer:
-        # As in .ci/native: with these checks GCC takes no address for a constant.
-        flags += [f"-fsanitize={sanitizer}"]
-        flags += ["-fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute,object-size,pointer-overflow"]
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(binary)], check=True)
-    result = subprocess.run([str(binary), "300"], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "WARNING" not in result.stderr
+    run_stress([*sources, *platform_sources()], tmp_path, "300", sanitizer=sanitizer)

@@ -25,7 +25,7 @@ class ColumnFold:
 
     consumers: all matrices that read the input.
     producers: a norm's weight and bias, or a matrix and its bias.
-    heads: if an attention operation lies between producer and consumers: (query heads, kv heads, columns per head). The
+    heads: if an attention operation is between producer and consumers: (query heads, kv heads, columns per head). The
         input has one part per query head, and the producer one per kv head. None if there is no attention in between.
     """
 

@@ -131,5 +131,5 @@ def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
 
 
 def short(number: Any) -> float:
-    """Convert a float32 to the shortest decimal that stands for it: 1e-05, not 9.999999747378752e-06."""
+    """Convert a float32 to the shortest decimal that represents it: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number)))

@@ -41,7 +41,7 @@ class ProductProblem:
 
     group: number of columns that share a scale.
     experts: number of matrices in the stack, each multiplied by the rows that chose it. Zero means a single matrix.
-    beside: the mixture's other stacks. The library must be able to take them too. None stands for a stack held as plain
+    beside: the mixture's other stacks. The library must be able to take them too. None represents a stack held as plain
     numbers.
     """
 
